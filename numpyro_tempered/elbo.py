@@ -1,0 +1,194 @@
+"""Losses for NumPyro's SVI, and the evaluation of a tempered ELBO."""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.elbo import ELBO
+
+from numpyro_tempered._typing import Array, Guide, Model
+from numpyro_tempered.expectations.base import Expectation
+from numpyro_tempered.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.guides import AutoOnlineDiagonalNormal
+from numpyro_tempered.handlers import base_distribution
+from numpyro_tempered.likelihood import (
+    get_trace,
+    likelihood_sites,
+    model_loss,
+    other_scale,
+    untempered_log_prob,
+)
+
+
+class ExpectedNLL(ELBO):
+    r"""The expected negative log-likelihood :math:`E_q[-\log L]`, without a KL term, as a loss for SVI.
+
+    For the optimisers of :mod:`numpyro_tempered.optim`, whose proximal steps hold the prior. The
+    loss value is untempered and unscaled, as the losses of ``OnlineVI``; the tempering of the
+    model is in its gradients, which are those of Price and Bonnet, never the reparameterised
+    gradient in the scale.
+
+    Args:
+        expectation: How to take the expectation; ``monte_carlo()`` by default,
+            ``gauss_hermite(predictor=...)`` where the model names its predictor.
+        curvature: ``"hessian"`` or ``"fisher"``, as in :func:`numpyro_tempered.online.ngvi`.
+
+    Raises:
+        TypeError: If the expectation is of a bare loss, or the guide is not an
+            ``AutoOnlineDiagonalNormal``.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+    """
+
+    def __init__(self, expectation: Expectation | None = None, *, curvature: str = "hessian") -> None:
+        super().__init__(num_particles=1)
+        self.expectation = monte_carlo() if expectation is None else expectation
+        if curvature not in ("hessian", "fisher"):
+            raise ValueError(f'curvature must be "hessian" or "fisher", got {curvature!r}.')
+        self.curvature = curvature
+
+    def loss_with_mutable_state(
+        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The loss at ``param_map``, as SVI asks for it."""
+        if not isinstance(guide, AutoOnlineDiagonalNormal):
+            raise TypeError(f"ExpectedNLL works with AutoOnlineDiagonalNormal, got {type(guide).__name__}.")
+        bound = bind(self.expectation, model, guide)
+        q = MeanField(param_map[f"{guide.prefix}_loc"], param_map[f"{guide.prefix}_scale"])
+        fixed = jax.lax.stop_gradient(q)
+        evaluation = jax.lax.stop_gradient(
+            bound.evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
+        )
+        # Zero in value, the chosen gradients under differentiation.
+        loss = evaluation.expected + jnp.sum(
+            evaluation.grad_loc * (q.loc - fixed.loc) + evaluation.grad_scale(fixed) * (q.scale - fixed.scale)
+        )
+        return {"loss": loss, "mutable_state": None}
+
+
+def bind(expectation: Expectation, model: Model, guide: Any) -> Expectation:
+    """The expectation of a model's negative log-likelihood, on data ``(args, kwargs)``.
+
+    Raises:
+        TypeError: If the expectation is of a bare loss.
+    """
+    if expectation.bind is None:
+        raise TypeError(
+            "this expectation is of a bare loss: run it by nt.online.run, or take "
+            "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
+        )
+    return expectation.bind(model_loss(model, guide, expectation.predictor))
+
+
+class TemperedELBO(NamedTuple):
+    """An evaluated ELBO, in nats, every constant included.
+
+    Attributes:
+        value: alpha E_q[log L] - KL(q, prior); minus infinity for a guide with a point mass, such
+            as ``AutoDelta``.
+        se: Monte Carlo standard error of ``value``.
+        expected_log_lik: Untempered E_q[log L].
+        kl: KL(q, prior), analytic site by site where NumPyro has a formula, else by draws.
+    """
+
+    value: float
+    se: float
+    expected_log_lik: float
+    kl: float
+
+
+def evaluate_elbo(
+    rng_key: Array,
+    model: Model,
+    guide: Guide,
+    params: dict[str, Array],
+    args: tuple,
+    kwargs: dict,
+    *,
+    num_particles: int,
+) -> TemperedELBO:
+    """The ELBO of a fitted guide on a tempered model.
+
+    Args:
+        rng_key: For the draws.
+        model: The tempered model.
+        guide: The fitted guide.
+        params: Its parameters.
+        args: Positional arguments of model and guide.
+        kwargs: Their keyword arguments.
+        num_particles: Number of draws, at least 2.
+    """
+    guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), data=params)).get_trace(
+        *args, **kwargs
+    )
+    model_trace = get_trace(
+        handlers.substitute(handlers.replay(handlers.seed(model, rng_key), guide_trace), params),
+        args,
+        kwargs,
+    )
+    observed = set(likelihood_sites(model_trace))
+    loss = _analytic_where_valid(model_trace, guide_trace)
+
+    def particle(key: Array) -> tuple[Array, Array, Array]:
+        parts = {k: -v for k, v in loss.loss(key, params, model, guide, *args, **kwargs).items()}
+        weighted = sum((v for k, v in parts.items() if k in observed), jnp.zeros(()))
+        kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
+        # The same split of the key as in NumPyro's losses, so the same draws.
+        model_key, guide_key = jax.random.split(key)
+        draws = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), data=params)).get_trace(
+            *args, **kwargs
+        )
+        replayed = handlers.substitute(handlers.replay(handlers.seed(model, model_key), draws), params)
+        sites = likelihood_sites(get_trace(replayed, args, kwargs)).values()
+        log_lik = sum(
+            (jnp.sum(other_scale(site) * untempered_log_prob(site)) for site in sites),
+            jnp.zeros(()),
+        )
+        return weighted - kl, log_lik, kl
+
+    keys = jax.random.split(rng_key, num_particles)
+    elbos, log_liks, kls = jax.jit(lambda k: jax.lax.map(particle, k, batch_size=32))(keys)
+    se = jnp.std(elbos, ddof=1) / jnp.sqrt(num_particles)
+    log_lik = float(jnp.mean(log_liks))
+    if _has_point_mass(rng_key, guide, params, args, kwargs):
+        return TemperedELBO(-math.inf, 0.0, log_lik, math.inf)
+    return TemperedELBO(float(jnp.mean(elbos)), float(se), log_lik, float(jnp.mean(kls)))
+
+
+def _has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
+    """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
+
+    def draw(key: Array) -> dict:
+        seeded = handlers.substitute(handlers.seed(guide, key), data=params)
+        return handlers.trace(seeded).get_trace(*args, **kwargs)
+
+    one, two = (draw(key) for key in jax.random.split(rng_key))
+    return any(
+        isinstance(base_distribution(site["fn"]), dist.Delta)
+        and jnp.array_equal(site["value"], two[name]["value"])
+        for name, site in one.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    )
+
+
+def _analytic_where_valid(model_trace: dict, guide_trace: dict) -> ELBO:
+    """The loss with analytic KLs where sites stand in one order, which its mean-field form needs."""
+
+    def names(trace: dict, other: dict) -> list[str]:
+        return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
+
+    if names(model_trace, guide_trace) == names(guide_trace, model_trace):
+        return TraceMeanField_ELBO(sum_sites=False)
+    warnings.warn(
+        "guide and model order their sites differently: the KL of the ELBO is taken by draws.",
+        stacklevel=3,
+    )
+    return Trace_ELBO(sum_sites=False)

@@ -1,0 +1,209 @@
+"""Reading the likelihood of a model: its sites, their powers, and its loss as a function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_tempered._typing import Array, Model
+from numpyro_tempered.expectations.base import ModelLoss, depends_on
+from numpyro_tempered.handlers import ALPHA, PRIOR_FACTOR, UNMASKED, mark_prior_factors
+
+Site = dict[str, Any]
+Trace = dict[str, Site]
+
+
+def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
+    """The trace of ``model``, with the prior factors of its handlers marked."""
+    return handlers.trace(mark_prior_factors(model)).get_trace(*args, **kwargs)
+
+
+def likelihood_sites(trace: Trace) -> Trace:
+    """The observed sites that are part of the likelihood, of a trace by :func:`get_trace`."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"] and not site.get(PRIOR_FACTOR)
+    }
+
+
+def latent_sites(trace: Trace) -> Trace:
+    """The latent sample sites of a trace."""
+    return {
+        name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
+def untempered_log_prob(site: Site) -> Array:
+    """Log-probability of an observed site without tempering and without scales."""
+    fn = site[UNMASKED] if UNMASKED in site else site["fn"]
+    return fn.log_prob(site["value"])
+
+
+def weight(site: Site) -> Any:
+    """What the site's log-probability is multiplied by: its power times its other scales."""
+    return site_alpha(site) and (1.0 if site["scale"] is None else site["scale"])
+
+
+def other_scale(site: Site) -> Any:
+    """The site's scales without its power, such as N/B of a subsampling plate."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    return scale if site_alpha(site) == 0.0 else scale / site_alpha(site)
+
+
+def site_alpha(site: Site) -> Any:
+    """The power that ``temper`` put on a site; 1 where it did not."""
+    return site.get(ALPHA, 1.0)
+
+
+def common_alpha(trace: Trace) -> float | dict[str, float]:
+    """The power of all likelihood sites, or the powers by name where they differ."""
+    alphas = {name: float(site_alpha(site)) for name, site in likelihood_sites(trace).items()}
+    distinct = set(alphas.values())
+    return alphas if len(distinct) > 1 else distinct.pop() if distinct else 1.0
+
+
+class _refuse_subsampling(Messenger):
+    def process_message(self, msg: Site) -> None:
+        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+            size, subsample_size = msg["args"]
+            raise ValueError(
+                f"plate {msg['name']!r} subsamples {subsample_size} of {size}: an online rule takes the "
+                "data it is given as they are. Give the plate the size of the batch."
+            )
+
+
+def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelLoss:
+    """The untempered losses and the weights of a model, as functions of its flat parameters.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        guide: An AutoContinuous guide that has been set up.
+        predictor: Name of the deterministic site that the likelihood depends on.
+
+    Returns:
+        A :class:`ModelLoss` on data ``(args, kwargs)``.
+    """
+
+    def run(theta: Array, args: tuple, kwargs: dict, fixed: dict[str, Array]) -> Trace:
+        values = {
+            name: biject_to(guide.prototype_trace[name]["fn"].support)(value)
+            for name, value in guide._unpack_latent(theta).items()
+        }
+        with _refuse_subsampling():
+            trace = get_trace(handlers.substitute(model, data=values | fixed), args, kwargs)
+        _check_sites(trace, values)
+        return trace
+
+    def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
+        sites = likelihood_sites(run(theta, args, kwargs, {})).values()
+        values = [-untempered_log_prob(site) for site in sites]
+        weights = [
+            jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)
+        ]
+
+        def flat(parts: list[Array]) -> Array:
+            return jnp.concatenate([jnp.ravel(p).astype(theta.dtype) for p in parts])[None, :]
+
+        return flat(values), flat(weights)
+
+    if predictor is None:
+        return ModelLoss(losses, None, None)
+
+    def unraveled(theta: Array, args: tuple, kwargs: dict) -> Array:
+        trace = run(theta, args, kwargs, {})
+        if predictor not in trace or trace[predictor]["type"] != "deterministic":
+            named = [n for n, site in trace.items() if site["type"] == "deterministic"]
+            raise ValueError(
+                f"the model has no deterministic site {predictor!r} (it has {named}): name the linear "
+                f'predictor by numpyro.deterministic("{predictor}", ...).'
+            )
+        return trace[predictor]["value"]
+
+    def given(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
+        shape = jax.eval_shape(unraveled, theta, args, kwargs).shape
+        sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, shape)}))
+        values = []
+        for name, site in sites.items():
+            value = -untempered_log_prob(site)
+            if value.shape != shape:
+                raise ValueError(
+                    f"observed site {name!r} has log-probabilities of shape {value.shape}, predictor "
+                    f"{predictor!r} has shape {shape}: one datum must depend on one predictor. Use "
+                    "monte_carlo() for other models."
+                )
+            values.append(jnp.ravel(value).astype(theta.dtype))
+        weights = [
+            jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype) for site in sites.values()
+        ]
+        return jnp.stack(values), jnp.stack(weights)
+
+    def predict(theta: Array, args: tuple, kwargs: dict) -> Array:
+        u = jnp.ravel(unraveled(theta, args, kwargs)).astype(theta.dtype)
+        if depends_on(lambda t: given(u, t, args, kwargs)[0], theta):
+            raise ValueError(
+                f"the likelihood depends on parameters other than through predictor {predictor!r}, and "
+                "a quadrature over it would leave those at their prior. Use monte_carlo()."
+            )
+        return u
+
+    return ModelLoss(losses, predict, given)
+
+
+def _check_sites(trace: Trace, values: dict[str, Array]) -> None:
+    factors = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"] and site.get(PRIOR_FACTOR)
+    ]
+    if factors:
+        raise ValueError(
+            f"sites {factors} are prior terms of a reparameterisation: an online rule holds the prior in "
+            "its Gaussian. Give OnlineVI the model without it."
+        )
+    if not likelihood_sites(trace):
+        raise ValueError("the model has no observed site: pass the data that it conditions on.")
+    unknown = sorted(set(latent_sites(trace)) - set(values))
+    if unknown:
+        raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
+
+
+def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs: dict) -> dict[str, Array]:
+    """Untempered pointwise log-likelihood of each observed site, one row a draw.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        samples: Latent values with one leading axis of S draws.
+        args: The model's positional arguments.
+        kwargs: The model's keyword arguments.
+
+    Returns:
+        Arrays of shape ``(S, *batch_shape)`` by site; ``numpyro.factor`` sites are left out.
+    """
+
+    def one(values: dict[str, Array]) -> dict[str, Array]:
+        trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
+        return {
+            name: untempered_log_prob(site)
+            for name, site in likelihood_sites(trace).items()
+            if not is_factor(site)
+        }
+
+    compiled: Callable[..., dict[str, Array]] = jax.jit(
+        lambda values: jax.lax.map(one, values, batch_size=64)
+    )
+    return compiled(samples)
+
+
+def is_factor(site: Site) -> bool:
+    """Whether a site is a ``numpyro.factor``, which has no observed value."""
+    return site["value"] is not None and jnp.size(site["value"]) == 0
+
+
+def observed_values(trace: Trace) -> dict[str, Array]:
+    """The observed values of a trace by site, factors left out."""
+    return {name: site["value"] for name, site in likelihood_sites(trace).items() if not is_factor(site)}

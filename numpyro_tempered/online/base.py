@@ -1,0 +1,244 @@
+"""What the online rules share: state, step sizes, the box, compensated sums."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered._typing import Array, ArrayLike
+from numpyro_tempered.expectations.base import Evaluation
+from numpyro_tempered.families.mean_field import MeanField
+
+
+class Losses(NamedTuple):
+    """Untempered, unscaled losses of a round, before its update.
+
+    Attributes:
+        at_mean: l_t at the posterior mean.
+        expected: The posterior expectation of l_t.
+    """
+
+    at_mean: Array
+    expected: Array
+
+
+class CompensatedSum(NamedTuple):
+    """A running sum with its rounding error, accurate to float32 after 10^7 terms."""
+
+    value: Array
+    error: Array
+
+    @classmethod
+    def start(cls, value: Array) -> "CompensatedSum":
+        """A sum that holds ``value`` so far."""
+        return cls(value, jnp.zeros_like(value))
+
+    def add(self, term: Array) -> "CompensatedSum":
+        """The sum with one more term (Knuth's two-sum, exact whichever is larger)."""
+        term = term + self.error
+        total = self.value + term
+        virtual = total - self.value
+        error = (self.value - (total - virtual)) + (term - virtual)
+        return CompensatedSum(total, error)
+
+
+class CumulativeLosses(NamedTuple):
+    """Sums of the losses of the rounds taken."""
+
+    at_mean: CompensatedSum
+    expected: CompensatedSum
+
+
+class OnlineState(NamedTuple):
+    """State of an online rule: a pytree of arrays that scans, vmaps and pickles.
+
+    Attributes:
+        posterior: q_t, a :class:`~numpyro_tempered.families.MeanField`.
+        prior: q_1, the Gaussian the run started from.
+        memory: What the rule itself accumulates.
+        count: Rounds taken, a scalar integer.
+        rejected: Rounds refused because data, loss or update were not finite.
+        cumulative: Sums of the losses over the rounds taken, each a compensated sum.
+    """
+
+    posterior: MeanField
+    prior: MeanField
+    memory: Any
+    count: Array  # type: ignore[assignment]
+    rejected: Array
+    cumulative: CumulativeLosses
+
+
+class Rule(NamedTuple):
+    """An online rule as a pair of pure functions.
+
+    Attributes:
+        init: ``prior -> state``.
+        update: ``(evaluation, state) -> state``, one round.
+        curvature: ``"hessian"`` or ``"fisher"``: what the rule takes for twice the gradient in σ².
+        name: Short name, for reports.
+        point: Whether the rule moves a point, so that its posterior has scale 0.
+    """
+
+    init: Callable[[MeanField], OnlineState]
+    update: Callable[[Evaluation, OnlineState], OnlineState]
+    curvature: str
+    name: str
+    point: bool = False
+
+
+class Box(NamedTuple):
+    """Bounds |loc_j| <= ``loc`` and 0 <= scale_j <= ``scale``, each a scalar or shape ``(d,)``."""
+
+    loc: ArrayLike = math.inf
+    scale: ArrayLike = math.inf
+
+
+StepSize: TypeAlias = float | Callable[..., Any]
+
+
+class SVBRate(NamedTuple):
+    """The step size c / (√t σ²); made by :func:`svb_rate`."""
+
+    constant: float
+
+    def __call__(self, count: Array, q: MeanField) -> Array:
+        """The rate at round ``count`` (1, 2, ...), one a coordinate."""
+        return self.times_variance(count, q) / jnp.square(q.scale)
+
+    def times_variance(self, count: Array, q: MeanField) -> Array:
+        """The rate times σ², which neither overflows nor divides by zero."""
+        return self.constant * jax.lax.rsqrt(count.astype(q.loc.dtype))
+
+
+def svb_rate(c: float) -> SVBRate:
+    r"""The step size of SVB's regret bound, :math:`\eta_{t,j} = c / (\sqrt t\, \sigma_{t,j}^2)`.
+
+    CA19, Theorem 3, gives c = D / (√2 L), for gradients bounded by L and a box of diameter D
+    (the published constant is twice too large).
+
+    Args:
+        c: Positive constant.
+
+    Returns:
+        A callable of ``(count, q)`` for ``step_size``.
+
+    Raises:
+        ValueError: If ``c`` is not positive and finite.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> rule = nt.online.svb(step_size=nt.online.svb_rate(0.5))
+    """
+    if not (math.isfinite(c) and c > 0):
+        raise ValueError(f"c must be a positive finite number, got {c!r}.")
+    return SVBRate(c)
+
+
+def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array, MeanField], Any]:
+    """The step size as a function of ``(count, q)``; ``count`` is 1 in the first round.
+
+    Args:
+        step_size: A positive float, a callable of the count, or of ``(count, q)``.
+        name: The argument's name, for error messages.
+
+    Raises:
+        ValueError: If a float is not positive and finite.
+        TypeError: If a callable takes neither one nor two arguments.
+    """
+    if not callable(step_size):
+        try:
+            value = float(step_size)
+        except TypeError as error:
+            raise TypeError(
+                f"{name} must be a float, a callable of the count or of (count, q), "
+                f"got {type(step_size).__name__}."
+            ) from error
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be positive and finite, got {value}.")
+        return lambda count, q: value
+    required = [
+        parameter
+        for parameter in inspect.signature(step_size).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) == 1:
+        return lambda count, q: jnp.asarray(step_size(count), q.loc.dtype)
+    if len(required) == 2:
+        return lambda count, q: jnp.asarray(step_size(count, q), q.loc.dtype)
+    raise TypeError(
+        f"{name} must take the count or (count, q), but {step_size!r} requires {len(required)} arguments."
+    )
+
+
+def check_prior(prior: MeanField) -> MeanField:
+    """The prior as ``(d,)`` floating arrays of one dtype.
+
+    Raises:
+        ValueError: If the shapes disagree, d is 0, or (outside of transformations) a scale is
+            not positive or a value not finite.
+    """
+    loc, scale = jnp.asarray(prior.loc), jnp.asarray(prior.scale)
+    dtype = jnp.promote_types(jnp.result_type(loc, scale), jnp.result_type(float))
+    if jnp.issubdtype(loc.dtype, jnp.floating) and jnp.issubdtype(scale.dtype, jnp.floating):
+        dtype = jnp.promote_types(loc.dtype, scale.dtype)
+    if loc.ndim != 1 or loc.size == 0 or scale.shape not in ((), loc.shape):
+        raise ValueError(
+            "prior needs loc of shape (d,) with d >= 1 and scale of shape (d,) or (), got "
+            f"{loc.shape} and {scale.shape}."
+        )
+    scale = jnp.broadcast_to(scale, loc.shape).astype(dtype)
+    loc = loc.astype(dtype)
+    if not (isinstance(loc, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
+        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(scale)):
+            raise ValueError("prior has a loc or scale that is not finite.")
+        if not np.all(np.asarray(scale) > 0):
+            raise ValueError(f"prior scales must be positive, got {np.asarray(scale).min()}.")
+    return MeanField(loc, scale)
+
+
+def check_box(box: Box | None) -> Box | None:
+    """The box, validated.
+
+    Raises:
+        ValueError: If a bound is not positive.
+    """
+    if box is None:
+        return None
+    for name, bound in zip(box._fields, box, strict=True):
+        if not isinstance(bound, jax.core.Tracer) and not np.all(np.asarray(bound) > 0):
+            raise ValueError(f"box.{name} must be positive, got {bound}.")
+    return box
+
+
+def project(q: MeanField, box: Box | None) -> MeanField:
+    """The nearest point of the box, coordinate by coordinate."""
+    if box is None:
+        return q
+    dtype = q.loc.dtype
+    bound, largest = jnp.asarray(box.loc, dtype), jnp.asarray(box.scale, dtype)
+    return MeanField(jnp.clip(q.loc, -bound, bound), jnp.minimum(q.scale, largest))
+
+
+def start(prior: MeanField, posterior: MeanField, memory: Any) -> OnlineState:
+    """A state before the first round."""
+    # Distinct buffers, so that the state can be donated to a compiled update.
+    zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(4)]
+    return OnlineState(
+        posterior=posterior,
+        prior=prior,
+        memory=memory,
+        count=jnp.zeros((), jnp.int32),
+        rejected=jnp.zeros((), jnp.int32),
+        cumulative=CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:])),
+    )
+
+
+def advance(state: OnlineState, posterior: MeanField, memory: Any = ()) -> OnlineState:
+    """The state after a round that led to ``posterior``."""
+    return state._replace(posterior=posterior, memory=memory, count=state.count + 1)

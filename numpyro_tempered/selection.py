@@ -1,0 +1,178 @@
+"""Model selection by the penalised ELBO."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from numpyro_tempered.fit import TemperedFit
+from numpyro_tempered.inference_data import assemble, dataset, group, to_inference_data
+
+LogPrior: TypeAlias = Mapping[Any, float] | Callable[[Sequence[Hashable]], Mapping[Any, float]] | None
+
+
+def dyadic(names: Sequence[Hashable]) -> dict[Hashable, float]:
+    """The prior weights b_K = 2^-K of nested models, as logarithms.
+
+    Args:
+        names: Model names. Positive integers are taken for K; otherwise K is the position, from 1.
+
+    Returns:
+        Log weights by name.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> [round(value, 3) for value in nt.dyadic(["line", "parabola"]).values()]
+        [-0.693, -1.386]
+    """
+    orders = list(names)
+    integers = all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in orders)
+    if not (integers and all(k > 0 for k in orders)):  # type: ignore[operator]
+        orders = list(range(1, len(orders) + 1))
+    return {name: -k * math.log(2.0) for name, k in zip(names, orders, strict=True)}  # type: ignore[operator]
+
+
+def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_samples: int = 1000) -> Any:
+    r"""Compare models of the same data by the penalised ELBO.
+
+    .. math:: \hat K = \arg\max_K \big\{\mathrm{ELBO}_\alpha(K) - \log(1/b_K)\big\}
+
+    Every normalising constant is in the ELBO. Group ``model_comparison`` of the result, with dim
+    ``model``:
+
+    - ``elbo`` and its Monte Carlo standard error ``se``,
+    - ``log_prior`` (log b_K) and ``criterion``, their sum,
+    - ``rank`` (0 is selected) and ``weight``, the softmax of ``criterion``,
+    - ``expected_log_lik``, the untempered E_q[log L], and ``kl`` = KL(q, prior).
+
+    The other groups are those of the selected fit. ``comparison_table`` turns the group into pandas.
+
+    Args:
+        fits: Results of :func:`fit_svi` by model name, on the same observed values and with the same
+            alpha. Features may differ.
+        log_prior: log b_K by name, or a callable from names to that, such as :func:`dyadic`; uniform
+            over the given models by default. The weights must be positive and sum to at most 1.
+        num_samples: Draws of the selected model's posterior.
+
+    Returns:
+        ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x.
+
+    Raises:
+        TypeError: If a value is not a :class:`TemperedFit`.
+        ValueError: If there is no fit, an ELBO is not finite, observed values or alpha differ, or the
+            weights are not as above.
+
+    References:
+        C19, Theorem 1 (the guarantee for alpha < 1).
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y, prior_scale):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, prior_scale))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> fits = {
+        ...     name: nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(20), scale, alpha=0.5)
+        ...     for name, scale in {"wide": 100.0, "narrow": 1.0}.items()
+        ... }
+        >>> nt.compare(fits).attrs["selected"]
+        'narrow'
+    """
+    if not fits:
+        raise ValueError("compare needs at least one fit.")
+    for name, fit in fits.items():
+        if not isinstance(fit, TemperedFit):
+            raise TypeError(f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi.")
+        if not math.isfinite(fit.elbo.value):
+            raise ValueError(
+                f"fits[{name!r}] has an ELBO of {fit.elbo.value}: a guide that is a point (AutoDelta) bounds "
+                "nothing. Fit with AutoNormal, for instance."
+            )
+    _check_same_data(fits)
+    names = list(fits)
+    log_weights = _check_log_prior(names, log_prior)
+    elbos = np.array([fit.elbo.value for fit in fits.values()])
+    criterion = elbos + log_weights
+    order = np.argsort(-criterion, kind="stable")
+    rank = np.empty(len(names), dtype=int)
+    rank[order] = np.arange(len(names))
+    unnormalised = np.exp(criterion - criterion.max())
+    columns = {
+        "elbo": elbos,
+        "se": [fit.elbo.se for fit in fits.values()],
+        "log_prior": log_weights,
+        "criterion": criterion,
+        "rank": rank,
+        "weight": unnormalised / unnormalised.sum(),
+        "expected_log_lik": [fit.elbo.expected_log_lik for fit in fits.values()],
+        "kl": [fit.elbo.kl for fit in fits.values()],
+    }
+    selected = names[order[0]]
+    best = to_inference_data(fits[selected], num_samples=num_samples)
+    attrs = {**best.attrs, "selected": str(selected)}
+    comparison = dataset(
+        columns,
+        coords={"model": names},
+        dims={column: ["model"] for column in columns},
+        attrs={"alpha": attrs["alpha"], "selected": str(selected)},
+    )
+    groups = list(best.children) if hasattr(best, "children") else list(best.groups())
+    return assemble({"model_comparison": comparison, **{name: group(best, name) for name in groups}}, attrs)
+
+
+def comparison_table(data: Any) -> Any:
+    """The ``model_comparison`` group as a pandas DataFrame, best model first.
+
+    Args:
+        data: The result of :func:`compare`.
+
+    Returns:
+        A ``pandas.DataFrame`` indexed by model.
+    """
+    return group(data, "model_comparison").to_dataframe().sort_values("rank")
+
+
+def _check_log_prior(names: list[Any], log_prior: LogPrior) -> np.ndarray:
+    if log_prior is None:
+        return np.full(len(names), -math.log(len(names)))
+    given = log_prior(names) if callable(log_prior) else log_prior
+    if set(given) != set(names):
+        raise ValueError(
+            f"log_prior has models {sorted(map(str, given))}, the fits are {sorted(map(str, names))}."
+        )
+    values = np.array([float(given[name]) for name in names])
+    if not np.all(np.isfinite(values)):
+        raise ValueError(f"log_prior must be finite (weights positive), got {values}.")
+    total = float(np.exp(values).sum())
+    if total > 1.0 + 1e-6:
+        raise ValueError(
+            f"the prior weights b_K = exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms of "
+            "weights that sum to at most 1."
+        )
+    return values
+
+
+def _check_same_data(fits: Mapping[Any, TemperedFit]) -> None:
+    (first_name, first), *others = fits.items()
+    for name, fit in others:
+        if fit.alpha != first.alpha:
+            raise ValueError(
+                f"fits[{first_name!r}] has alpha {first.alpha} and fits[{name!r}] {fit.alpha}: their "
+                "ELBOs bound different quantities. Fit all models with one alpha."
+            )
+        if set(fit.observed) != set(first.observed):
+            raise ValueError(
+                f"fits[{first_name!r}] observes {sorted(first.observed)} and fits[{name!r}] "
+                f"{sorted(fit.observed)}: models of the same data observe the same sites."
+            )
+        for site, value in first.observed.items():
+            here, there = jax.device_get((value, fit.observed[site]))
+            if here.shape != there.shape or not np.array_equal(here, there, equal_nan=True):
+                raise ValueError(
+                    f"the observed values of site {site!r} differ between fits[{first_name!r}] and "
+                    f"fits[{name!r}]: ELBOs of different data cannot be compared."
+                )

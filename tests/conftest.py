@@ -1,0 +1,45 @@
+"""Settings and fixtures shared by the tests."""
+
+import contextlib
+from pathlib import Path
+
+import jax
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def enable_x64():
+    """Double precision for a block, under old and new jax."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64 as context
+
+    return context(True)
+
+
+@pytest.fixture
+def x64():
+    with enable_x64():
+        yield
+
+
+@pytest.fixture
+def strict():
+    """No silent promotion of dtypes or ranks: for the modules that are ours alone."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.numpy_dtype_promotion("strict"))
+        stack.enter_context(jax.numpy_rank_promotion("raise"))
+        yield
+
+
+@pytest.fixture
+def key():
+    return jax.random.key(20260)
+
+
+@pytest.fixture
+def shared_data():
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the folder of shared data sets is absent")
+    return SHARED_DATA
