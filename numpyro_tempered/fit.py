@@ -158,6 +158,11 @@ def _build_guide(guide: Any, model: Model, tempered: temper, alpha: float) -> Gu
                 f"this {type(guide).__name__} is built already, on a model without alpha = {alpha}, and "
                 "guides may keep their model. Pass the guide's class, or a callable from model to guide."
             )
+        if not _wraps(guide.model, model):
+            raise ValueError(
+                f"this {type(guide).__name__} is built on another model than the one to fit, and guides may "
+                "keep their model. Build it on the same model, or pass the guide's class."
+            )
         return guide
     if not callable(guide):
         raise TypeError(f"guide must be a callable from model to guide, got {guide!r}.")

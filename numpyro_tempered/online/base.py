@@ -184,9 +184,7 @@ def check_prior(prior: MeanField) -> MeanField:
             not positive or a value not finite.
     """
     loc, scale = jnp.asarray(prior.loc), jnp.asarray(prior.scale)
-    dtype = jnp.promote_types(jnp.result_type(loc, scale), jnp.result_type(float))
-    if jnp.issubdtype(loc.dtype, jnp.floating) and jnp.issubdtype(scale.dtype, jnp.floating):
-        dtype = jnp.promote_types(loc.dtype, scale.dtype)
+    dtype = jnp.result_type(loc, scale, float)
     if loc.ndim != 1 or loc.size == 0 or scale.shape not in ((), loc.shape):
         raise ValueError(
             "prior needs loc of shape (d,) with d >= 1 and scale of shape (d,) or (), got "

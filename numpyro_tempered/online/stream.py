@@ -77,7 +77,11 @@ def loop(
 
     length = jax.tree.leaves(data)[0].shape[0]
     shapes = jax.eval_shape(lambda s: step(rule, expectation, s, row(0), rng_key)[1], state)
-    losses = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+    # A zero of the state's own, so that buffers of mapped states are sharded as the states are.
+    zero = state.count - state.count
+    losses = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)), shapes
+    )
 
     def body(carry: tuple[Array, OnlineState, Losses]) -> tuple[Array, OnlineState, Losses]:
         i, state, losses = carry
