@@ -1,11 +1,13 @@
 """Batch tempered variational inference by NumPyro's SVI."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.example_libraries.optimizers import exponential_decay
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
@@ -84,14 +86,16 @@ def fit_svi(
         *args: Arguments of the model.
         alpha: Power on the likelihood, at least 0.
         num_steps: Steps of the optimiser.
-        optim: NumPyro or optax optimiser; Adam with step size 0.01 by default.
+        optim: NumPyro or optax optimiser; by default Adam, its step size falling from 0.05 to 0.0005
+            over the steps.
         loss: ELBO of NumPyro to optimise; ``Trace_ELBO()`` by default.
         num_particles: Draws for the ELBO reported at the end.
         progress_bar: Show NumPyro's progress bar.
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit`.
+        A :class:`TemperedFit`. A warning says so where the loss still falls at the end: such an ELBO says
+        little about its model.
 
     Raises:
         ValueError: If ``alpha`` is out of range, the model observes nothing, the guide is built on another
@@ -99,7 +103,7 @@ def fit_svi(
         TypeError: If the factory does not return a guide.
 
     References:
-        AR; MATH section 1.
+        AR; YPB.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -122,7 +126,7 @@ def fit_svi(
     svi = SVI(
         tempered,
         built,
-        Adam(0.01) if optim is None else optim,
+        Adam(exponential_decay(0.05, num_steps, 0.01)) if optim is None else optim,
         Trace_ELBO() if loss is None else loss,
     )
     result = svi.run(fit_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
@@ -132,6 +136,7 @@ def fit_svi(
             "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
             "step size."
         )
+    _warn_if_falling(np.asarray(result.losses, dtype=np.float64))
     trace = _posterior_trace(elbo_key, tempered, built, params, args, kwargs)
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
@@ -151,6 +156,22 @@ def fit_svi(
     )
 
 
+def _warn_if_falling(losses: np.ndarray) -> None:
+    """Warn where the last tenth of the losses lies below the tenth before it by more than noise."""
+    tenth = len(losses) // 10
+    if tenth < 2:
+        return
+    before, after = losses[-2 * tenth : -tenth], losses[-tenth:]
+    fall = before.mean() - after.mean()
+    noise = np.sqrt((before.var(ddof=1) + after.var(ddof=1)) / tenth)
+    if fall > 5.0 * noise and fall > 0.1:
+        warnings.warn(
+            f"the loss still fell by {fall:.2g} nats over the last tenth of {len(losses)} steps: take a "
+            "larger num_steps or another optimiser before comparing its ELBO.",
+            stacklevel=3,
+        )
+
+
 def _build_guide(guide: Any, model: Model, tempered: temper, alpha: float) -> Guide:
     if isinstance(guide, AutoGuide):
         if alpha != 1.0:
@@ -166,12 +187,13 @@ def _build_guide(guide: Any, model: Model, tempered: temper, alpha: float) -> Gu
         return guide
     if not callable(guide):
         raise TypeError(f"guide must be a callable from model to guide, got {guide!r}.")
-    built = guide(tempered)
+    advice = "for a hand-written guide pass `lambda model: my_guide`."
+    try:
+        built = guide(tempered)
+    except Exception as error:
+        raise TypeError(f"the guide factory failed on the model: {advice}") from error
     if not callable(built):
-        raise TypeError(
-            f"the guide factory returned {type(built).__name__}, not a guide: for a hand-written guide "
-            "pass `lambda model: my_guide`."
-        )
+        raise TypeError(f"the guide factory returned {type(built).__name__}, not a guide: {advice}")
     kept = getattr(built, "model", None)
     if kept is not None and alpha != 1.0 and not _wraps(kept, tempered):
         raise ValueError(

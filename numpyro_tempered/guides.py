@@ -152,7 +152,10 @@ def _describe(site: dict[str, Any]) -> tuple[Array, MeanField]:
         )
     unconstrained = biject_to(fn.support).inv(value)
     if isinstance(base, dist.Normal) and base is _unmasked(fn):
-        own = MeanField(jnp.broadcast_to(base.loc, value.shape), jnp.broadcast_to(base.scale, value.shape))
+        # Normal(0, 1) has integer parameters and floating draws.
+        own = MeanField(
+            *(jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale))
+        )
     else:
         own = MeanField(jnp.full_like(unconstrained, jnp.nan), jnp.full_like(unconstrained, jnp.nan))
     return unconstrained, own

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger, apply_stack, default_process_message
 
@@ -26,10 +26,10 @@ class temper(Messenger):
 
     .. math:: \pi_{n,\alpha}(\theta) \propto L_n(\theta)^\alpha\, \pi(\theta)
 
-    under every NumPyro algorithm. Each observed site's log-probability is multiplied by ``alpha``;
-    latent sites, and the Jacobian and reparameterisation factors that NumPyro itself emits as
-    observed sites, are not. Works as function, decorator and context manager, composes with
-    subsampling plates and other scales, and multiplies when nested.
+    under every NumPyro algorithm that honours scales (all but HMCECS). Each observed site's
+    log-probability is multiplied by ``alpha``; latent sites, and the Jacobian and reparameterisation
+    factors that NumPyro itself emits as observed sites, are not. Works as function, decorator and context
+    manager, composes with subsampling plates and other scales, and multiplies when nested.
 
     ``alpha`` below 1 tempers, 1 is Bayes, 0 is the prior, above 1 is a cold posterior that counts the
     data more than once.
@@ -40,7 +40,8 @@ class temper(Messenger):
     Args:
         fn: Model to temper; None for a decorator or a context manager.
         alpha: Power on the likelihood, a scalar >= 0; may be traced, so that a grid of alphas compiles
-            once under ``vmap``.
+            once under ``vmap``. A traced 0 gives the prior's density; where the likelihood is 0 because of
+            the parameters its gradient is NaN, so take a concrete 0 for the prior alone.
         factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
             the prior (False), or the names of those that are part of the likelihood.
 
@@ -50,7 +51,7 @@ class temper(Messenger):
             inside the sum is another target.
 
     References:
-        AR; BPY; MATH section 1.
+        AR; BPY.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -150,7 +151,7 @@ def check_alpha(alpha: Any) -> Any:
             raise ValueError(f"alpha must be a scalar, got shape {alpha.shape}.")
         return alpha
     try:
-        if jnp.shape(alpha) != ():
+        if np.shape(alpha) != ():
             raise TypeError
         value = float(alpha)
     except (TypeError, ValueError) as error:

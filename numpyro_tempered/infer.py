@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
@@ -16,6 +17,7 @@ from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.families.mean_field import MeanField
 from numpyro_tempered.fit import TemperedFit, unconstrained_moments
 from numpyro_tempered.guides import AutoOnlineDiagonalNormal
+from numpyro_tempered.likelihood import check_model
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 
@@ -151,7 +153,7 @@ class OnlineVI:
         Returns:
             The state, and the scalar :class:`Losses` before the update.
         """
-        self._require_set_up()
+        self.require_set_up()
         arrays, expectation = self._split(args, kwargs)
         rule_state, losses = stream.update(
             self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key
@@ -190,7 +192,7 @@ class OnlineVI:
         if init_state is None:
             first = jax.tree.map(lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs))
             init_state = self.init(rng_key, *first[0], **first[1])
-        self._require_set_up()
+        self.require_set_up()
         # Rows keep a leading axis of 1, so that the model sees a batch.
         rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
         rule_state, losses = stream.run(
@@ -223,10 +225,13 @@ class OnlineVI:
                 "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of "
                 "jit, vmap and scan; update and run can be transformed."
             )
-        with handlers.block():
+        # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
+        with handlers.block(), numpyro.validation_enabled(False):
+            check_model(rng_key, self.model, args, kwargs)
             handlers.seed(self.guide, rng_key)(*args, **kwargs)
 
-    def _require_set_up(self) -> None:
+    def require_set_up(self) -> None:
+        """Raise ValueError if :meth:`init` has not been called."""
         if self.guide.prototype_trace is None:
             raise ValueError("call OnlineVI.init before update, or run with a key.")
 

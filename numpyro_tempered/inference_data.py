@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from numpyro import handlers
+from numpyro.infer import MCMC
 
 from numpyro_tempered._typing import Array
 from numpyro_tempered.families import mean_field
@@ -15,6 +17,7 @@ from numpyro_tempered.infer import OnlineVI, OnlineVIState
 from numpyro_tempered.likelihood import (
     common_alpha,
     get_trace,
+    likelihood_sites,
     log_likelihood,
     observed_values,
 )
@@ -73,20 +76,20 @@ def to_inference_data(
         >>> data["posterior"]["theta"].shape, data["log_likelihood"]["y"].shape
         ((1, 1000), (1, 1000, 6))
     """
-    from numpyro.infer import MCMC
-
     groups: dict[str, Any]
     if isinstance(result, TemperedFit):
         if data or kwargs:
             raise ValueError("a TemperedFit holds its data: pass the fit alone.")
         groups = _from_fit(result, num_samples, rng_key, log_lik)
     elif isinstance(result, OnlineVI):
-        if len(data) < 2 and not kwargs:
+        if not data or not isinstance(data[0], OnlineVIState) or not (data[1:] or kwargs):
             raise ValueError(
                 "an online run is to_inference_data(online, state, *data): the state, then the data."
             )
         groups = _from_online(result, data[0], data[1:], kwargs, num_samples, rng_key, log_lik)
     elif isinstance(result, MCMC):
+        if data or kwargs:
+            raise ValueError("an MCMC holds its data: pass it alone.")
         groups = _from_mcmc(result, log_lik)
     else:
         raise TypeError(
@@ -94,13 +97,20 @@ def to_inference_data(
             f"got {type(result).__name__}."
         )
     attrs = groups.pop("attrs") | versions()
-    return assemble(
-        {
-            name: dataset(values, _SAMPLE_DIMS.get(name, ()), coords, dims, attrs)
-            for name, values in groups.items()
-        },
-        attrs,
-    )
+    variables = {name for values in groups.values() for name in values}
+    unknown = sorted(set(dims or {}) - variables)
+    if unknown:
+        raise ValueError(f"dims names {unknown}, which are not among the variables {sorted(variables)}.")
+    datasets = {}
+    for name, values in groups.items():
+        named = dict(dims or {})
+        if name == "log_likelihood":
+            # A log-probability has no event dimensions.
+            named = {k: named[k][: np.ndim(v) - 2] for k, v in values.items() if k in named}
+        elif name == "variational":
+            named.setdefault("loss", ["step"])
+        datasets[name] = dataset(values, _SAMPLE_DIMS.get(name, ()), coords, named, attrs)
+    return assemble(datasets, attrs)
 
 
 _SAMPLE_DIMS = {
@@ -136,6 +146,7 @@ def _from_online(
     rng_key: Array | None,
     log_lik: bool,
 ) -> dict[str, Any]:
+    online.require_set_up()
     key = state.rng_key if rng_key is None else rng_key
     flat = mean_field.sample(key, state.posterior, (num_samples,))
     params = online.get_params(state)
@@ -147,7 +158,9 @@ def _from_online(
     }
     samples = {name: value for name, value in samples.items() if name in latents}
     first = {name: value[0] for name, value in samples.items()}
-    trace = _trace_at(online.model, first, args, kwargs)
+    trace = _trace_at(handlers.seed(online.model, key), first, args, kwargs)
+    if not likelihood_sites(trace):
+        raise ValueError("the model has no observed site on these data: pass what the run has seen.")
     return {
         "posterior": _one_chain(samples),
         **_likelihood_group(log_lik, online.model, samples, args, kwargs),
@@ -204,8 +217,6 @@ def _from_mcmc(mcmc: Any, log_lik: bool) -> dict[str, Any]:
 
 
 def _trace_at(model: Any, values: dict[str, Array], args: tuple, kwargs: dict) -> dict[str, Any]:
-    from numpyro import handlers
-
     return get_trace(handlers.substitute(model, data=values), args, kwargs)
 
 
@@ -245,6 +256,7 @@ def versions() -> dict[str, str]:
         "inference_library_version": version("numpyro_tempered"),
         "numpyro_version": version("numpyro"),
         "jax_version": version("jax"),
+        "arviz_version": version("arviz"),
     }
 
 
@@ -268,8 +280,7 @@ def dataset(
     for name, value in values.items():
         array = np.asarray(value)
         rest = array.ndim - len(sample_dims)
-        default = ["step"] if (name == "loss" and rest == 1) else None
-        named = list(dims.get(name, default or [f"{name}_dim_{i}" for i in range(rest)]))
+        named = list(dims.get(name, [f"{name}_dim_{i}" for i in range(rest)]))
         if len(named) != rest:
             raise ValueError(
                 f"dims names {named} for {name!r}, which has {rest} dimension(s) beside {sample_dims}."

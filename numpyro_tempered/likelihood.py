@@ -125,7 +125,8 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
         return trace[predictor]["value"]
 
     def given(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
-        shape = jax.eval_shape(unraveled, theta, args, kwargs).shape
+        # The arguments may hold strings and flags: only theta is abstract.
+        shape = jax.eval_shape(lambda t: unraveled(t, args, kwargs), theta).shape
         sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, shape)}))
         values = []
         for name, site in sites.items():
@@ -154,7 +155,24 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
     return ModelLoss(losses, predict, given)
 
 
+def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
+    """Raise for a model that no online rule can take.
+
+    Raises:
+        ValueError: If a plate subsamples, nothing is observed, or a reparameterisation adds a prior term.
+    """
+    with handlers.block(), _refuse_subsampling():
+        _check_likelihood(get_trace(handlers.seed(model, rng_key), args, kwargs))
+
+
 def _check_sites(trace: Trace, values: dict[str, Array]) -> None:
+    _check_likelihood(trace)
+    unknown = sorted(set(latent_sites(trace)) - set(values))
+    if unknown:
+        raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
+
+
+def _check_likelihood(trace: Trace) -> None:
     factors = [
         name
         for name, site in trace.items()
@@ -167,9 +185,6 @@ def _check_sites(trace: Trace, values: dict[str, Array]) -> None:
         )
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
-    unknown = sorted(set(latent_sites(trace)) - set(values))
-    if unknown:
-        raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
 
 
 def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs: dict) -> dict[str, Array]:

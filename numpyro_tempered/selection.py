@@ -82,6 +82,8 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
         >>> nt.compare(fits).attrs["selected"]
         'narrow'
     """
+    if not isinstance(fits, Mapping):
+        raise TypeError(f"compare takes a mapping of names to fits, got {type(fits).__name__}.")
     if not fits:
         raise ValueError("compare needs at least one fit.")
     for name, fit in fits.items():
@@ -116,7 +118,7 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
     attrs = {**best.attrs, "selected": str(selected)}
     comparison = dataset(
         columns,
-        coords={"model": names},
+        coords={"model": [str(name) if isinstance(name, tuple) else name for name in names]},
         dims={column: ["model"] for column in columns},
         attrs={"alpha": attrs["alpha"], "selected": str(selected)},
     )
@@ -132,6 +134,18 @@ def comparison_table(data: Any) -> Any:
 
     Returns:
         A ``pandas.DataFrame`` indexed by model.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, 1.0, num_steps=500)
+        >>> nt.comparison_table(nt.compare({"one": fit}))[["rank", "weight"]]
+               rank  weight
+        model
+        one       0     1.0
     """
     return group(data, "model_comparison").to_dataframe().sort_values("rank")
 

@@ -19,6 +19,9 @@ from numpyro_tempered.expectations.base import (
 )
 from numpyro_tempered.families.mean_field import MeanField
 
+# Beyond this numpy's nodes and weights overflow.
+MAX_NODES = 350
+
 LossesOfPredictor = Callable[[Array], tuple[Array, Array]]
 
 
@@ -48,13 +51,14 @@ def gauss_hermite(
     Args:
         loss: ``(u, y) -> loss`` of one datum, scalars, differentiable by JAX.
         predictor: Name of the model's deterministic site.
-        num_nodes: Number of quadrature nodes.
+        num_nodes: Number of quadrature nodes, from 2 to 350; an even one keeps them off the mean.
 
     Returns:
         An :class:`Expectation`.
 
     Raises:
-        ValueError: If not exactly one of ``loss`` and ``predictor`` is given, or ``num_nodes`` < 1.
+        ValueError: If not exactly one of ``loss`` and ``predictor`` is given, or ``num_nodes`` is
+            out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -67,8 +71,8 @@ def gauss_hermite(
     """
     if (loss is None) == (predictor is None):
         raise ValueError("give gauss_hermite either a loss (u, y) -> value or a predictor's name.")
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes must be at least 1, got {num_nodes}.")
+    if not 2 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"num_nodes must be between 2 and {MAX_NODES}, got {num_nodes}.")
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
     rule = (nodes, weights / weights.sum())
 
@@ -132,43 +136,44 @@ def _quadrature(
     weights = jnp.asarray(np.append(rule[1], 0.0), dtype)[:, None, None]
     _, variance = predictor_moments(q, x)
     s, spread = standard_deviation(variance)
-    u = mean[None, :] + jnp.where(spread, s, 0.0)[None, :] * nodes
+    # Below the floor the loss is smooth to rounding or the mean sits on a kink, where automatic
+    # differentiation picks a side (NumPyro's Bernoulli by logits at 0 is one): nodes stay around it.
+    floor = jnp.sqrt(jnp.finfo(dtype).eps) * jnp.maximum(jnp.abs(mean), 1.0)
+    width = jnp.maximum(jnp.where(spread, s, 0.0), floor)
+    u = mean[None, :] + width[None, :] * nodes
 
-    def slopes(u: Array) -> tuple[Array, Array, Array]:
-        values, pull, scale = jax.vjp(losses, u, has_aux=True)
-        # A site's loss of datum i depends on the predictor of datum i alone, so one
-        # vector-Jacobian product a site gives all its slopes.
-        rows = jnp.broadcast_to(
-            jnp.eye(values.shape[0], dtype=values.dtype)[:, :, None],
-            (values.shape[0], *values.shape),
-        )
-        (first,) = jax.vmap(pull)(rows)
-        return values, first, jnp.broadcast_to(scale, values.shape)
-
-    values, first, scale = jax.vmap(slopes)(u)
+    values, first, scale = jax.vmap(lambda row: _slopes(losses, row))(u)
     expected_first = jnp.sum(weights * first, axis=0)
     if curvature == "fisher":
         second = jnp.sum(weights * jnp.square(first), axis=0)
     else:
-        stein = jnp.sum(weights * first * nodes[:, None, :], axis=0) / s[None, :]
-        second = _at_small_spread(losses, mean, s, spread, stein)
+        stein = jnp.sum(weights * first * nodes[:, None, :], axis=0) / width[None, :]
+        # At the floor the quotient has lost half its digits, and the derivative beside the mean has not.
+        second = jnp.where(width[None, :] > floor[None, :], stein, _curvature(losses, mean, floor))
     grad_loc, grad_var = pull_back(
         x, jnp.sum(scale[-1] * expected_first, axis=0), jnp.sum(scale[-1] * second, axis=0)
     )
     return Evaluation(jnp.sum(values[-1]), jnp.sum(weights * values), grad_loc, grad_var)
 
 
-def _at_small_spread(losses: LossesOfPredictor, mean: Array, s: Array, spread: Array, stein: Array) -> Array:
-    """Stein's quotient, or the second derivative at the mean where it has lost its digits."""
+def _curvature(losses: LossesOfPredictor, mean: Array, floor: Array) -> Array:
+    """Second derivatives in the predictors, the mean of those on both sides of ``mean``."""
 
     def first(u: Array) -> Array:
-        values, pull = jax.vjp(lambda v: losses(v)[0], u)
-        rows = jnp.broadcast_to(
-            jnp.eye(values.shape[0], dtype=values.dtype)[:, :, None],
-            (values.shape[0], *values.shape),
-        )
-        return jax.vmap(pull)(rows)[0]
+        return _slopes(losses, u)[1]
 
-    _, second = jax.jvp(first, (mean,), (jnp.ones_like(mean),))
-    floor = jnp.sqrt(jnp.finfo(mean.dtype).eps) * jnp.maximum(jnp.abs(mean), 1.0)
-    return jnp.where((spread & (s > floor))[None, :], stein, second)
+    def second(u: Array) -> Array:
+        return jax.jvp(first, (u,), (jnp.ones_like(u),))[1]
+
+    return 0.5 * (second(mean - floor) + second(mean + floor))
+
+
+def _slopes(losses: LossesOfPredictor, u: Array) -> tuple[Array, Array, Array]:
+    """Losses, their slopes and their weights, each (S, n)."""
+    values, pull, scale = jax.vjp(losses, u, has_aux=True)
+    # A site's loss of datum i depends on the predictor of datum i alone, so one vector-Jacobian
+    # product a site gives all its slopes.
+    sites = jnp.eye(values.shape[0], dtype=values.dtype)
+    rows = jnp.broadcast_to(sites[:, :, None], (values.shape[0], *values.shape))
+    (first,) = jax.vmap(pull)(rows)
+    return values, first, jnp.broadcast_to(scale, values.shape)

@@ -66,8 +66,9 @@ def _evaluate(
 
 
 def _check(x: Any, y: Any) -> None:
-    labels = np.asarray(y)
-    bad = ~(np.isin(labels, (-1, 1)) | np.isnan(labels.astype(float)))
+    labels = np.asarray(y, dtype=float)
+    # A label that is not finite is a missing outcome, whose round is rejected.
+    bad = np.isfinite(labels) & ~np.isin(labels, (-1.0, 1.0))
     if np.any(bad):
         raise ValueError(
             f"hinge needs labels y in {{-1, 1}}, got {labels[bad].flat[0]}; "

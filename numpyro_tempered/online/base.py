@@ -45,6 +45,10 @@ class CompensatedSum(NamedTuple):
         error = (self.value - (total - virtual)) + (term - virtual)
         return CompensatedSum(total, error)
 
+    def restart_where(self, condition: Array, value: Array) -> "CompensatedSum":
+        """The sum, set to ``value`` where the condition holds."""
+        return CompensatedSum(jnp.where(condition, value, self.value), jnp.where(condition, 0.0, self.error))
+
 
 class CumulativeLosses(NamedTuple):
     """Sums of the losses of the rounds taken."""
@@ -92,7 +96,12 @@ class Rule(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Bounds |loc_j| <= ``loc`` and 0 <= scale_j <= ``scale``, each a scalar or shape ``(d,)``."""
+    """Bounds on a posterior, each a scalar or shape ``(d,)``; infinite ones do not bind.
+
+    Attributes:
+        loc: Largest absolute value of the means.
+        scale: Largest standard deviation.
+    """
 
     loc: ArrayLike = math.inf
     scale: ArrayLike = math.inf

@@ -1,6 +1,7 @@
 """Natural-gradient variational inference (CA19, Algorithm 2, objective (8); KL17)."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,13 @@ from numpyro_tempered.online.base import (
 )
 
 CURVATURES = ("hessian", "fisher")
+
+
+class Memory(NamedTuple):
+    """Mean and precision; both move by less than their rounding error on long streams."""
+
+    loc: CompensatedSum
+    precision: CompensatedSum
 
 
 def ngvi(
@@ -58,7 +66,7 @@ def ngvi(
             round starts from it.
 
     Returns:
-        An online :class:`Rule`; its memory is the precision, a compensated sum. A round that would
+        An online :class:`Rule`; its memory is mean and precision, compensated sums. A round that would
         leave a precision negative or not finite is rejected and counted.
 
     Raises:
@@ -86,10 +94,11 @@ def ngvi(
     def init(prior: MeanField) -> OnlineState:
         prior = check_prior(prior)
         q = project(prior, box)
-        return start(prior, q, memory=CompensatedSum.start(1.0 / jnp.square(q.scale)))
+        precision = CompensatedSum.start(1.0 / jnp.square(q.scale))
+        return start(prior, q, memory=Memory(CompensatedSum.start(q.loc), precision))
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        q, precision = state.posterior, state.memory
+        q, (loc, precision) = state.posterior, state.memory
         alpha = rate(state.count + 1, q)
         if math.isinf(evidence):
             beta = alpha
@@ -103,13 +112,16 @@ def ngvi(
             gain = 2.0 * beta * evaluation.grad_var + rho * (prior_precision - precision.value)
         precision = precision.add(gain)
         tau = precision.value
+        loc = loc.add(-force / tau)
         # NaN tells the driver to reject the round.
-        scale = jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan)
-        argmin = MeanField(q.loc - force / tau, scale)
-        if box is not None:
-            # The next round starts from the projected q: its precision is the clipped one.
-            least = 1.0 / jnp.square(jnp.asarray(box.scale, tau.dtype))
-            precision = CompensatedSum(jnp.maximum(tau, least), jnp.where(tau < least, 0.0, precision.error))
-        return advance(state, project(argmin, box), memory=precision)
+        argmin = MeanField(loc.value, jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan))
+        if box is None:
+            return advance(state, argmin, Memory(loc, precision))
+        # The next round starts from the projected q.
+        projected = project(argmin, box)
+        least = 1.0 / jnp.square(jnp.asarray(box.scale, tau.dtype))
+        loc = loc.restart_where(projected.loc != loc.value, projected.loc)
+        precision = precision.restart_where(tau < least, least)
+        return advance(state, projected, Memory(loc, precision))
 
     return Rule(init, update, curvature=curvature, name="ngvi")

@@ -37,7 +37,8 @@ def accept_finite(
     """The proposal, or the old state with one more rejection where anything is not finite."""
     losses = Losses(evaluation.at_mean, evaluation.expected)
     # Sums propagate every NaN and infinity, at the price of one reduction.
-    witness = jnp.sum(evaluation.grad_loc + evaluation.grad_var + proposal.posterior.scale)
+    q = proposal.posterior
+    witness = jnp.sum(evaluation.grad_loc + evaluation.grad_var + q.loc + q.scale)
     accept = jnp.isfinite(losses.at_mean + losses.expected + witness)
     for leaf in jax.tree.leaves(data):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):

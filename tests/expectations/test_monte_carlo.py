@@ -1,0 +1,164 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import numpyro_tempered as nt
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+D = 3
+X = np.array([[1.0, -2.0, 0.5], [0.0, 0.3, -1.0], [-0.7, 1.5, 2.0]])
+Y = np.array([1.0, -1.0, -1.0])
+LOC, SCALE = np.array([0.2, -0.4, 0.9]), np.array([0.3, 0.1, 0.5])
+
+
+def logistic(theta, x, y):
+    return jax.nn.softplus(-y * jnp.sum(x * theta))
+
+
+def half_squared(theta, x, y):
+    return 0.5 * jnp.square(y - jnp.sum(x * theta))
+
+
+def hinge(theta, x, y):
+    return jnp.maximum(1.0 - y * jnp.sum(x * theta), 0.0)
+
+
+def family(loc=LOC, scale=SCALE, dtype=None):
+    return nt.families.MeanField(jnp.asarray(loc, dtype), jnp.asarray(scale, dtype))
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("num_particles", [1, 4])
+def test_unbiased(x64, key, curvature, num_particles):
+    expectation = nt.expectations.monte_carlo(logistic, num_particles=num_particles)
+    num_keys = 2000
+    evaluations = jax.vmap(
+        lambda k: expectation.evaluate(
+            family(), jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature=curvature
+        )
+    )(jax.random.split(key, num_keys))
+    exact = oracles.expected_linear_loss(*oracles.LINEAR_LOSSES["logistic"][:2], LOC, SCALE, X, Y)
+    if curvature == "fisher":
+        exact["grad_var"] = exact["fisher"]
+    np.testing.assert_allclose(evaluations.at_mean, exact["at_mean"], rtol=1e-13)
+    for field in ("expected", "grad_loc", "grad_var"):
+        draws = np.asarray(getattr(evaluations, field))
+        error = draws.std(0, ddof=1) / np.sqrt(num_keys)
+        assert np.all(np.abs(draws.mean(0) - exact[field]) < 5 * error), field
+        assert np.all(error > 0)
+
+
+def test_fisher_of_a_piecewise_linear_loss(x64, key):
+    num_keys = 2000
+    expectation = nt.expectations.monte_carlo(hinge)
+    evaluations = jax.vmap(
+        lambda k: expectation.evaluate(
+            family(), jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature="fisher"
+        )
+    )(jax.random.split(key, num_keys))
+    loss, slope, kinks = oracles.LINEAR_LOSSES["hinge"]
+    exact = oracles.expected_linear_loss(loss, slope, LOC, SCALE, X, Y, kinks)
+    error = np.std(evaluations.grad_var, 0, ddof=1) / np.sqrt(num_keys)
+    assert np.all(np.abs(np.mean(evaluations.grad_var, 0) - exact["fisher"]) < 5 * error)
+
+
+def test_one_particle_has_the_exact_curvature_of_a_quadratic_loss(x64, key):
+    expectation = nt.expectations.monte_carlo(half_squared)
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    exact = 0.5 * (X**2).sum(0)
+    reparameterised = []
+    for k in jax.random.split(key, 3):
+        ours = expectation.evaluate(family(), x, y, rng_key=k)
+        np.testing.assert_allclose(ours.grad_var, exact, rtol=1e-13)
+
+        def value(scale, k=k):
+            return expectation.evaluate(family(scale=scale), x, y, rng_key=k).expected
+
+        reparameterised.append(jax.grad(value)(jnp.asarray(SCALE)) / (2 * SCALE))
+    assert np.abs(np.array(reparameterised) - exact).max() > 0.1
+
+
+def test_a_point_is_the_loss_and_its_derivatives(x64, key):
+    ours = nt.expectations.monte_carlo(logistic).evaluate(
+        family(scale=np.zeros(D)), jnp.asarray(X), jnp.asarray(Y), rng_key=key
+    )
+    p = oracles.sigmoid(-Y * (X @ LOC))
+    np.testing.assert_allclose(ours.expected, oracles.softplus(-Y * (X @ LOC)).sum(), rtol=1e-13)
+    assert ours.expected == ours.at_mean
+    np.testing.assert_allclose(ours.grad_loc, -(Y * p) @ X, rtol=1e-12)
+    np.testing.assert_allclose(ours.grad_var, 0.5 * (p * (1 - p)) @ X**2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_losses_of_a_batch_are_summed(x64, key, curvature):
+    expectation = nt.expectations.monte_carlo(logistic, num_particles=2)
+
+    def evaluate(x, y):
+        return expectation.evaluate(
+            family(), jnp.asarray(x), jnp.asarray(y), rng_key=key, curvature=curvature
+        )
+
+    batch = evaluate(X, Y)
+    rows = [evaluate(x, y) for x, y in zip(X, Y, strict=True)]
+    for field in batch._fields:
+        # One key, so the rows share the draw of the batch.
+        total = sum(getattr(row, field) for row in rows)
+        np.testing.assert_allclose(getattr(batch, field), total, rtol=1e-12)
+
+
+def test_float32(key):
+    ours = nt.expectations.monte_carlo(logistic).evaluate(
+        family(dtype=jnp.float32), jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32), rng_key=key
+    )
+    assert {leaf.dtype for leaf in ours} == {jnp.dtype("float32")}
+    assert all(np.all(np.isfinite(leaf)) for leaf in ours)
+
+
+def test_memory_budget_changes_the_chunks_only(x64, key):
+    data = (family(), jnp.asarray(X), jnp.asarray(Y))
+    full = nt.expectations.monte_carlo(logistic).evaluate(*data, rng_key=key)
+    # One column: two vectors of d and twelve numbers of data, in float64.
+    column = 8 * (2 * D + X.size + Y.size)
+    chunked = nt.expectations.monte_carlo(logistic, memory_budget=column).evaluate(*data, rng_key=key)
+    np.testing.assert_allclose(chunked.grad_var, full.grad_var, rtol=1e-13)
+    with pytest.raises(ValueError, match=r"memory_budget = 143.*fisher.*gauss_hermite.*smaller batches"):
+        nt.expectations.monte_carlo(logistic, memory_budget=column - 1).evaluate(*data, rng_key=key)
+
+
+def test_the_exact_hessian_stops_at_dimension_1000(key):
+    q = family(np.zeros(1001), np.ones(1001), jnp.float32)
+    x, y = jnp.ones(1001, jnp.float32), jnp.float32(1.0)
+    expectation = nt.expectations.monte_carlo(logistic)
+    with pytest.raises(ValueError, match=r"d <= 1000, got d = 1001.*fisher.*predictor.*gauss_hermite"):
+        expectation.evaluate(q, x, y, rng_key=key)
+    assert expectation.evaluate(q, x, y, rng_key=key, curvature="fisher").grad_var.shape == (1001,)
+
+
+def test_a_piecewise_linear_loss_has_no_hessian(key):
+    data = (family(), jnp.asarray(X), jnp.asarray(Y))
+    with pytest.raises(ValueError, match=r"piecewise linear.*fisher.*predictor.*gauss_hermite"):
+        nt.expectations.monte_carlo(hinge).evaluate(*data, rng_key=key)
+    nt.expectations.monte_carlo(half_squared).evaluate(*data, rng_key=key)
+
+
+def test_arguments(key):
+    for num_particles in (0, -1):
+        with pytest.raises(ValueError, match=f"num_particles must be at least 1, got {num_particles}"):
+            nt.expectations.monte_carlo(logistic, num_particles=num_particles)
+    with pytest.raises(ValueError, match="predictor is a site of a model"):
+        nt.expectations.monte_carlo(logistic, predictor="eta")
+    with pytest.raises(TypeError, match="needs a model"):
+        nt.expectations.monte_carlo().evaluate(family(), X, Y, rng_key=key)
+    expectation = nt.expectations.monte_carlo(logistic)
+    with pytest.raises(ValueError, match="rng_key"):
+        expectation.evaluate(family(), jnp.asarray(X), jnp.asarray(Y))
+    rule = nt.online.sva(0.1)
+    with pytest.raises(ValueError, match="rng_key"):
+        nt.online.update(rule, expectation, rule.init(family()), jnp.asarray(X[0]), jnp.asarray(Y[0]))
+    with pytest.raises(ValueError, match="loss must return a scalar a datum"):
+        nt.expectations.monte_carlo(lambda theta, x, y: x * theta).evaluate(
+            family(), jnp.asarray(X), jnp.asarray(Y), rng_key=key
+        )

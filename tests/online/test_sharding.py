@@ -1,0 +1,39 @@
+"""Independent streams sharded over devices; needs two, which CI forces on the host."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro_tempered as nt
+
+NUM_STREAMS, NUM_ROUNDS, DIMENSION = 4, 20, 3
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2")
+@pytest.mark.parametrize(
+    "rule", [nt.online.ngvi(), nt.online.sva(0.1), nt.online.svb(0.1)], ids=lambda rule: rule.name
+)
+def test_sharded_streams_equal_streams_on_one_device(rule):
+    x_key, y_key = jax.random.split(jax.random.key(7))
+    x = jax.random.normal(x_key, (NUM_STREAMS, NUM_ROUNDS, DIMENSION))
+    y = jnp.sign(jax.random.normal(y_key, (NUM_STREAMS, NUM_ROUNDS)))
+    start = rule.init(nt.families.MeanField(jnp.zeros(DIMENSION), jnp.ones(DIMENSION)))
+    states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (NUM_STREAMS, *leaf.shape)), start)
+
+    def run(state, x, y):
+        return nt.online.run(rule, nt.expectations.hinge(), state, x, y)
+
+    mesh = jax.make_mesh((2,), ("streams",), devices=jax.devices()[:2])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("streams"))
+    sharded = jax.jit(jax.vmap(run))(*jax.device_put((states, x, y), rows))
+    assert len(sharded[1].at_mean.sharding.device_set) == 2
+    single = jax.jit(jax.vmap(run))(states, x, y)
+
+    def compared(result):
+        # Not the sums' rounding errors, which no two programs share.
+        state, losses = result
+        return jax.tree.leaves((state.posterior, state.count, losses))
+
+    for ours, theirs in zip(compared(sharded), compared(single), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
