@@ -312,3 +312,20 @@ def test_a_subsample_stands_for_all_data():
     assert fit.alpha == pytest.approx(ALPHA, rel=1e-6)
     assert elbo.value == pytest.approx(ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5)
     assert abs(elbo.expected_log_lik - 10 * expected_log_lik(q)) < 4 * elbo.se / ALPHA
+
+
+@pytest.mark.parametrize(("num_steps", "optim"), [(200, None), (200, numpyro.optim.Adam(0.01))])
+def test_a_loss_that_still_falls_is_said(num_steps, optim):
+    def far(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 100.0))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    with pytest.warns(UserWarning, match="loss still fell by"):
+        nt.fit_svi(
+            jax.random.key(0), far, AutoNormal, 60.0, num_steps=num_steps, optim=optim, num_particles=2
+        )
+
+
+def test_a_prebuilt_guide_must_be_of_the_model_that_is_fitted():
+    with pytest.raises(ValueError, match="built on another model than the one to fit"):
+        quick(AutoNormal(hand_written), alpha=1.0)
