@@ -29,6 +29,7 @@ from numpyro_tempered.likelihood import (
     latent_sites,
     likelihood_sites,
     observed_values,
+    plain_arrays,
 )
 
 # Share of the steps that the default optimiser takes at its full step size.
@@ -96,8 +97,8 @@ def fit_svi(
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit`. A warning says so where the loss still falls at the end: such an ELBO says
-        little about its model.
+        A :class:`TemperedFit`. Where the loss still falls at the end, a warning says so, because such an
+        ELBO says little about its model.
 
     Raises:
         ValueError: If ``alpha`` is out of range, the model observes nothing, the guide is built on another
@@ -120,6 +121,7 @@ def fit_svi(
         0.5
     """
     alpha = check_alpha(alpha)
+    args, kwargs = plain_arrays((args, kwargs))
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha)
     built = _build_guide(guide, model, tempered, alpha)
@@ -242,13 +244,9 @@ def _wraps(model: Any, inner: Model) -> bool:
     return False
 
 
-def _posterior_trace(
-    rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict
-) -> dict:
+def _posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
     """A trace of the model at one draw of the guide."""
-    draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(
-        *args, **kwargs
-    )
+    draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
     replayed = handlers.replay(handlers.seed(model, rng_key), draw)
     return get_trace(handlers.substitute(replayed, params), args, kwargs)
 
@@ -282,13 +280,10 @@ def unconstrained_moments(fit: TemperedFit) -> dict[str, MeanField]:
     guide, params = fit.guide, fit.params
     if isinstance(guide, AutoNormal):
         names = [
-            k
-            for k, site in guide.prototype_trace.items()
-            if site["type"] == "sample" and not site["is_observed"]
+            k for k, site in guide.prototype_trace.items() if site["type"] == "sample" and not site["is_observed"]
         ]
         return {
-            k: MeanField(params[f"{k}_{guide.prefix}_loc"], params[f"{k}_{guide.prefix}_scale"])
-            for k in names
+            k: MeanField(params[f"{k}_{guide.prefix}_loc"], params[f"{k}_{guide.prefix}_scale"]) for k in names
         }
     if isinstance(guide, AutoContinuous):
         try:

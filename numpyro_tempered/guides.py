@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro_tempered._typing import Array, Model
 from numpyro_tempered.families.mean_field import MeanField
 from numpyro_tempered.handlers import base_distribution, temper
-from numpyro_tempered.likelihood import latent_sites
+from numpyro_tempered.likelihood import Layout, latent_sites
 
 NUM_PRIOR_DRAWS = 10_000
 
@@ -38,7 +38,7 @@ class AutoOnlineDiagonalNormal(AutoDiagonalNormal):
         moment_matched: After set-up, names of the sites whose start is not exact.
 
     Raises:
-        ValueError: At set-up, if a prior is improper or has no variance on the unconstrained scale.
+        ValueError: At set-up, if a prior is improper, masked, or has no variance on the unconstrained scale.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -84,6 +84,12 @@ class AutoOnlineDiagonalNormal(AutoDiagonalNormal):
         order = self._unpack_latent(jnp.zeros(self.latent_dim))
         flat = jnp.concatenate([jnp.ravel(values[name]) for name in order])
         return jax.lax.convert_element_type(flat, flat.dtype)  # never weakly typed
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the sites in the flat vector, in order."""
+        sites = self._unpack_latent(jnp.zeros(self.latent_dim))
+        return Layout(tuple((name, jnp.shape(value)) for name, value in sites.items()))
 
     @property
     def prior(self) -> MeanField:
@@ -145,31 +151,38 @@ def _describe(site: dict[str, Any]) -> tuple[Array, MeanField]:
     """A draw on the unconstrained scale, and the site's own Normal parameters (else NaN)."""
     fn, value = site["fn"], site["value"]
     base = base_distribution(fn)
-    if base.support is constraints.real and not _finite(base.variance):
+    if base.support is constraints.real and not _has_variance(base):
         raise ValueError(
             f"the prior of {site['name']!r}, {type(base).__name__}, has no finite variance: the "
             "online rules start at a Gaussian. Give it a prior with two moments."
         )
-    unconstrained = biject_to(fn.support).inv(value)
-    if isinstance(base, dist.Normal) and base is _unmasked(fn):
-        # Normal(0, 1) has integer parameters and floating draws.
-        own = MeanField(
-            *(jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale))
+    if isinstance(_unindexed(fn), dist.MaskedDistribution):
+        raise ValueError(
+            f"the prior of {site['name']!r} is masked, so it is no distribution to start a guide at."
         )
+    unconstrained = biject_to(fn.support).inv(value)
+    if isinstance(base, dist.Normal):
+        # Normal(0, 1) has integer parameters and floating draws.
+        own = MeanField(*(jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale)))
     else:
         own = MeanField(jnp.full_like(unconstrained, jnp.nan), jnp.full_like(unconstrained, jnp.nan))
     return unconstrained, own
 
 
-def _unmasked(fn: Any) -> Any:
-    """The base of ``fn``, or None where a mask hides part of the prior."""
+def _unindexed(fn: Any) -> Any:
+    """The distribution under expansions and reinterpreted batches."""
     while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
         fn = fn.base_dist
-    return None if isinstance(fn, dist.MaskedDistribution) else fn
+    return fn
 
 
-def _finite(value: Array) -> bool:
-    return isinstance(value, jax.core.Tracer) or bool(np.all(np.isfinite(value)))
+def _has_variance(fn: Any) -> bool:
+    """False where the distribution says that its variance is not finite."""
+    try:
+        variance = fn.variance
+    except NotImplementedError:
+        return True
+    return isinstance(variance, jax.core.Tracer) or bool(np.all(np.isfinite(variance)))
 
 
 def _constant(pair: Array) -> bool:

@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.primitives import Messenger, apply_stack, default_process_message
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack, default_process_message
 
 from numpyro_tempered._typing import ArrayLike
 
 # Keys that temper leaves on a message for those who read the trace afterwards.
 ALPHA = "_temper_alpha"
-UNMASKED = "_temper_unmasked"
 _SEEN = "_temper_seen"
 PRIOR_FACTOR = "_temper_prior_factor"
 
@@ -95,17 +94,22 @@ class temper(Messenger):
             return
         # `do` sends a copy of the message through the stack a second time.
         seen = msg.get(_SEEN, ())
-        if id(self) in seen or not self._is_likelihood(msg):
+        if id(self) in seen:
+            return
+        if not self._is_likelihood(msg):
+            msg[PRIOR_FACTOR] = True
             return
         msg[_SEEN] = (*seen, id(self))
         msg[ALPHA] = self.alpha * msg.get(ALPHA, 1.0)
+        if any(isinstance(handler, read_powers) for handler in _PYRO_STACK):
+            return
         if isinstance(self.alpha, float):
             if self.alpha == 0.0:
-                self._drop(msg, False)
+                msg["fn"] = msg["fn"].mask(False)
                 return
         else:
             # A traced 0 times a log-probability of -inf would be NaN.
-            self._drop(msg, self.alpha > 0)
+            msg["fn"] = msg["fn"].mask(self.alpha > 0)
         msg["scale"] = self.alpha if msg.get("scale") is None else self.alpha * msg["scale"]
         plates = msg.setdefault("plate_to_scale", {})
         plates[None] = self.alpha if plates.get(None) is None else self.alpha * plates[None]
@@ -124,11 +128,6 @@ class temper(Messenger):
                 "the sum over its values. Sum it out in the model, for instance with "
                 "numpyro.distributions.MixtureSameFamily, and temper the result."
             )
-
-    @staticmethod
-    def _drop(msg: dict[str, Any], mask: Any) -> None:
-        msg.setdefault(UNMASKED, msg["fn"])
-        msg["fn"] = msg["fn"].mask(mask)
 
     def _is_likelihood(self, msg: dict[str, Any]) -> bool:
         if not isinstance(base_distribution(msg["fn"]), dist.Unit):
@@ -188,6 +187,13 @@ def is_prior_factor(msg: dict[str, Any]) -> bool:
     return False
 
 
+def innermost(model: Any) -> Any:
+    """The callable under a chain of handlers."""
+    while getattr(model, "fn", None) is not None:
+        model = model.fn
+    return model
+
+
 class mark_prior_factors(Messenger):
     """Write on each observed ``Unit`` site whether it is a prior term; the mark survives a scan."""
 
@@ -196,11 +202,13 @@ class mark_prior_factors(Messenger):
         if msg["type"] == "control_flow":
             _mark_bodies(msg)
         elif (
-            msg["type"] == "sample"
-            and msg["is_observed"]
-            and isinstance(base_distribution(msg["fn"]), dist.Unit)
+            msg["type"] == "sample" and msg["is_observed"] and isinstance(base_distribution(msg["fn"]), dist.Unit)
         ):
             msg[PRIOR_FACTOR] = is_prior_factor(msg)
+
+
+class read_powers(mark_prior_factors):
+    """Run a model with its powers written on the sites but not applied to scales and distributions."""
 
 
 def _mark_bodies(msg: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
@@ -17,7 +16,8 @@ from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.families.mean_field import MeanField
 from numpyro_tempered.fit import TemperedFit, unconstrained_moments
 from numpyro_tempered.guides import AutoOnlineDiagonalNormal
-from numpyro_tempered.likelihood import check_model
+from numpyro_tempered.handlers import innermost
+from numpyro_tempered.likelihood import Layout, check_model, check_rows_apart, model_loss, plain_arrays
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 
@@ -28,10 +28,12 @@ class OnlineVIState(NamedTuple):
     Attributes:
         rule_state: State of the rule, on the flat unconstrained scale.
         rng_key: Key of the run; each round derives its own from it.
+        layout: Names and shapes of the sites in the flat vector; holds no array.
     """
 
     rule_state: OnlineState
     rng_key: Array
+    layout: Layout
 
     @property
     def posterior(self) -> MeanField:
@@ -71,6 +73,7 @@ class OnlineVI:
 
     Raises:
         TypeError: If the guide is another, or the expectation is of a bare loss.
+        ValueError: If the guide is built on another model.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -104,11 +107,17 @@ class OnlineVI:
                 "OnlineVI needs an AutoOnlineDiagonalNormal, which starts at the prior, got "
                 f"{type(guide).__name__}."
             )
+        if innermost(guide.model) is not innermost(model):
+            raise ValueError(
+                "the guide is built on another model, whose prior the run would start at: build it on this "
+                "one, tempered or not."
+            )
         expectation = monte_carlo() if expectation is None else expectation
         self.model, self.rule, self.expectation = model, rule, expectation
         self.guide = guide
         self._bound = bind(expectation, model, guide)
         self._by_structure: dict[Any, Expectation] = {}
+        self._checked_shapes: set[Any] = set()
 
     def init(
         self,
@@ -129,10 +138,12 @@ class OnlineVI:
 
         Raises:
             ValueError: If the model cannot be run online, or ``prior`` is of another shape.
+            TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
-        self._set_up(rng_key, args, kwargs)
-        start = self.guide.prior if prior is None else self._as_prior(prior)
-        state = OnlineVIState(self.rule.init(start), rng_key)
+        args, kwargs = plain_arrays((args, kwargs))
+        model_prior = self._set_up(rng_key, args, kwargs)
+        start = model_prior if prior is None else self._as_prior(prior)
+        state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
         arrays, expectation = self._split(args, kwargs)
         # Raise for a model that does not fit here rather than in the first round.
         jax.eval_shape(
@@ -152,9 +163,17 @@ class OnlineVI:
 
         Returns:
             The state, and the scalar :class:`Losses` before the update.
+
+        Raises:
+            ValueError: If :meth:`init` has not been called, or the model does not fit the rule.
+            TypeError: If an argument is neither data nor hashable.
+
+        Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
         """
         self.require_set_up()
+        args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
+        self._check_batch(arrays, args, kwargs)
         rule_state, losses = stream.update(
             self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key
         )
@@ -164,7 +183,6 @@ class OnlineVI:
         self,
         rng_key: Array | OnlineVIState,
         *args: Any,
-        init_state: OnlineVIState | None = None,
         **kwargs: Any,
     ) -> tuple[OnlineVIState, Losses]:
         """One pass over a stream: every row of the arguments is a round, in one compiled loop.
@@ -175,7 +193,6 @@ class OnlineVI:
             rng_key: Key of the run, or a state to go on from.
             *args: Arguments of the model with one common leading axis of T rounds. Scalars, strings
                 and None are passed to every round as they are.
-            init_state: State to go on from.
             **kwargs: Keyword arguments of the model, likewise.
 
         Returns:
@@ -184,21 +201,19 @@ class OnlineVI:
         Raises:
             ValueError: If the leading axes differ, or T is 0.
         """
-        if isinstance(rng_key, OnlineVIState):
-            init_state = rng_key
-            rng_key = init_state.rng_key
+        args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
         num_rounds = stream.check_rows([a for a in arrays if a.ndim])
-        if init_state is None:
+        if isinstance(rng_key, OnlineVIState):
+            state = rng_key
+        else:
             first = jax.tree.map(lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs))
-            init_state = self.init(rng_key, *first[0], **first[1])
+            state = self.init(rng_key, *first[0], **first[1])
         self.require_set_up()
         # Rows keep a leading axis of 1, so that the model sees a batch.
         rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
-        rule_state, losses = stream.run(
-            self.rule, expectation, init_state.rule_state, *rows, rng_key=init_state.rng_key
-        )
-        return init_state._replace(rule_state=rule_state), losses
+        rule_state, losses = stream.run(self.rule, expectation, state.rule_state, *rows, rng_key=state.rng_key)
+        return state._replace(rule_state=rule_state), losses
 
     def get_posterior(self, state: OnlineVIState) -> dist.Distribution:
         """The posterior on the flat unconstrained scale: a Normal, or a Delta for a point rule."""
@@ -217,18 +232,39 @@ class OnlineVI:
         scale = jnp.maximum(q.scale, jnp.finfo(q.scale.dtype).tiny)
         return {f"{prefix}_loc": q.loc, f"{prefix}_scale": scale}
 
-    def _set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> None:
-        if self.guide.prototype_trace is not None:
-            return
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rng_key, args, kwargs))):
+    def _set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> MeanField:
+        """Set the guide up at the first call; the prior of the model with these arguments."""
+        leaves = jax.tree.leaves((rng_key, args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise ValueError(
                 "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of "
                 "jit, vmap and scan; update and run can be transformed."
             )
+        guide = self.guide
+        if guide.prototype_trace is not None:
+            # The prior may depend on the arguments, and the guide keeps that of its first call.
+            guide = AutoOnlineDiagonalNormal(self.guide.model, prefix=self.guide.prefix)
         # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
         with handlers.block(), numpyro.validation_enabled(False):
             check_model(rng_key, self.model, args, kwargs)
-            handlers.seed(self.guide, rng_key)(*args, **kwargs)
+            handlers.seed(guide, rng_key)(*args, **kwargs)
+        if guide.layout != self.guide.layout:
+            raise ValueError(
+                f"the latent sites are {guide.layout.sites}, at the first call they were "
+                f"{self.guide.layout.sites}: build a new guide and OnlineVI for another shape."
+            )
+        return guide.prior
+
+    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict) -> None:
+        """Check once for each shape that a quadrature may take the rows of a batch apart."""
+        shapes = tuple(array.shape for array in arrays)
+        traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+        if self.expectation.predictor is None or traced or shapes in self._checked_shapes:
+            return
+        model = model_loss(self.model, self.guide, self.expectation.predictor)
+        with numpyro.validation_enabled(False):
+            check_rows_apart(model, self.guide.prior.loc, args, kwargs)
+        self._checked_shapes.add(shapes)
 
     def require_set_up(self) -> None:
         """Raise ValueError if :meth:`init` has not been called."""
@@ -238,10 +274,17 @@ class OnlineVI:
     def _split(self, args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], Expectation]:
         """The arrays among the arguments, and the expectation as a function of them alone."""
         leaves, structure = jax.tree.flatten((args, kwargs))
-        is_array = tuple(hasattr(leaf, "ndim") and not isinstance(leaf, np.generic) for leaf in leaves)
+        is_array = tuple(hasattr(leaf, "ndim") or isinstance(leaf, float) for leaf in leaves)
         static = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
         key = (structure, is_array, static, tuple(type(leaf) for leaf in static))
-        if key not in self._by_structure:
+        try:
+            known = key in self._by_structure
+        except TypeError as error:
+            kinds = sorted({type(leaf).__name__ for leaf in static})
+            raise TypeError(
+                f"arguments must be arrays or hashable values, got objects of types {kinds}."
+            ) from error
+        if not known:
             self._by_structure[key] = self._bound._replace(
                 evaluate=_merge_arguments(self._bound.evaluate, structure, is_array, static)
             )
@@ -249,32 +292,29 @@ class OnlineVI:
         return arrays, self._by_structure[key]
 
     def _as_prior(self, prior: Any) -> MeanField:
+        if isinstance(prior, MeanField):
+            if jnp.shape(prior.loc) != self.guide.prior.loc.shape:
+                raise ValueError(
+                    f"prior has {jnp.shape(prior.loc)} coordinates, the model {self.guide.prior.loc.shape}."
+                )
+            return prior
         if isinstance(prior, OnlineVIState):
-            q = prior.posterior
-        elif isinstance(prior, MeanField):
-            q = prior
+            locs, scales = (prior.layout.split(leaf) for leaf in prior.posterior)
         elif isinstance(prior, TemperedFit):
             sites = unconstrained_moments(prior)
-            expected = self.guide._unpack_latent(self.guide.prior.loc)
-            if {k: v.loc.shape for k, v in sites.items()} != {k: v.shape for k, v in expected.items()}:
-                raise ValueError(
-                    f"the fit has latent sites {sorted(sites)}, the model has "
-                    f"{ {k: v.shape for k, v in expected.items()} }: names and shapes must agree."
-                )
-            pack = self.guide.pack
-            q = MeanField(
-                pack({k: v.loc for k, v in sites.items()}),
-                pack({k: v.scale for k, v in sites.items()}),
-            )
+            locs = {name: moments.loc for name, moments in sites.items()}
+            scales = {name: moments.scale for name, moments in sites.items()}
         else:
             raise TypeError(
                 f"prior must be an OnlineVIState, a TemperedFit or a MeanField, got {type(prior).__name__}."
             )
-        if jnp.shape(q.loc) != self.guide.prior.loc.shape:
+        shapes = {name: jnp.shape(value) for name, value in locs.items()}
+        if shapes != dict(self.guide.layout.sites):
             raise ValueError(
-                f"prior has {jnp.shape(q.loc)} coordinates, the model {self.guide.prior.loc.shape}."
+                f"prior has latent sites {shapes}, the model has {dict(self.guide.layout.sites)}: names and "
+                "shapes must agree."
             )
-        return q
+        return MeanField(self.guide.pack(locs), self.guide.pack(scales))
 
 
 def _merge_arguments(

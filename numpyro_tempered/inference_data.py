@@ -1,6 +1,7 @@
 """Results as ArviZ data: the only module that knows ArviZ's two generations."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from numpyro_tempered.likelihood import (
     likelihood_sites,
     log_likelihood,
     observed_values,
+    subsamples,
 )
+from numpyro_tempered.online.base import Losses
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,6 +40,7 @@ def to_inference_data(
     coords: Coords | None = None,
     dims: Dims | None = None,
     log_lik: bool = True,
+    losses: Losses | None = None,
     **kwargs: Any,
 ) -> Any:
     """ArviZ data of a tempered result.
@@ -54,6 +58,7 @@ def to_inference_data(
         coords: Coordinate values by dimension.
         dims: Names of the event dimensions by variable, without chain and draw.
         log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
+        losses: For an online run, the losses that ``run`` returned, to be kept as its trace.
         **kwargs: For an online run, keyword arguments of the model.
 
     Returns:
@@ -61,7 +66,7 @@ def to_inference_data(
 
     Raises:
         TypeError: If ``result`` is none of these.
-        ValueError: If the data are missing, or an MCMC has not run.
+        ValueError: If the data are missing, an MCMC has not run, or ``dims`` names no variable.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -87,6 +92,8 @@ def to_inference_data(
                 "an online run is to_inference_data(online, state, *data): the state, then the data."
             )
         groups = _from_online(result, data[0], data[1:], kwargs, num_samples, rng_key, log_lik)
+        if losses is not None:
+            groups["variational"] |= {f"loss_{k}": v for k, v in losses._asdict().items()}
     elif isinstance(result, MCMC):
         if data or kwargs:
             raise ValueError("an MCMC holds its data: pass it alone.")
@@ -109,6 +116,7 @@ def to_inference_data(
             named = {k: named[k][: np.ndim(v) - 2] for k, v in values.items() if k in named}
         elif name == "variational":
             named.setdefault("loss", ["step"])
+            named |= {k: ["round"] for k, v in values.items() if k.startswith("loss_") and np.ndim(v) == 1}
         datasets[name] = dataset(values, _SAMPLE_DIMS.get(name, ()), coords, named, attrs)
     return assemble(datasets, attrs)
 
@@ -121,10 +129,20 @@ _SAMPLE_DIMS = {
 
 
 def _from_fit(fit: TemperedFit, num_samples: int, rng_key: Array | None, log_lik: bool) -> dict[str, Any]:
-    samples = sample_posterior(fit, fit.rng_key if rng_key is None else rng_key, num_samples)
+    key = fit.rng_key if rng_key is None else rng_key
+    samples = sample_posterior(fit, key, num_samples)
+    # The fitted params of the model, such as the weights of a network, belong to its likelihood.
+    model = handlers.substitute(fit.model, data=fit.params)
+    first = {name: value[0] for name, value in samples.items()}
+    if log_lik and subsamples(_trace_at(handlers.seed(model, key), first, fit.args, fit.kwargs)):
+        warnings.warn(
+            "a plate of the model subsamples: the log_likelihood group, which needs all data, is left out.",
+            stacklevel=3,
+        )
+        log_lik = False
     return {
         "posterior": _one_chain(samples),
-        **_likelihood_group(log_lik, fit.model, samples, fit.args, fit.kwargs),
+        **_likelihood_group(log_lik, model, samples, fit.args, fit.kwargs),
         "observed_data": dict(fit.observed),
         "variational": {"loss": fit.losses, **_plain(fit.params)},
         "attrs": {

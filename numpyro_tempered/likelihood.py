@@ -1,6 +1,8 @@
 """Reading the likelihood of a model: its sites, their powers, and its loss as a function."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,15 +13,32 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered._typing import Array, Model
 from numpyro_tempered.expectations.base import ModelLoss, depends_on
-from numpyro_tempered.handlers import ALPHA, PRIOR_FACTOR, UNMASKED, mark_prior_factors
+from numpyro_tempered.handlers import ALPHA, PRIOR_FACTOR, read_powers
 
 Site = dict[str, Any]
 Trace = dict[str, Site]
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the latent sites in a flat vector, in order; a pytree without leaves."""
+
+    sites: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def split(self, flat: Array) -> dict[str, Array]:
+        """The flat vector as values by site."""
+        values, start = {}, 0
+        for name, shape in self.sites:
+            size = math.prod(shape)
+            values[name] = jnp.reshape(flat[start : start + size], shape)
+            start += size
+        return values
+
+
 def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
-    """The trace of ``model``, with the prior factors of its handlers marked."""
-    return handlers.trace(mark_prior_factors(model)).get_trace(*args, **kwargs)
+    """The untempered trace of ``model``, with powers and prior factors written on its sites."""
+    return handlers.trace(read_powers(model)).get_trace(*args, **kwargs)
 
 
 def likelihood_sites(trace: Trace) -> Trace:
@@ -33,26 +52,22 @@ def likelihood_sites(trace: Trace) -> Trace:
 
 def latent_sites(trace: Trace) -> Trace:
     """The latent sample sites of a trace."""
-    return {
-        name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]
-    }
+    return {name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
 
 
 def untempered_log_prob(site: Site) -> Array:
     """Log-probability of an observed site without tempering and without scales."""
-    fn = site[UNMASKED] if UNMASKED in site else site["fn"]
-    return fn.log_prob(site["value"])
+    return site["fn"].log_prob(site["value"])
 
 
 def weight(site: Site) -> Any:
     """What the site's log-probability is multiplied by: its power times its other scales."""
-    return site_alpha(site) and (1.0 if site["scale"] is None else site["scale"])
+    return site_alpha(site) * other_scale(site)
 
 
 def other_scale(site: Site) -> Any:
     """The site's scales without its power, such as N/B of a subsampling plate."""
-    scale = 1.0 if site["scale"] is None else site["scale"]
-    return scale if site_alpha(site) == 0.0 else scale / site_alpha(site)
+    return 1.0 if site["scale"] is None else site["scale"]
 
 
 def site_alpha(site: Site) -> Any:
@@ -90,21 +105,24 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
     """
 
     def run(theta: Array, args: tuple, kwargs: dict, fixed: dict[str, Array]) -> Trace:
-        values = {
-            name: biject_to(guide.prototype_trace[name]["fn"].support)(value)
-            for name, value in guide._unpack_latent(theta).items()
-        }
+        values = guide._unpack_latent(theta)
+
+        def constrain(site: Site) -> Array | None:
+            if site["type"] != "sample" or site["name"] not in values:
+                return None
+            # The site's own support, which may depend on other latents.
+            return biject_to(site["fn"].support)(values[site["name"]])
+
+        constrained = handlers.substitute(model, substitute_fn=constrain)
         with _refuse_subsampling():
-            trace = get_trace(handlers.substitute(model, data=values | fixed), args, kwargs)
+            trace = get_trace(handlers.substitute(constrained, data=fixed), args, kwargs)
         _check_sites(trace, values)
         return trace
 
     def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
         sites = likelihood_sites(run(theta, args, kwargs, {})).values()
-        values = [-untempered_log_prob(site) for site in sites]
-        weights = [
-            jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)
-        ]
+        values = [-_log_prob_of_each(site) for site in sites]
+        weights = [jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)]
 
         def flat(parts: list[Array]) -> Array:
             return jnp.concatenate([jnp.ravel(p).astype(theta.dtype) for p in parts])[None, :]
@@ -159,10 +177,77 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
     """Raise for a model that no online rule can take.
 
     Raises:
-        ValueError: If a plate subsamples, nothing is observed, or a reparameterisation adds a prior term.
+        ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
+            some factor is a prior term.
     """
     with handlers.block(), _refuse_subsampling():
-        _check_likelihood(get_trace(handlers.seed(model, rng_key), args, kwargs))
+        try:
+            trace = get_trace(handlers.seed(model, rng_key), args, kwargs)
+        except NotImplementedError as error:
+            raise ValueError(
+                "a prior cannot be sampled (is it improper?): the online rules start at the prior."
+            ) from error
+        _check_likelihood(trace)
+        check_global(rng_key, model, args, kwargs)
+
+
+def _log_prob_of_each(site: Site) -> Array:
+    value = untempered_log_prob(site)
+    observed = jnp.size(site["value"]) // max(1, math.prod(site["fn"].event_shape))
+    if jnp.ndim(site["value"]) and not is_factor(site) and jnp.size(value) > observed:
+        raise ValueError(
+            f"observed site {site['name']!r} has values of shape {jnp.shape(site['value'])} but "
+            f"log-probabilities of shape {value.shape}: they broadcast against each other. Give them one shape."
+        )
+    return value
+
+
+def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) -> None:
+    """Raise where the loss of a datum depends on the predictor of another.
+
+    Raises:
+        ValueError: If the Jacobian of the losses in the predictors is not diagonal.
+    """
+    predict, given = model.predictor, model.losses_given_predictor
+    if predict is None or given is None:
+        return
+    u = predict(theta, args, kwargs)
+    jacobian = jax.jacrev(lambda v: given(v, theta, args, kwargs)[0])(u)
+    others = jnp.where(jnp.eye(u.shape[0], dtype=bool), 0.0, jnp.nan_to_num(jacobian))
+    if bool(jnp.any(others != 0.0)):
+        raise ValueError(
+            "the likelihood of one datum depends on the predictor of another, and a quadrature takes them one "
+            "by one. Use monte_carlo()."
+        )
+
+
+def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
+    """Raise where a latent's shape follows the number of data, tried on the data twice over.
+
+    Raises:
+        ValueError: If there is such a local latent.
+    """
+
+    def shapes(args: tuple, kwargs: dict) -> dict[str, tuple[int, ...]]:
+        trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
+        return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
+
+    def twice(leaf: Any) -> Any:
+        return jnp.concatenate([leaf, leaf]) if jnp.ndim(leaf) else leaf
+
+    once = shapes(args, kwargs)
+    arrays = {True: twice, False: lambda leaf: leaf}
+    try:
+        doubled = jax.tree.map(lambda leaf: arrays[hasattr(leaf, "ndim")](leaf), (args, kwargs))
+        again = shapes(*doubled)
+    except Exception:  # a model of fixed size has no local latents to find
+        return
+    local = sorted(name for name in once if once[name] != again.get(name))
+    if local:
+        raise ValueError(
+            f"latent sites {local} have one value for each datum: an online rule holds global parameters only. "
+            "Integrate them out of the model."
+        )
 
 
 def _check_sites(trace: Trace, values: dict[str, Array]) -> None:
@@ -180,8 +265,14 @@ def _check_likelihood(trace: Trace) -> None:
     ]
     if factors:
         raise ValueError(
-            f"sites {factors} are prior terms of a reparameterisation: an online rule holds the prior in "
-            "its Gaussian. Give OnlineVI the model without it."
+            f"sites {factors} are prior terms, of a reparameterisation or by temper's `factors`: an online rule "
+            "holds the prior in its Gaussian and would count them in every round. Give it the model without."
+        )
+    params = [name for name, site in trace.items() if site["type"] == "param"]
+    if params:
+        raise ValueError(
+            f"the model has params {params}, which no online rule would move: give them a prior, or fit "
+            "them by fit_svi."
         )
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
@@ -208,9 +299,7 @@ def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs:
             if not is_factor(site)
         }
 
-    compiled: Callable[..., dict[str, Array]] = jax.jit(
-        lambda values: jax.lax.map(one, values, batch_size=64)
-    )
+    compiled: Callable[..., dict[str, Array]] = jax.jit(lambda values: jax.lax.map(one, values, batch_size=64))
     return compiled(samples)
 
 
@@ -222,3 +311,15 @@ def is_factor(site: Site) -> bool:
 def observed_values(trace: Trace) -> dict[str, Array]:
     """The observed values of a trace by site, factors left out."""
     return {name: site["value"] for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+
+
+def subsamples(trace: Trace) -> bool:
+    """Whether a plate of the trace holds a part of its data."""
+    return any(
+        site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]) for site in trace.values()
+    )
+
+
+def plain_arrays(tree: Any) -> Any:
+    """The arguments of a model with pandas objects as numpy arrays."""
+    return jax.tree.map(lambda leaf: leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf, tree)

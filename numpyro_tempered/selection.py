@@ -1,6 +1,7 @@
 """Model selection by the penalised ELBO."""
 
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -60,7 +61,7 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
         ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x.
 
     Raises:
-        TypeError: If a value is not a :class:`TemperedFit`.
+        TypeError: If ``fits`` is not a mapping, or a value not a :class:`TemperedFit`.
         ValueError: If there is no fit, an ELBO is not finite, observed values or alpha differ, or the
             weights are not as above.
 
@@ -113,14 +114,14 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
         "expected_log_lik": [fit.elbo.expected_log_lik for fit in fits.values()],
         "kl": [fit.elbo.kl for fit in fits.values()],
     }
-    selected = names[order[0]]
-    best = to_inference_data(fits[selected], num_samples=num_samples)
-    attrs = {**best.attrs, "selected": str(selected)}
+    selected = names[order[0]] if isinstance(names[order[0]], str | int) else str(names[order[0]])
+    best = to_inference_data(fits[names[order[0]]], num_samples=num_samples)
+    attrs = {**best.attrs, "selected": selected, "prior_weights": np.exp(log_weights).tolist()}
     comparison = dataset(
         columns,
         coords={"model": [str(name) if isinstance(name, tuple) else name for name in names]},
         dims={column: ["model"] for column in columns},
-        attrs={"alpha": attrs["alpha"], "selected": str(selected)},
+        attrs={"alpha": attrs["alpha"], "selected": selected},
     )
     groups = list(best.children) if hasattr(best, "children") else list(best.groups())
     return assemble({"model_comparison": comparison, **{name: group(best, name) for name in groups}}, attrs)
@@ -172,6 +173,11 @@ def _check_log_prior(names: list[Any], log_prior: LogPrior) -> np.ndarray:
 
 def _check_same_data(fits: Mapping[Any, TemperedFit]) -> None:
     (first_name, first), *others = fits.items()
+    if others and not first.observed:
+        warnings.warn(
+            "the models condition by numpyro.factor alone: that their data are the same is not checked.",
+            stacklevel=3,
+        )
     for name, fit in others:
         if fit.alpha != first.alpha:
             raise ValueError(

@@ -1,12 +1,9 @@
 """Settings and fixtures shared by the tests."""
 
 import contextlib
-from pathlib import Path
 
 import jax
 import pytest
-
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def enable_x64():
@@ -36,10 +33,3 @@ def strict():
 @pytest.fixture
 def key():
     return jax.random.key(20260)
-
-
-@pytest.fixture
-def shared_data():
-    if not SHARED_DATA.is_dir():
-        pytest.skip("the folder of shared data sets is absent")
-    return SHARED_DATA

@@ -215,9 +215,7 @@ def linear_posterior(x, y, noise_variance, prior_loc, prior_scale):
     prior_precision = np.diag(np.asarray(prior_scale, float) ** -2)
     precision = prior_precision + x.T @ x / noise_variance
     covariance = np.linalg.inv(precision)
-    return covariance @ (
-        prior_precision @ np.asarray(prior_loc, float) + x.T @ y / noise_variance
-    ), covariance
+    return covariance @ (prior_precision @ np.asarray(prior_loc, float) + x.T @ y / noise_variance), covariance
 
 
 # Losses of a linear predictor as (loss, slope, kinks).

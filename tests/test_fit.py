@@ -321,11 +321,31 @@ def test_a_loss_that_still_falls_is_said(num_steps, optim):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
     with pytest.warns(UserWarning, match="loss still fell by"):
-        nt.fit_svi(
-            jax.random.key(0), far, AutoNormal, 60.0, num_steps=num_steps, optim=optim, num_particles=2
-        )
+        nt.fit_svi(jax.random.key(0), far, AutoNormal, 60.0, num_steps=num_steps, optim=optim, num_particles=2)
 
 
 def test_a_prebuilt_guide_must_be_of_the_model_that_is_fitted():
     with pytest.raises(ValueError, match="built on another model than the one to fit"):
         quick(AutoNormal(hand_written), alpha=1.0)
+
+
+def masked(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 2), numpyro.handlers.mask(mask=jnp.array([True, False])), nt.temper(alpha=0.0):
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+
+def test_masks_and_powers_survive_a_power_of_zero():
+    y = jnp.array([0.0, 1000.0])
+    fit = nt.fit_svi(KEY, masked, AutoNormal, y, num_steps=1, num_particles=500)
+    # Only the first datum counts: E[log N(0; theta, 1)] under q.
+    q = by_hand_like(fit)
+    expected = -0.5 * np.log(2 * np.pi) - 0.5 * (q[0] ** 2 + q[1] ** 2)
+    assert abs(fit.elbo.expected_log_lik - expected) < 5 * q[1] ** 2 + 0.5 * abs(q[0] * q[1])
+    nested = quick(AutoNormal, model=nt.temper(model, alpha=0.5), alpha=0.0, num_particles=500)
+    plain = quick(AutoNormal, alpha=0.0, num_particles=500)
+    assert nested.elbo.expected_log_lik == pytest.approx(plain.elbo.expected_log_lik, rel=1e-5)
+
+
+def by_hand_like(fit):
+    return float(fit.params["theta_auto_loc"]), float(fit.params["theta_auto_scale"])

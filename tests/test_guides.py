@@ -196,3 +196,13 @@ def test_integer_parameters_of_a_prior_give_floating_parameters(key):
     svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
     state, _ = svi.update(svi.init(key, 0.5), 0.5)
     assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in svi.get_params(state).values())
+
+
+def test_a_masked_prior_is_no_start(key):
+    def model(y=None):
+        with handlers.mask(mask=False):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="is masked"):
+        handlers.seed(AutoOnlineDiagonalNormal(model), key)(0.5)

@@ -251,9 +251,7 @@ def test_traced_alpha_compiles_once_and_equals_concrete(x64):
         normal()
 
     grid = np.array([0.0, 0.3, 1.0, 2.0])
-    batched = jax.jit(
-        jax.vmap(lambda alpha: density(nt.temper(counted, alpha=alpha), {"theta": jnp.array(0.7)}))
-    )
+    batched = jax.jit(jax.vmap(lambda alpha: density(nt.temper(counted, alpha=alpha), {"theta": jnp.array(0.7)})))
     want = [density(nt.temper(normal, alpha=alpha), {"theta": 0.7}) for alpha in grid]
     np.testing.assert_allclose(batched(grid), want, rtol=1e-13)
     batched(grid[::-1] + 0.1)
@@ -297,8 +295,7 @@ def test_jacobians_are_not_tempered(x64):
 def mean_by_quadrature(y, alpha):
     """E[s] of the tempered posterior of ``positive``, in s itself: no Jacobian anywhere."""
     mass, first = (
-        integrate.quad(lambda s, k=k: s**k * np.exp(positive_density(s, y, alpha)), 0.0, 12.0)[0]
-        for k in (0, 1)
+        integrate.quad(lambda s, k=k: s**k * np.exp(positive_density(s, y, alpha)), 0.0, 12.0)[0] for k in (0, 1)
     )
     return first / mass
 
@@ -380,9 +377,7 @@ def test_neutra_reparam_is_prior(inside, x64):
     assert got == pytest.approx(want, rel=1e-12)
     assert (
         abs(
-            potential(
-                naive_temper(reparam.reparam(positive), alpha), {"auto_shared_latent": jnp.array([z])}, y
-            )
+            potential(naive_temper(reparam.reparam(positive), alpha), {"auto_shared_latent": jnp.array([z])}, y)
             - want
         )
         > 0.3
@@ -582,3 +577,20 @@ def test_global_discrete_latent_is_summed_after_the_power(x64):
     log_lik = np.array([stats.norm.logpdf(Y, 2.0 * k, s).sum() for k in (0, 1)])
     want = stats.halfnorm.logpdf(s) + u + logsumexp(np.log([0.4, 0.6]) + 0.3 * log_lik)
     assert float(info.potential_fn({"s": jnp.array(u)})) == pytest.approx(-want, rel=1e-12)
+
+
+def test_an_enumerated_chain_in_a_scan_is_refused():
+    def chain(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+
+        def transition(state, y_t):
+            probs = jnp.array([[0.9, 0.1], [0.2, 0.8]])
+            state = numpyro.sample("state", dist.Categorical(probs[state]), infer={"enumerate": "parallel"})
+            numpyro.sample("y", dist.Normal(2.0 * state, scale), obs=y_t)
+            return state, None
+
+        scan(transition, 0, y)
+
+    mcmc = MCMC(NUTS(nt.temper(chain, alpha=0.5)), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match="enumerated local latent"):
+        mcmc.run(jax.random.key(0), jnp.array([0.1, 1.9, 2.2]))

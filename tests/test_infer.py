@@ -1,13 +1,18 @@
 """Online variational inference on NumPyro models."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
+from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.reparam import CircularReparam
 from oracles import tempered_normal_posterior
 from scipy import stats
 
@@ -40,9 +45,7 @@ LOC, SCALE, NOISE = np.array([0.5, -1.0, 2.0]), np.array([1.0, 0.5, 2.0]), 0.7
 
 
 def linear(x, y=None):
-    theta = numpyro.sample(
-        "theta", dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1)
-    )
+    theta = numpyro.sample("theta", dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1))
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
@@ -58,16 +61,13 @@ def one_hot_stream():
 
 def exact_posterior(y, alpha, columns=COLUMNS, loc=LOC, scale=SCALE):
     per_column = [
-        tempered_normal_posterior(np.asarray(y)[columns == j], alpha, loc[j], scale[j], NOISE)
-        for j in range(3)
+        tempered_normal_posterior(np.asarray(y)[columns == j], alpha, loc[j], scale[j], NOISE) for j in range(3)
     ]
     return MeanField(*map(np.array, zip(*per_column, strict=True)))
 
 
 def online(model, expectation=ETA, rule=None):
-    return nt.OnlineVI(
-        model, AutoOnlineDiagonalNormal, nt.online.ngvi() if rule is None else rule, expectation
-    )
+    return nt.OnlineVI(model, AutoOnlineDiagonalNormal, nt.online.ngvi() if rule is None else rule, expectation)
 
 
 def assert_equal(one, two):
@@ -97,7 +97,7 @@ def test_run_equals_a_loop_of_updates_to_the_bit(expectation):
     # Going on from a state equals one run, given as either argument.
     half, _ = vi.run(KEY, x[:3], y[:3])
     assert_equal(vi.run(half, x[3:], y[3:])[0].rule_state, run_state.rule_state)
-    assert_equal(vi.run(KEY, x[3:], y[3:], init_state=half)[0].rule_state, run_state.rule_state)
+    assert_equal(vi.run(half, x[3:], y[3:])[0].rule_state, run_state.rule_state)
     np.testing.assert_allclose(state.cumulative.expected, run_losses.expected.sum(), rtol=1e-5)
     np.testing.assert_allclose(state.cumulative.at_mean, run_losses.at_mean.sum(), rtol=1e-5)
 
@@ -331,7 +331,7 @@ def test_a_prior_of_another_shape_is_refused():
         vi.init(KEY, x, y, prior=start)
     x3, y3 = one_hot_stream()
     longer = online(linear).init(KEY, x3, y3)
-    with pytest.raises(ValueError, match="coordinates"):
+    with pytest.raises(ValueError, match="names and shapes"):
         vi.init(KEY, x, y, prior=longer)
     fit = nt.fit_svi(KEY, linear, AutoNormal, x3, y3, num_steps=1, num_particles=2)
     with pytest.raises(ValueError, match="names and shapes"):
@@ -588,3 +588,205 @@ def test_the_expectation_is_monte_carlo_by_default():
     by_default = nt.OnlineVI(logistic, AutoOnlineDiagonalNormal(logistic), nt.online.ngvi())
     named = online(logistic, monte_carlo())
     assert_equal(by_default.run(KEY, x, y)[0].posterior, named.run(KEY, x, y)[0].posterior)
+
+
+def affine(x, y=None, prior_loc=0.0):
+    theta = numpyro.sample("theta", dist.Normal(prior_loc, 1.0).expand([x.shape[-1]]).to_event(1))
+    eta = numpyro.deterministic("eta", x @ theta)
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+
+QUADRATURE = gauss_hermite(predictor="eta")
+STREAM = (jnp.array([[1.0, 0.5], [-1.0, 2.0], [0.3, 0.1]]), jnp.array([1.0, -0.5, 2.0]))
+
+
+def test_a_grid_of_alphas_runs_under_vmap():
+    guide = nt.guides.AutoOnlineDiagonalNormal(affine)
+
+    def run(alpha):
+        online = nt.OnlineVI(nt.temper(affine, alpha=alpha), guide, nt.online.ngvi(), QUADRATURE)
+        return online.run(start, *STREAM)[0].posterior
+
+    begin = nt.OnlineVI(affine, guide, nt.online.ngvi(), QUADRATURE)
+    start = begin.init(KEY, STREAM[0][:1], STREAM[1][:1])
+    alphas = jnp.array([0.0, 0.5, 1.0])
+    together = jax.jit(jax.vmap(run))(alphas)
+    for i, alpha in enumerate((0.0, 0.5, 1.0)):
+        alone = run(alpha)
+        np.testing.assert_allclose(together.loc[i], alone.loc, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(together.scale[i], alone.scale, rtol=1e-5)
+
+
+def test_a_guide_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="built on another model"):
+        nt.OnlineVI(linear, nt.guides.AutoOnlineDiagonalNormal(lambda x, y: affine(x, y, 5.0)), nt.online.ngvi())
+
+
+def test_prior_terms_are_refused():
+    def circular(y):
+        angle = numpyro.sample("angle", dist.VonMises(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(angle, 1.0), obs=y)
+
+    unwrapped = handlers.reparam(circular, config={"angle": CircularReparam()})
+    with pytest.raises(ValueError, match="is it improper"):
+        nt.OnlineVI(unwrapped, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, 0.5)
+
+    def ridge(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.factor("ridge", -1.5 * theta**2)
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    model = nt.temper(ridge, alpha=1.0, factors=False)
+    with pytest.raises(ValueError, match=r"\['ridge'\] are prior terms"):
+        nt.OnlineVI(model, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, 0.5)
+    fit = nt.fit_svi(KEY, ridge, AutoNormal, 0.5, num_steps=1, num_particles=2)
+    assert fit.alpha == 1.0
+
+
+def two_latents(order, y):
+    values = {name: numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in order}
+    numpyro.sample("y", dist.Normal(values["u"], 0.1), obs=y)
+
+
+def test_a_state_as_prior_goes_by_name():
+    def uv(y):
+        two_latents("uv", y)
+
+    def vu(y):
+        two_latents("vu", y)
+
+    def vw(y):
+        numpyro.sample("w", dist.Normal(0.0, 1.0))
+        two_latents("u", y)
+
+    first = nt.OnlineVI(uv, AutoOnlineDiagonalNormal, nt.online.ngvi())
+    state, _ = first.run(KEY, jnp.full(5, 3.0))
+    second = nt.OnlineVI(vu, AutoOnlineDiagonalNormal, nt.online.ngvi())
+    start = second.init(KEY, 3.0, prior=state)
+    by_name = dict(zip("vu", start.posterior.loc, strict=True))
+    assert float(by_name["u"]) == float(state.posterior.loc[0]) > 2.0
+    assert float(by_name["v"]) == 0.0
+    with pytest.raises(ValueError, match="names and shapes"):
+        nt.OnlineVI(vw, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, 3.0, prior=state)
+
+
+def test_every_init_starts_at_the_prior_of_its_arguments():
+    def scaled(y, scale):
+        theta = numpyro.sample("theta", dist.Normal(0.0, scale).expand([y.shape[-1]]).to_event(1))
+        numpyro.sample("y", dist.Normal(theta, 1.0).to_event(1), obs=y)
+
+    vi = nt.OnlineVI(scaled, AutoOnlineDiagonalNormal, nt.online.ngvi())
+    for scale in (1.0, 10.0):
+        np.testing.assert_allclose(vi.init(KEY, jnp.zeros((1, 2)), scale).posterior.scale, scale)
+    with pytest.raises(ValueError, match="another shape"):
+        vi.init(KEY, jnp.zeros((1, 3)), 1.0)
+
+
+def test_a_support_that_depends_on_another_latent():
+    def nested(y):
+        top = numpyro.sample("top", dist.LogNormal(0.0, 0.5))
+        z = numpyro.sample("z", dist.Uniform(0.0, top))
+        numpyro.sample("y", dist.Normal(z, 0.1), obs=y)
+
+    vi = nt.OnlineVI(nested, AutoOnlineDiagonalNormal, nt.online.ngvi())
+    with pytest.warns(UserWarning, match="not Normal"):
+        state = vi.init(KEY, 0.5, prior=MeanField(jnp.array([np.log(3.0), 0.0]), jnp.full(2, 1e-6)))
+    _, losses = vi.update(state, 1.5)
+    # z is the middle of (0, 3).
+    np.testing.assert_allclose(losses.at_mean, -stats.norm.logpdf(1.5, 1.5, 0.1), rtol=1e-3)
+
+
+def test_local_latents_and_params_are_refused():
+    def local(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+        with numpyro.plate("n", len(y)):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(theta + z, 0.5), obs=y)
+
+    def with_param(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(theta, numpyro.param("noise", 1.0)), obs=y)
+
+    with pytest.raises(ValueError, match=r"\['z'\] have one value for each datum"):
+        nt.OnlineVI(local, AutoOnlineDiagonalNormal, nt.online.ngvi()).run(KEY, jnp.arange(4.0))
+    with pytest.raises(ValueError, match=r"params \['noise'\]"):
+        nt.OnlineVI(with_param, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, 0.5)
+
+
+def test_rows_that_mix_are_refused():
+    def centred(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        eta = numpyro.deterministic("eta", x @ theta)
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(eta - eta.mean(), 1.0), obs=y)
+
+    x, y = STREAM
+    vi = nt.OnlineVI(centred, AutoOnlineDiagonalNormal, nt.online.ngvi(), QUADRATURE)
+    state = vi.init(KEY, x[:1], y[:1])
+    with pytest.raises(ValueError, match="the predictor of another"):
+        vi.update(state, x, y)
+    with (
+        pytest.warns(UserWarning, match="Missing a plate"),
+        pytest.raises(ValueError, match="broadcast against each other"),
+    ):
+        nt.OnlineVI(affine, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, x, y[:, None])
+
+
+def test_pandas_arguments():
+    x, y = STREAM
+    vi = nt.OnlineVI(affine, AutoOnlineDiagonalNormal, nt.online.ngvi(), QUADRATURE)
+    ours, _ = vi.run(KEY, pd.DataFrame(np.asarray(x)), pd.Series(np.asarray(y)))
+    theirs, _ = vi.run(KEY, x, y)
+    np.testing.assert_array_equal(ours.posterior.loc, theirs.posterior.loc)
+
+
+def test_a_point_rule_needs_no_curvature():
+    def absolute(y):
+        numpyro.sample("y", dist.Laplace(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+    state, _ = nt.OnlineVI(absolute, AutoOnlineDiagonalNormal, nt.online.oga(0.5)).run(KEY, jnp.ones(4))
+    np.testing.assert_allclose(state.posterior.loc, 1.0)
+
+
+def test_a_shifted_normal_prior_by_a_transform():
+    def shifted(y):
+        prior = dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(1.0, 2.0))
+        numpyro.sample("y", dist.Normal(numpyro.sample("theta", prior), 1.0), obs=y)
+
+    vi = nt.OnlineVI(shifted, AutoOnlineDiagonalNormal, nt.online.ngvi())
+    with pytest.warns(UserWarning, match="not Normal"):
+        q = vi.init(KEY, 0.5).posterior
+    # Five standard errors of the moments of the draws.
+    np.testing.assert_allclose(q.loc, 1.0, atol=5 * 2 / np.sqrt(10_000))
+    np.testing.assert_allclose(q.scale, 2.0, atol=5 * 2 / np.sqrt(20_000))
+
+
+def test_floats_are_data_and_compile_once():
+    traces = []
+
+    def scalar(x, y=None):
+        traces.append(1)
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(theta * x, 1.0), obs=y)
+
+    online = nt.OnlineVI(scalar, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
+    state = online.init(KEY, 1.0, 0.5)
+    state, _ = online.update(state, 1.0, 0.5)
+    before = len(traces)
+    for value in (0.1, 0.2, 0.3):
+        state, _ = online.update(state, 1.0, value)
+    assert len(traces) == before
+    with pytest.raises(TypeError, match="arrays or hashable"):
+        online.update(state, 1.0, {1, 2})
+
+
+def test_state_pickles_and_goes_on():
+    online = nt.OnlineVI(affine, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), QUADRATURE)
+    x, y = STREAM
+    state, _ = online.run(jax.random.PRNGKey(0), x, y)
+    copy = pickle.loads(pickle.dumps(state))
+    for ours, theirs in zip(
+        online.run(state, x, y)[0].posterior, online.run(copy, x, y)[0].posterior, strict=True
+    ):
+        assert np.array_equal(ours, theirs)

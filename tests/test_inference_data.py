@@ -18,6 +18,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.inference_data import group
 
 matplotlib.use("agg")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -325,3 +326,46 @@ def test_arviz_is_imported_when_data_are_made():
     module = inspect.getmodule(nt.to_inference_data)
     assert not hasattr(module, "az")
     assert not hasattr(module, "xr")
+
+
+def test_the_losses_of_an_online_run_are_its_trace():
+    def model(x, y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()) * x, 1.0).to_event(1), obs=y)
+
+    online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
+    x, y = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
+    state, losses = online.run(jax.random.key(0), x, y)
+    variational = group(nt.to_inference_data(online, state, x, y, losses=losses), "variational")
+    assert variational["loss_expected"].dims == ("round",)
+    np.testing.assert_array_equal(variational["loss_at_mean"], losses.at_mean)
+
+
+def test_dims_of_no_variable_are_refused(tempered):
+    with pytest.raises(ValueError, match="not among the variables"):
+        nt.to_inference_data(tempered, dims={"nothing": ["here"]})
+
+
+def test_the_likelihood_group_uses_the_fitted_params():
+    def with_param(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 0.1))
+        noise = numpyro.param("noise", 1.0, constraint=dist.constraints.positive)
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(theta, noise), obs=y)
+
+    y = 5.0 * jax.random.normal(jax.random.key(1), (50,))
+    fit = nt.fit_svi(jax.random.key(0), with_param, AutoNormal, y)
+    assert fit.params["noise"] > 4.0
+    total = group(nt.to_inference_data(fit), "log_likelihood")["y"].sum("y_dim_0").mean()
+    np.testing.assert_allclose(total, fit.elbo.expected_log_lik, rtol=1e-2)
+
+
+def test_a_subsampling_plate_leaves_the_likelihood_group_out():
+    def subsampled(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", len(y), subsample_size=4) as rows:
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[rows])
+
+    fit = nt.fit_svi(jax.random.key(0), subsampled, AutoNormal, jnp.ones(10), num_steps=2, num_particles=2)
+    with pytest.warns(UserWarning, match="subsamples"):
+        data = nt.to_inference_data(fit)
+    assert "log_likelihood" not in (data.children if hasattr(data, "children") else data.groups())

@@ -108,7 +108,9 @@ def _bound(model: ModelLoss, num_particles: int, memory_budget: int) -> Expectat
 
         def one(theta: Array) -> tuple[Array, Array, Array]:
             grad, unweighted = jax.grad(value, has_aux=True)(theta)
-            if curvature == "fisher":
+            if curvature == "none":
+                second = jnp.zeros_like(grad)
+            elif curvature == "fisher":
                 second = _fisher(model, theta, data)
             elif model.predictor is not None:
                 second = _gauss_newton(model, theta, data)
@@ -161,9 +163,7 @@ def _hessian_diagonal(
         'use ngvi(curvature="fisher"), name the model\'s predictor, or take gauss_hermite or a closed form'
     )
     if d > MAX_DIMENSION:
-        raise ValueError(
-            f"the exact Hessian diagonal is for d <= {MAX_DIMENSION}, got d = {d}: {alternatives}."
-        )
+        raise ValueError(f"the exact Hessian diagonal is for d <= {MAX_DIMENSION}, got d = {d}: {alternatives}.")
     if not depends_on(product, jnp.ones_like(theta)):
         raise ValueError(
             "the loss is piecewise linear in the parameters, so automatic differentiation gives it "

@@ -83,7 +83,8 @@ class Rule(NamedTuple):
     Attributes:
         init: ``prior -> state``.
         update: ``(evaluation, state) -> state``, one round.
-        curvature: ``"hessian"`` or ``"fisher"``: what the rule takes for twice the gradient in σ².
+        curvature: ``"hessian"``, ``"fisher"`` or ``"none"``: what the rule takes for twice the gradient in
+            σ².
         name: Short name, for reports.
         point: Whether the rule moves a point, so that its posterior has scale 0.
     """
@@ -127,8 +128,8 @@ class SVBRate(NamedTuple):
 def svb_rate(c: float) -> SVBRate:
     r"""The step size of SVB's regret bound, :math:`\eta_{t,j} = c / (\sqrt t\, \sigma_{t,j}^2)`.
 
-    CA19, Theorem 3, gives c = D / (√2 L), for gradients bounded by L and a box of diameter D
-    (the published constant is twice too large).
+    CA19, Theorem 3, gives c = D / (√2 L) for gradients bounded by L, with D² = sup |m - m'|² +
+    2 sup |σ|² over the box (the published constant is twice too large).
 
     Args:
         c: Positive constant.
@@ -156,13 +157,17 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array
         name: The argument's name, for error messages.
 
     Raises:
-        ValueError: If a float is not positive and finite.
-        TypeError: If a callable takes neither one nor two arguments.
+        ValueError: If a float is not positive and finite. A callable that returns a negative rate makes
+            the round one that is rejected.
+        TypeError: If it is neither a number nor a callable of one or two arguments.
     """
+    if isinstance(step_size, jax.core.Tracer):
+        # A traced rate lets a grid of rates run under one vmap.
+        return lambda count, q: _not_negative(step_size, q)
     if not callable(step_size):
         try:
             value = float(step_size)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise TypeError(
                 f"{name} must be a float, a callable of the count or of (count, q), "
                 f"got {type(step_size).__name__}."
@@ -177,12 +182,17 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if len(required) == 1:
-        return lambda count, q: jnp.asarray(step_size(count), q.loc.dtype)
+        return lambda count, q: _not_negative(step_size(count), q)
     if len(required) == 2:
-        return lambda count, q: jnp.asarray(step_size(count, q), q.loc.dtype)
+        return lambda count, q: _not_negative(step_size(count, q), q)
     raise TypeError(
         f"{name} must take the count or (count, q), but {step_size!r} requires {len(required)} arguments."
     )
+
+
+def _not_negative(rate: ArrayLike, q: MeanField) -> Array:
+    rate = jnp.asarray(rate, q.loc.dtype)
+    return jnp.where(rate >= 0, rate, jnp.nan)
 
 
 def check_prior(prior: MeanField) -> MeanField:
@@ -229,6 +239,9 @@ def project(q: MeanField, box: Box | None) -> MeanField:
         return q
     dtype = q.loc.dtype
     bound, largest = jnp.asarray(box.loc, dtype), jnp.asarray(box.scale, dtype)
+    for name, limit in (("loc", bound), ("scale", largest)):
+        if limit.shape not in ((), q.loc.shape):
+            raise ValueError(f"box.{name} must have shape () or {q.loc.shape}, got {limit.shape}.")
     return MeanField(jnp.clip(q.loc, -bound, bound), jnp.minimum(q.scale, largest))
 
 

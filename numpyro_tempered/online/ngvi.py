@@ -86,8 +86,8 @@ def ngvi(
         1.500 0.500
     """
     rate, box = as_schedule(step_size), check_box(box)
-    if math.isnan(evidence) or evidence <= 0:
-        raise ValueError(f"evidence must be positive (inf accumulates), got {evidence}.")
+    if not isinstance(evidence, int | float) or math.isnan(evidence) or evidence <= 0:
+        raise ValueError(f"evidence must be positive, inf to accumulate, got {evidence!r}.")
     if curvature not in CURVATURES:
         raise ValueError(f"curvature must be one of {CURVATURES}, got {curvature!r}.")
 

@@ -56,7 +56,7 @@ def oga(step_size: StepSize, box: Box | None = None) -> Rule:
         loc = q.loc - rate(state.count + 1, q) * evaluation.grad_loc
         return advance(state, project(q._replace(loc=loc), box))
 
-    return Rule(init, update, curvature="hessian", name="oga", point=True)
+    return Rule(init, update, curvature="none", name="oga", point=True)
 
 
 def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:

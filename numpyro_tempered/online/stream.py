@@ -80,9 +80,7 @@ def loop(
     shapes = jax.eval_shape(lambda s: step(rule, expectation, s, row(0), rng_key)[1], state)
     # A zero of the state's own, so that buffers of mapped states are sharded as the states are.
     zero = state.count - state.count
-    losses = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)), shapes
-    )
+    losses = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)), shapes)
 
     def body(carry: tuple[Array, OnlineState, Losses]) -> tuple[Array, OnlineState, Losses]:
         i, state, losses = carry
@@ -217,6 +215,7 @@ def check_rows(arrays: list[Array]) -> int:
     lengths = {shape[0] if shape else None for shape in shapes}
     if len(lengths) != 1 or None in lengths or lengths == {0}:
         raise ValueError(
-            f"run needs arrays with one common leading axis of at least one round, got shapes {shapes}."
+            f"run needs arrays with one common leading axis of at least one round, got shapes "
+            f"{shapes}; constants belong inside the model or the loss."
         )
     return shapes[0][0]

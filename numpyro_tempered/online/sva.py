@@ -41,7 +41,8 @@ def sva(step_size: StepSize, box: Box | None = None) -> Rule:
     multiplying the loss by α is the same as multiplying η by α.
 
     Args:
-        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
+        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``. A schedule weighs the
+            whole sum anew in each round: one that ends at 0 ends at the prior.
         box: Optional bounds on means and scales.
 
     Returns:

@@ -127,18 +127,14 @@ def test_the_value_can_be_differentiated_at_a_point(case):
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e6])
 def test_hinge_far_in_the_tails_in_float32(spread, margin, curvature):
     q = family([(1 - margin * spread) if spread >= 1 else 1 - margin], [spread], jnp.float32)
-    ours = nt.expectations.hinge().evaluate(
-        q, jnp.ones(1, jnp.float32), jnp.float32(1.0), curvature=curvature
-    )
+    ours = nt.expectations.hinge().evaluate(q, jnp.ones(1, jnp.float32), jnp.float32(1.0), curvature=curvature)
     k = np.float32(1.0) - np.float32(q.loc[0])
     assert all(np.all(np.isfinite(leaf)) for leaf in ours)
     assert ours.expected >= max(k, 0.0)
     np.testing.assert_allclose(ours.expected, max(k, 0.0), rtol=1e-6)
     np.testing.assert_allclose(ours.grad_loc, [-1.0 if margin > 0 else 0.0], atol=1e-6)
     assert ours.grad_var >= 0
-    np.testing.assert_allclose(
-        ours.grad_var, [0.5 if margin > 0 and curvature == "fisher" else 0.0], atol=1e-6
-    )
+    np.testing.assert_allclose(ours.grad_var, [0.5 if margin > 0 and curvature == "fisher" else 0.0], atol=1e-6)
 
 
 def test_hinge_never_falls_below_jensen_in_float32():

@@ -71,13 +71,11 @@ def test_one_node_too_few_for_the_polynomial(x64):
 def test_a_kinked_loss(x64, curvature):
     num_nodes, y = 200, np.linspace(-2.5, 2.5, 41)
     expectation = nt.expectations.gauss_hermite(pinball, num_nodes=num_nodes)
-    ours = jax.vmap(
-        lambda y: expectation.evaluate(family([0.0], [1.0]), jnp.ones(1), y, curvature=curvature)
-    )(jnp.asarray(y))
+    ours = jax.vmap(lambda y: expectation.evaluate(family([0.0], [1.0]), jnp.ones(1), y, curvature=curvature))(
+        jnp.asarray(y)
+    )
     exact = [
-        oracles.expected_linear_loss(
-            *oracles.LINEAR_LOSSES["pinball"][:2], [0], [1], [1], [v], lambda y: (y,)
-        )
+        oracles.expected_linear_loss(*oracles.LINEAR_LOSSES["pinball"][:2], [0], [1], [1], [v], lambda y: (y,))
         for v in y
     ]
     # A step is integrated to within the weight of the node next to it (Chebyshev, Markov, Stieltjes):
@@ -108,8 +106,7 @@ def test_losses_of_a_batch_are_summed(x64):
     expectation = nt.expectations.gauss_hermite(logistic)
     batch = expectation.evaluate(family(), jnp.asarray(X), jnp.asarray(LABELS))
     rows = [
-        expectation.evaluate(family(), jnp.asarray(xi), jnp.asarray(yi))
-        for xi, yi in zip(X, LABELS, strict=True)
+        expectation.evaluate(family(), jnp.asarray(xi), jnp.asarray(yi)) for xi, yi in zip(X, LABELS, strict=True)
     ]
     for field in batch._fields:
         total = sum(getattr(row, field) for row in rows)
@@ -210,3 +207,17 @@ def test_a_mean_on_the_kink_of_a_loss_as_written(scale, label):
     np.testing.assert_allclose(value.grad_loc, (0.5 - label) * x, rtol=1e-5)
     if scale < 0.1:
         np.testing.assert_allclose(value.grad_var, 0.25 * x**2 / 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_a_large_predictor_in_single_precision(curvature):
+    # Unit scale in the predictor would be lost beside 2000 if nodes were kept apart by a relative amount.
+    def loss(u, y):
+        return 50.0 * jnp.square(y - u)
+
+    q = nt.families.MeanField(jnp.array([2000.0]), jnp.array([0.02]))
+    x, y = jnp.ones(1), jnp.float32(2000.5)
+    value = nt.expectations.gauss_hermite(loss).evaluate(q, x, y, curvature=curvature)
+    np.testing.assert_allclose(value.expected, 50 * (0.25 + 0.02**2), rtol=1e-2)
+    exact = 100.0 if curvature == "hessian" else 100.0**2 * (0.25 + 0.02**2)
+    np.testing.assert_allclose(2 * value.grad_var, exact, rtol=2e-2)

@@ -36,9 +36,7 @@ def test_unbiased(x64, key, curvature, num_particles):
     expectation = nt.expectations.monte_carlo(logistic, num_particles=num_particles)
     num_keys = 2000
     evaluations = jax.vmap(
-        lambda k: expectation.evaluate(
-            family(), jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature=curvature
-        )
+        lambda k: expectation.evaluate(family(), jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature=curvature)
     )(jax.random.split(key, num_keys))
     exact = oracles.expected_linear_loss(*oracles.LINEAR_LOSSES["logistic"][:2], LOC, SCALE, X, Y)
     if curvature == "fisher":
@@ -55,9 +53,7 @@ def test_fisher_of_a_piecewise_linear_loss(x64, key):
     num_keys = 2000
     expectation = nt.expectations.monte_carlo(hinge)
     evaluations = jax.vmap(
-        lambda k: expectation.evaluate(
-            family(), jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature="fisher"
-        )
+        lambda k: expectation.evaluate(family(), jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature="fisher")
     )(jax.random.split(key, num_keys))
     loss, slope, kinks = oracles.LINEAR_LOSSES["hinge"]
     exact = oracles.expected_linear_loss(loss, slope, LOC, SCALE, X, Y, kinks)
@@ -97,9 +93,7 @@ def test_losses_of_a_batch_are_summed(x64, key, curvature):
     expectation = nt.expectations.monte_carlo(logistic, num_particles=2)
 
     def evaluate(x, y):
-        return expectation.evaluate(
-            family(), jnp.asarray(x), jnp.asarray(y), rng_key=key, curvature=curvature
-        )
+        return expectation.evaluate(family(), jnp.asarray(x), jnp.asarray(y), rng_key=key, curvature=curvature)
 
     batch = evaluate(X, Y)
     rows = [evaluate(x, y) for x, y in zip(X, Y, strict=True)]

@@ -64,9 +64,7 @@ def test_natural_parameters_are_the_coefficients_of_the_log_density(x64):
     natural = to_natural(family(*Q))
     for theta in (-1.0, 0.7):
         difference = oracles.log_normal_density(theta, *Q) - oracles.log_normal_density(0.0, *Q)
-        np.testing.assert_allclose(
-            natural.linear * theta + natural.quadratic * theta**2, difference, rtol=1e-9
-        )
+        np.testing.assert_allclose(natural.linear * theta + natural.quadratic * theta**2, difference, rtol=1e-9)
 
 
 def test_expectation_parameters_are_the_gradient_of_the_log_partition(x64):

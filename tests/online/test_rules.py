@@ -484,9 +484,7 @@ def test_svb_rate_survives_vanishing_scales_in_float32():
     rule = nt.online.svb(nt.online.svb_rate(2.0))
     state = rule.init(MeanField(jnp.zeros(d, jnp.float32), scales))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(100, d)), jnp.float32)
-    state, losses = nt.online.run(
-        rule, HINGE, state, x, jnp.where(x[:, 0] > 0, 1.0, -1.0).astype(jnp.float32)
-    )
+    state, losses = nt.online.run(rule, HINGE, state, x, jnp.where(x[:, 0] > 0, 1.0, -1.0).astype(jnp.float32))
     assert (int(state.count), int(state.rejected)) == (100, 0)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state, losses)))
     assert np.all(state.posterior.scale >= 0)
@@ -575,3 +573,24 @@ def test_streams_are_checked():
             nt.online.run(rule, SQUARED, state, *data)
     with pytest.raises(ValueError, match="expected x of shape"):
         nt.online.run(rule, SQUARED, state, x[:, :2], y)
+
+
+def test_a_negative_rate_rejects_its_round():
+    rule = nt.online.sva(lambda t: 2.0 - t.astype(float))
+    state = rule.init(make_prior(2, jnp.float32))
+    for _ in range(3):
+        state, _ = nt.online.update(rule, HINGE, state, jnp.ones(2), jnp.float32(1.0))
+    # Rates 1 and 0 are taken; the round of rate -1 is refused.
+    assert (int(state.count), int(state.rejected)) == (2, 1)
+
+
+def test_a_grid_of_rates_runs_under_vmap():
+    x, y = jnp.ones((4, 2)), jnp.array([1.0, -1.0, 1.0, 1.0])
+
+    def run(rate):
+        rule = nt.online.svb(rate)
+        return nt.online.run(rule, HINGE, rule.init(make_prior(2, jnp.float32)), x, y)[0].posterior.loc
+
+    rates = (0.1, 0.5)
+    together = jax.vmap(run)(jnp.array(rates))
+    np.testing.assert_allclose(together, np.stack([run(rate) for rate in rates]), rtol=1e-6)
