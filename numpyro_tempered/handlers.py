@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack, default_process_message
 
 from numpyro_tempered._typing import ArrayLike
@@ -45,7 +46,8 @@ class temper(Messenger):
             the prior (False), or the names of those that are part of the likelihood.
 
     Raises:
-        ValueError: If ``alpha`` is not a scalar, negative or not finite (where it is concrete), or if a
+        ValueError: If ``alpha`` is not a scalar, negative or not finite (where it is concrete), if
+            ``handlers.collapse`` has merged likelihood and prior, or if a
             discrete latent of a plate or of a scan is being enumerated: raising its observed sites to a power
             inside the sum is another target.
 
@@ -134,6 +136,12 @@ class temper(Messenger):
             return True
         if is_prior_factor(msg):
             return False
+        bayes = isinstance(self.alpha, float) and self.alpha == 1.0
+        if not bayes and _called_from(handlers.collapse.__exit__):
+            raise ValueError(
+                f"temper met the factor {msg['name']!r} of handlers.collapse, which holds prior and likelihood "
+                "in one: a power of it is another target. Leave the latents in the model."
+            )
         if isinstance(self.factors, bool):
             return self.factors
         return msg["name"] in self.factors
@@ -183,6 +191,16 @@ def is_prior_factor(msg: dict[str, Any]) -> bool:
                 return True
         elif frame.f_code is default_process_message.__code__:
             return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _called_from(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` is on the call stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is function.__code__:
+            return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
 

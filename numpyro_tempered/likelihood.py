@@ -233,13 +233,11 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
         return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
 
     def twice(leaf: Any) -> Any:
-        return jnp.concatenate([leaf, leaf]) if jnp.ndim(leaf) else leaf
+        return jnp.concatenate([leaf, leaf]) if getattr(leaf, "ndim", 0) else leaf
 
     once = shapes(args, kwargs)
-    arrays = {True: twice, False: lambda leaf: leaf}
     try:
-        doubled = jax.tree.map(lambda leaf: arrays[hasattr(leaf, "ndim")](leaf), (args, kwargs))
-        again = shapes(*doubled)
+        again = shapes(*jax.tree.map(twice, (args, kwargs)))
     except Exception:  # a model of fixed size has no local latents to find
         return
     local = sorted(name for name in once if once[name] != again.get(name))

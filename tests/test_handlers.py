@@ -594,3 +594,15 @@ def test_an_enumerated_chain_in_a_scan_is_refused():
     mcmc = MCMC(NUTS(nt.temper(chain, alpha=0.5)), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match="enumerated local latent"):
         mcmc.run(jax.random.key(0), jnp.array([0.1, 1.9, 2.2]))
+
+
+def test_a_collapsed_factor_is_refused():
+    def collapsed(y):
+        with handlers.collapse():
+            p = numpyro.sample("p", dist.Beta(2.0, 2.0))
+            numpyro.sample("y", dist.Binomial(10, p), obs=y)
+
+    trace = handlers.trace(handlers.seed(nt.temper(collapsed, alpha=1.0), 0)).get_trace(7)
+    assert any(isinstance(site.get("fn"), dist.Unit) for site in trace.values())
+    with pytest.raises(ValueError, match=r"handlers\.collapse"):
+        handlers.seed(nt.temper(collapsed, alpha=0.5), 0)(7)

@@ -790,3 +790,20 @@ def test_state_pickles_and_goes_on():
         online.run(state, x, y)[0].posterior, online.run(copy, x, y)[0].posterior, strict=True
     ):
         assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("expectation", [QUADRATURE, monte_carlo()], ids=["quadrature", "monte_carlo"])
+def test_the_first_step_of_a_point_from_a_mean_of_zero(expectation, label):
+    # NumPyro's derivative of this loss at a predictor of exactly 0 is 0 or 1 in size, not 1/2.
+    x = jnp.array([[1.0, -2.0]])
+    vi = nt.OnlineVI(bernoulli, AutoOnlineDiagonalNormal, nt.online.oga(0.1), expectation)
+    state, _ = vi.update(vi.init(KEY, x, jnp.array([label])), x, jnp.array([label]))
+    np.testing.assert_allclose(state.posterior.loc, 0.1 * (label - 0.5) * x[0], rtol=1e-5)
+
+
+def bernoulli(x, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    eta = numpyro.deterministic("eta", x @ theta)
+    with numpyro.plate("n", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
