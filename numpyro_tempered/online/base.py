@@ -128,8 +128,8 @@ class SVBRate(NamedTuple):
 def svb_rate(c: float) -> SVBRate:
     r"""The step size of SVB's regret bound, :math:`\eta_{t,j} = c / (\sqrt t\, \sigma_{t,j}^2)`.
 
-    CA19, Theorem 3, gives c = D / (√2 L) for gradients bounded by L, with D² = sup |m - m'|² +
-    2 sup |σ|² over the box (the published constant is twice too large).
+    CA19, Theorem 3, gives c = D / (√2 L) for gradients bounded by L, with D² = sup ‖m - m'‖² +
+    2 sup ‖σ‖² over the box (the published constant is twice too large).
 
     Args:
         c: Positive constant.
