@@ -33,3 +33,9 @@ def strict():
 @pytest.fixture
 def key():
     return jax.random.key(20260)
+
+
+# A rule or model made inside vmap closes over a tracer, and the compiled loop is cached by it.
+closes_over_a_tracer = pytest.mark.skipif(
+    jax.config.jax_check_tracer_leaks, reason="the cache of compiled loops keeps what the rule closes over"
+)

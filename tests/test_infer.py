@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from conftest import closes_over_a_tracer
 from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
@@ -601,6 +602,7 @@ QUADRATURE = gauss_hermite(predictor="eta")
 STREAM = (jnp.array([[1.0, 0.5], [-1.0, 2.0], [0.3, 0.1]]), jnp.array([1.0, -0.5, 2.0]))
 
 
+@closes_over_a_tracer
 def test_a_grid_of_alphas_runs_under_vmap():
     guide = nt.guides.AutoOnlineDiagonalNormal(affine)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from conftest import closes_over_a_tracer
 
 import numpyro_tempered as nt
 from numpyro_tempered.families import MeanField
@@ -584,6 +585,7 @@ def test_a_negative_rate_rejects_its_round():
     assert (int(state.count), int(state.rejected)) == (2, 1)
 
 
+@closes_over_a_tracer
 def test_a_grid_of_rates_runs_under_vmap():
     x, y = jnp.ones((4, 2)), jnp.array([1.0, -1.0, 1.0, 1.0])
 
