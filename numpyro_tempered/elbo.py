@@ -16,7 +16,6 @@ from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.families.mean_field import MeanField
 from numpyro_tempered.guides import AutoOnlineDiagonalNormal
-from numpyro_tempered.handlers import base_distribution
 from numpyro_tempered.likelihood import (
     get_trace,
     likelihood_sites,
@@ -24,6 +23,7 @@ from numpyro_tempered.likelihood import (
     other_scale,
     untempered_log_prob,
 )
+from numpyro_tempered.messages import base_distribution
 
 
 class ExpectedNLL(ELBO):
@@ -158,12 +158,12 @@ def evaluate_elbo(
     elbos, log_liks, kls = jax.jit(lambda k: jax.lax.map(particle, k, batch_size=32))(keys)
     se = jnp.std(elbos, ddof=1) / jnp.sqrt(num_particles)
     log_lik = float(jnp.mean(log_liks))
-    if _has_point_mass(rng_key, guide, params, args, kwargs):
+    if has_point_mass(rng_key, guide, params, args, kwargs):
         return TemperedELBO(-math.inf, 0.0, log_lik, math.inf)
     return TemperedELBO(float(jnp.mean(elbos)), float(se), log_lik, float(jnp.mean(kls)))
 
 
-def _has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
+def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
     """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
 
     def draw(key: Array) -> dict:

@@ -1,7 +1,7 @@
 """Batch tempered variational inference by NumPyro's SVI."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +69,8 @@ def fit_svi(
     model: Model,
     guide: Callable[[Model], Guide] | Guide,
     *args: Any,
-    alpha: float = 1.0,
+    alpha: float | Mapping[str, float] = 1.0,
+    local_plates: Collection[str] = (),
     num_steps: int = 3000,
     optim: Any = None,
     loss: ELBO | None = None,
@@ -87,7 +88,9 @@ def fit_svi(
         guide: A guide factory, from tempered model to guide: an AutoGuide class such as ``AutoNormal``, or
             any callable. For a hand-written guide ``lambda model: my_guide``.
         *args: Arguments of the model.
-        alpha: Power on the likelihood, at least 0.
+        alpha: Power on the likelihood, at least 0, or powers by site; see :class:`temper`.
+        local_plates: Names of the plates whose continuous latents are local, scaled in model and guide. The
+            ``kl`` of the ELBO then counts theirs times ``alpha``.
         num_steps: Steps of the optimiser.
         optim: NumPyro or optax optimiser; by default Adam, with step size 0.05 for three fifths of the steps
             and falling to 0.0005 over the rest.
@@ -123,14 +126,15 @@ def fit_svi(
     alpha = check_alpha(alpha)
     args, kwargs = plain_arrays((args, kwargs))
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
-    tempered = temper(model, alpha=alpha)
+    tempered = temper(model, alpha=alpha, local_plates=local_plates)
     built = _build_guide(guide, model, tempered, alpha)
+    scaled = tempered.guide(built)
     if num_particles < 2:
         raise ValueError(f"num_particles must be at least 2, got {num_particles}.")
     svi = SVI(
         tempered,
-        built,
-        _adam(num_steps) if optim is None else optim,
+        scaled,
+        default_optim(num_steps) if optim is None else optim,
         Trace_ELBO() if loss is None else loss,
     )
     result = svi.run(fit_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
@@ -142,12 +146,20 @@ def fit_svi(
         )
     # A step size that falls to nothing stops any descent: look before it does.
     watched = int(CONSTANT * num_steps) if optim is None else num_steps
-    _warn_if_falling(np.asarray(result.losses, dtype=np.float64)[:watched])
+    looked_at = np.asarray(result.losses, dtype=np.float64)[:watched]
+    if fall := late_fall(looked_at):
+        warnings.warn(
+            f"the loss still fell by {fall:.2g} nats over the last tenth of its {len(looked_at)} steps at full "
+            "step size: take a larger num_steps or another optimiser before comparing its ELBO.",
+            stacklevel=2,
+        )
     trace = _posterior_trace(elbo_key, tempered, built, params, args, kwargs)
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
-    gaussian = _gaussian_of_laplace(built, tempered, params, elbo_key, args, kwargs)
-    elbo = evaluate_elbo(elbo_key, tempered, *gaussian, args, kwargs, num_particles=num_particles)
+    gaussian, evaluated = _gaussian_of_laplace(built, tempered, params, elbo_key, args, kwargs)
+    elbo = evaluate_elbo(
+        elbo_key, tempered, tempered.guide(gaussian), evaluated, args, kwargs, num_particles=num_particles
+    )
     return TemperedFit(
         model=tempered,
         guide=built,
@@ -162,7 +174,7 @@ def fit_svi(
     )
 
 
-def _adam(num_steps: int) -> Adam:
+def default_optim(num_steps: int) -> Adam:
     """Adam with a constant step size that finds the optimum, and a falling one that settles in it."""
 
     def step_size(step: Array) -> Array:
@@ -172,23 +184,18 @@ def _adam(num_steps: int) -> Adam:
     return Adam(step_size)
 
 
-def _warn_if_falling(losses: np.ndarray) -> None:
-    """Warn where the last tenth of the losses lies below the tenth before it by more than noise."""
+def late_fall(losses: np.ndarray) -> float:
+    """By how many nats the last tenth of the losses lies below the tenth before it; 0 where it may be noise."""
     tenth = len(losses) // 10
     if tenth < 2:
-        return
+        return 0.0
     before, after = losses[-2 * tenth : -tenth], losses[-tenth:]
     fall = before.mean() - after.mean()
     noise = np.sqrt((before.var(ddof=1) + after.var(ddof=1)) / tenth)
-    if fall > 5.0 * noise and fall > 0.5:
-        warnings.warn(
-            f"the loss still fell by {fall:.2g} nats over the last tenth of its {len(losses)} steps at full "
-            "step size: take a larger num_steps or another optimiser before comparing its ELBO.",
-            stacklevel=3,
-        )
+    return float(fall) if fall > 5.0 * noise and fall > 0.5 else 0.0
 
 
-def _build_guide(guide: Any, model: Model, tempered: temper, alpha: float) -> Guide:
+def _build_guide(guide: Any, model: Model, tempered: temper, alpha: Any) -> Guide:
     if isinstance(guide, AutoGuide):
         if alpha != 1.0:
             raise ValueError(

@@ -14,8 +14,9 @@ from numpyro.infer.autoguide import AutoDiagonalNormal
 
 from numpyro_tempered._typing import Array, Model
 from numpyro_tempered.families.mean_field import MeanField
-from numpyro_tempered.handlers import base_distribution, temper
+from numpyro_tempered.handlers import temper
 from numpyro_tempered.likelihood import Layout, latent_sites
+from numpyro_tempered.messages import base_distribution
 
 NUM_PRIOR_DRAWS = 10_000
 

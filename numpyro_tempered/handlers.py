@@ -1,22 +1,41 @@
 """Effect handlers: ``temper`` raises the likelihood of a NumPyro model to a power."""
 
-import math
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack, default_process_message
+from numpyro.infer import HMCECS, SVI
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoGuide,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoSemiDAIS,
+)
+from numpyro.infer.hmc_gibbs import estimate_likelihood
+from numpyro.primitives import _PYRO_STACK, Messenger, get_mask
 
-from numpyro_tempered._typing import ArrayLike
+from numpyro_tempered._typing import ArrayLike, Guide
+from numpyro_tempered.local_latents import check_guide, scale_if_local, scale_local
+from numpyro_tempered.messages import (
+    ALPHA,
+    PRIOR_FACTOR,
+    SEEN,
+    Message,
+    caller,
+    handler_chain,
+    is_prior_factor,
+    is_reading,
+    is_unit,
+    mark_prior_factors,
+    plates_of,
+    reduce_by_name,
+    wrap_bodies,
+)
+from numpyro_tempered.powers import check_alpha, is_power, scale, without_zero_times_infinity
 
-# Keys that temper leaves on a message for those who read the trace afterwards.
-ALPHA = "_temper_alpha"
-_SEEN = "_temper_seen"
-PRIOR_FACTOR = "_temper_prior_factor"
+# Guides whose objective is a density of the model that they keep, not of the model that SVI is given.
+_USE_THEIR_MODEL = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
 
 
 class temper(Messenger):
@@ -26,33 +45,58 @@ class temper(Messenger):
 
     .. math:: \pi_{n,\alpha}(\theta) \propto L_n(\theta)^\alpha\, \pi(\theta)
 
-    under every NumPyro algorithm that honours scales (all but HMCECS). Each observed site's
-    log-probability is multiplied by ``alpha``; latent sites, and the Jacobian and reparameterisation
-    factors that NumPyro itself emits as observed sites, are not. Works as function, decorator and context
-    manager, composes with subsampling plates and other scales, and multiplies when nested.
+    under every NumPyro algorithm that honours scales. Each observed site's log-probability is multiplied
+    by ``alpha``; latent sites, and the Jacobian and reparameterisation factors that NumPyro itself emits as
+    observed sites, are not. Works as function, decorator and context manager, composes with subsampling
+    plates and other scales, and multiplies when nested.
 
     ``alpha`` below 1 tempers, 1 is Bayes, 0 is the prior, above 1 is a cold posterior that counts the
-    data more than once.
+    data more than once. A mapping gives each observed site a power of its own, as in a power prior with
+    historical data.
 
-    Apply it outside of what makes data observed: ``temper(condition(model, data))``, since a handler sees
-    only what happened inside it. Build guides on the tempered model, because several keep it.
+    Latents of a plate are parameters, whose prior is left alone, unless they are summed out by
+    :class:`marginalize` or named local by ``local_plates``: a Gibbs kernel that samples local discrete
+    latents has the posterior of parameters and latents together for its target.
+
+    Apply it outside of what makes data observed, ``temper(condition(model, data))``, since a handler sees
+    only what happened inside it, and outside of :class:`marginalize`. Build guides on the tempered model,
+    because several keep it.
 
     Args:
         fn: Model to temper; None for a decorator or a context manager.
-        alpha: Power on the likelihood, a scalar >= 0; may be traced, so that a grid of alphas compiles
+        alpha: Power on the likelihood, a scalar >= 0, or a mapping from site names to such scalars, in
+            which every likelihood site is named. A scalar may be traced, so that a grid of alphas compiles
             once under ``vmap``. A traced 0 gives the prior's density; where the likelihood is 0 because of
-            the parameters its gradient is NaN, so take a concrete 0 for the prior alone.
+            the parameters its gradient is NaN, so take a concrete 0 for the prior alone. At a concrete 0
+            NumPyro's own ``log_likelihood`` sees no data and gives zeros; ``to_inference_data`` does not.
         factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
             the prior (False), or the names of those that are part of the likelihood.
+        strict: Raise where a site is observed by a handler outside of this one, which leaves it untempered.
+            Not the default, because Gibbs kernels and ``Predictive(infer_discrete=True)`` condition latents
+            in this way.
+        local_plates: Names of the plates whose continuous latents are local, one for each datum. Their
+            log-probabilities are multiplied by ``alpha`` too, in the model and, by :meth:`guide`, in the
+            guide: the bound of alpha-variational Bayes (YPB) on the tempered marginal likelihood.
 
     Raises:
-        ValueError: If ``alpha`` is not a scalar, negative or not finite (where it is concrete), if
-            ``handlers.collapse`` has merged likelihood and prior, or if a
-            discrete latent of a plate or of a scan is being enumerated: raising its observed sites to a power
-            inside the sum is another target.
+        TypeError: If ``factors`` or ``local_plates`` is of another type.
+        ValueError: If ``alpha`` is not as above (where it is concrete), or, while the model runs, if
+
+            - a mapping does not name a likelihood site, or names one that is observed outside only,
+            - a name of ``alpha``, ``factors`` or ``local_plates`` is not met in the model,
+            - an enumerated discrete latent is local (of a plate or of a scan): raising its observed sites to
+              a power inside the sum is another target; see :class:`marginalize`,
+            - the guide did not scale a local latent,
+            - ``handlers.collapse`` has merged likelihood and prior,
+            - the kernel is ``HMCECS``, which ignores scales,
+            - SVI's guide is one that samples or approximates the model it keeps, and keeps the untempered.
+
+    Warns:
+        UserWarning: If MCMC runs a model with local latents, which it samples from their tempered joint
+            density with the parameters: no MCMC has the tempered marginal for its target.
 
     References:
-        AR; BPY.
+        AR; BPY; YPB for local latents.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -70,15 +114,52 @@ class temper(Messenger):
     def __init__(
         self,
         fn: Callable[..., Any] | None = None,
-        alpha: ArrayLike = 1.0,
+        alpha: ArrayLike | Mapping[str, ArrayLike] = 1.0,
         *,
         factors: bool | Collection[str] = True,
+        strict: bool = False,
+        local_plates: Collection[str] = (),
     ) -> None:
         self.alpha = check_alpha(alpha)
         if isinstance(factors, str):
             raise TypeError(f"factors must be a bool or a collection of names, got {factors!r}.")
+        if isinstance(local_plates, str):
+            raise TypeError(f"local_plates must be a collection of plate names, got {local_plates!r}.")
+        if local_plates and isinstance(self.alpha, dict):
+            raise ValueError("local_plates need one alpha for all sites, got a mapping.")
+        if local_plates and is_power(self.alpha, 0.0):
+            raise ValueError(
+                "alpha = 0 leaves local latents without a target: take alpha > 0, or no local_plates."
+            )
         self.factors = factors
+        self.strict = strict
+        self.local_plates = frozenset(local_plates)
+        self._met: set[str] = set()
+        self._met_data = False
+        self._twins: list[temper] = []
         super().__init__(fn)
+
+    def __enter__(self) -> None:
+        """Start to scale."""
+        if self in _PYRO_STACK:
+            # One handler has one place on the stack: its twin takes the other.
+            twin = self._copy(None)
+            self._twins.append(twin)
+            twin.__enter__()
+            return
+        self._met, self._met_data = set(), False
+        super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Stop, and refuse names that the model does not have."""
+        if self._twins:
+            self._twins.pop().__exit__(exc_type, exc_value, traceback)
+            return
+        # A model may leave factors out where Predictive masks it.
+        masked = exc_type is None and get_mask() is False
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None and not masked:
+            self._refuse_names_not_met()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the tempered model, or decorate one."""
@@ -86,58 +167,137 @@ class temper(Messenger):
             return super().__call__(*args, **kwargs)
         if len(args) != 1 or kwargs or not callable(args[0]):
             raise TypeError("temper(alpha=...) without a model decorates one callable.")
-        return temper(args[0], self.alpha, factors=self.factors)
+        return self._copy(args[0])
 
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Scale observed sites; see the class."""
+    def _copy(self, fn: Callable[..., Any] | None) -> "temper":
+        return temper(fn, self.alpha, factors=self.factors, strict=self.strict, local_plates=self.local_plates)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a decorated module-level model by its name, which is this object's and not the function's."""
+        return reduce_by_name(self) or super().__reduce_ex__(protocol)
+
+    def guide(self, guide: Guide) -> Guide:
+        """The guide with its latents in ``local_plates`` scaled as those of the model.
+
+        Pass this one to ``SVI`` and other losses, and keep the original for its own methods, such as
+        ``sample_posterior``. Without ``local_plates`` it is the original.
+
+        Args:
+            guide: A guide whose local latents are in plates of the same names, as in ``AutoNormal`` or
+                a hand-written guide.
+
+        Example:
+            >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> from numpyro.infer import SVI, Trace_ELBO
+            >>> from numpyro.infer.autoguide import AutoNormal
+            >>> import numpyro_tempered as nt
+            >>> def model(x):
+            ...     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+            ...     with numpyro.plate("n", len(x)):
+            ...         z = numpyro.sample("z", dist.Normal(theta, 1.0))
+            ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+            >>> tempered = nt.temper(model, alpha=0.25, local_plates=["n"])
+            >>> guide = AutoNormal(tempered)
+            >>> svi = SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO())
+        """
+        return scale_local(guide, self.alpha, self.local_plates) if self.local_plates else guide
+
+    def process_message(self, msg: Message) -> None:
+        """Scale observed sites and local latents; see the class."""
         if msg["type"] == "control_flow":
-            _mark_bodies(msg)
-        if msg["type"] != "sample" or not msg["is_observed"]:
+            wrap_bodies(msg, mark_prior_factors)
+        if msg["type"] == "plate":
+            self._met.add(msg["name"])
+        if msg["type"] != "sample":
             return
-        # `do` sends a copy of the message through the stack a second time.
-        seen = msg.get(_SEEN, ())
-        if id(self) in seen:
+        self._met |= plates_of(msg)
+        self._met.add(msg["name"])
+        # `do` sends a copy of the message through the stack a second time. The place of a handler marks it, not
+        # its identity: the branches of a `cond` must be equal.
+        place = _PYRO_STACK.index(self)
+        seen = dict(msg.get(SEEN, ()))
+        if place in seen:
             return
-        if not self._is_likelihood(msg):
-            msg[PRIOR_FACTOR] = True
-            return
-        msg[_SEEN] = (*seen, id(self))
-        msg[ALPHA] = self.alpha * msg.get(ALPHA, 1.0)
-        if any(isinstance(handler, read_powers) for handler in _PYRO_STACK):
-            return
-        if isinstance(self.alpha, float):
-            if self.alpha == 0.0:
-                msg["fn"] = msg["fn"].mask(False)
-                return
+        msg[SEEN] = (*seen.items(), (place, msg["name"]))
+        if not msg["is_observed"]:
+            scale_if_local(msg, self.alpha, self.local_plates)
+        elif self._is_likelihood(msg):
+            self._raise_to_power(msg)
         else:
-            # A traced 0 times a log-probability of -inf would be NaN.
-            msg["fn"] = msg["fn"].mask(self.alpha > 0)
-        msg["scale"] = self.alpha if msg.get("scale") is None else self.alpha * msg["scale"]
-        plates = msg.setdefault("plate_to_scale", {})
-        plates[None] = self.alpha if plates.get(None) is None else self.alpha * plates[None]
+            msg[PRIOR_FACTOR] = True
 
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Refuse enumerated local latents, known only once outer handlers have spoken."""
-        if (
-            msg["type"] == "sample"
-            and not msg["is_observed"]
-            and msg["infer"].get("enumerate") == "parallel"
-            and (msg["cond_indep_stack"] or msg.get("_control_flow_done"))
-            and not (isinstance(self.alpha, float) and self.alpha == 1.0)
-        ):
+    def postprocess_message(self, msg: Message) -> None:
+        """Refuse what is known only once outer handlers have spoken."""
+        if msg["type"] != "sample":
+            return
+        # A scope outside has changed the name by now.
+        name = dict(msg.get(SEEN, ())).get(_PYRO_STACK.index(self))
+        if name is None:
+            return
+        if msg["is_observed"]:
+            if ALPHA not in msg and not msg.get(PRIOR_FACTOR) and "_intervener_id" not in msg:
+                self._refuse_if_conditioned_outside(name)
+        elif not is_reading():
+            power = not is_power(self.alpha, 1.0)
+            if power and msg["infer"].get("enumerate") == "parallel" and _is_local(msg):
+                raise ValueError(
+                    f"temper met the enumerated local latent {name!r}: the power belongs outside of the sum over "
+                    "its values. Write temper(marginalize(model), alpha), with numpyro_tempered.marginalize."
+                )
+            check_guide(msg)
+
+    def _refuse_names_not_met(self) -> None:
+        missing = sorted(self.local_plates - self._met)
+        if missing:
+            raise ValueError(f"the model has no plates {missing}, which local_plates names.")
+        named = set() if isinstance(self.factors, bool) else set(self.factors)
+        if isinstance(self.alpha, dict):
+            named |= set(self.alpha)
+        missing = sorted(named - self._met)
+        # Without data the model may leave observed sites out.
+        if missing and self._met_data:
             raise ValueError(
-                f"temper met the enumerated local latent {msg['name']!r}: the power belongs outside of "
-                "the sum over its values. Sum it out in the model, for instance with "
-                "numpyro.distributions.MixtureSameFamily, and temper the result."
+                f"the model has no sites {missing}, which alpha or factors names. It has {sorted(self._met)}."
             )
 
-    def _is_likelihood(self, msg: dict[str, Any]) -> bool:
-        if not isinstance(base_distribution(msg["fn"]), dist.Unit):
+    def _raise_to_power(self, msg: Message) -> None:
+        alpha = self._power(msg)
+        self._met_data = True
+        # A product with 1 would be another tracer, which must not leave the body of a scan.
+        msg[ALPHA] = alpha * msg[ALPHA] if ALPHA in msg else alpha
+        if is_reading() or is_power(alpha, 1.0):
+            return
+        if caller(HMCECS.init) or any(isinstance(handler, estimate_likelihood) for handler in _PYRO_STACK):
+            raise ValueError(
+                f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
+                "the untempered posterior. Use NUTS or HMC."
+            )
+        self._check_kept_model(alpha)
+        if is_power(alpha, 0.0):
+            msg["fn"] = msg["fn"].mask(False)
+            return
+        if not isinstance(alpha, float):
+            msg["fn"] = without_zero_times_infinity(msg, alpha)
+        scale(msg, alpha)
+
+    def _power(self, msg: Message) -> Any:
+        if not isinstance(self.alpha, dict):
+            return self.alpha
+        if msg["name"] not in self.alpha:
+            kind = "factor" if is_unit(msg) else "observed site"
+            raise ValueError(
+                f"{kind} {msg['name']!r} has no alpha: the mapping names {sorted(self.alpha)}. Name every "
+                "likelihood site, with 1.0 for those that are not tempered"
+                + (", or leave factors to the prior by factors=False." if is_unit(msg) else ".")
+            )
+        return self.alpha[msg["name"]]
+
+    def _is_likelihood(self, msg: Message) -> bool:
+        if not is_unit(msg):
             return True
         if is_prior_factor(msg):
             return False
-        bayes = isinstance(self.alpha, float) and self.alpha == 1.0
-        if not bayes and _called_from(handlers.collapse.__exit__):
+        if not is_power(self.alpha, 1.0) and caller(handlers.collapse.__exit__) is not None:
             raise ValueError(
                 f"temper met the factor {msg['name']!r} of handlers.collapse, which holds prior and likelihood "
                 "in one: a power of it is another target. Leave the latents in the model."
@@ -146,99 +306,33 @@ class temper(Messenger):
             return self.factors
         return msg["name"] in self.factors
 
+    def _refuse_if_conditioned_outside(self, name: str) -> None:
+        named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
+        if self.strict or named:
+            raise ValueError(
+                f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: write "
+                "temper(condition(model, data), ...), or pass the data to the model."
+            )
 
-def check_alpha(alpha: Any) -> Any:
-    """A concrete ``alpha`` as a float, a traced one as it is.
-
-    Raises:
-        ValueError: If it is not a real scalar, negative or not finite.
-    """
-    if isinstance(alpha, jax.core.Tracer):
-        if alpha.shape != ():
-            raise ValueError(f"alpha must be a scalar, got shape {alpha.shape}.")
-        return alpha
-    try:
-        if np.shape(alpha) != ():
-            raise TypeError
-        value = float(alpha)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"alpha must be one real number, got {alpha!r}.") from error
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"alpha must be finite and at least 0, got {value}.")
-    return value
-
-
-def is_prior_factor(msg: dict[str, Any]) -> bool:
-    """Whether an observed ``Unit`` site is a prior term that a handler emitted, not the model.
-
-    NumPyro's Jacobians of unconstrained parameters and the terms of its reparameterisers are
-    ``numpyro.factor`` sites; names cannot tell them from the user's. They come from inside another
-    handler's ``process_message``: walking the Python frames outwards from here, one meets the
-    ``apply_stack`` of this message, then that of the message being handled. The body of a ``scan``
-    or ``cond`` runs in ``default_process_message``, which is the model again. Must be called from a
-    handler's ``process_message``.
-    """
-    if PRIOR_FACTOR in msg:
-        return msg[PRIOR_FACTOR]
-    if msg.get("_control_flow_done"):
-        return False
-    stacks = 0
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is apply_stack.__code__:
-            stacks += 1
-            if stacks == 2:
-                return True
-        elif frame.f_code is default_process_message.__code__:
-            return False
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    def _check_kept_model(self, alpha: Any) -> None:
+        frame = caller(SVI.init)
+        svi = None if frame is None else frame.f_locals.get("self")
+        if svi is None or self not in handler_chain(svi.model):
+            return
+        for part in _auto_guides(svi.guide):
+            if isinstance(part, _USE_THEIR_MODEL) and self not in handler_chain(part.model):
+                raise ValueError(
+                    f"this {type(part).__name__} keeps a model without alpha = {alpha} and would ignore it: "
+                    "build the guide on the tempered model that SVI is given."
+                )
 
 
-def _called_from(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` is on the call stack."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is function.__code__:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+def _auto_guides(guide: Any) -> list[AutoGuide]:
+    """The automatic guides in a guide."""
+    found = [part for part in handler_chain(guide) if isinstance(part, AutoGuide)]
+    lists = [part for part in found if isinstance(part, AutoGuideList)]
+    return found + [inner for part in lists for each in part._guides for inner in _auto_guides(each)]
 
 
-def innermost(model: Any) -> Any:
-    """The callable under a chain of handlers."""
-    while getattr(model, "fn", None) is not None:
-        model = model.fn
-    return model
-
-
-class mark_prior_factors(Messenger):
-    """Write on each observed ``Unit`` site whether it is a prior term; the mark survives a scan."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Mark the message."""
-        if msg["type"] == "control_flow":
-            _mark_bodies(msg)
-        elif (
-            msg["type"] == "sample" and msg["is_observed"] and isinstance(base_distribution(msg["fn"]), dist.Unit)
-        ):
-            msg[PRIOR_FACTOR] = is_prior_factor(msg)
-
-
-class read_powers(mark_prior_factors):
-    """Run a model with its powers written on the sites but not applied to scales and distributions."""
-
-
-def _mark_bodies(msg: dict[str, Any]) -> None:
-    """Mark inside the bodies of a ``scan`` or ``cond``: their sites return without their frames."""
-    if msg.get(_SEEN):
-        return
-    msg[_SEEN] = ("bodies",)
-    msg["args"] = tuple(mark_prior_factors(arg) if callable(arg) else arg for arg in msg["args"])
-
-
-def base_distribution(fn: Any) -> Any:
-    """The distribution under masks, expansions and reinterpreted batches."""
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent):
-        fn = fn.base_dist
-    return fn
+def _is_local(msg: Message) -> bool:
+    return bool(msg["cond_indep_stack"] or msg.get("_control_flow_done"))

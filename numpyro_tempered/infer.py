@@ -16,8 +16,8 @@ from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.families.mean_field import MeanField
 from numpyro_tempered.fit import TemperedFit, unconstrained_moments
 from numpyro_tempered.guides import AutoOnlineDiagonalNormal
-from numpyro_tempered.handlers import innermost
 from numpyro_tempered.likelihood import Layout, check_model, check_rows_apart, model_loss, plain_arrays
+from numpyro_tempered.messages import handler_chain
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 
@@ -107,7 +107,7 @@ class OnlineVI:
                 "OnlineVI needs an AutoOnlineDiagonalNormal, which starts at the prior, got "
                 f"{type(guide).__name__}."
             )
-        if innermost(guide.model) is not innermost(model):
+        if handler_chain(guide.model)[-1] is not handler_chain(model)[-1]:
             raise ValueError(
                 "the guide is built on another model, whose prior the run would start at: build it on this "
                 "one, tempered or not."

@@ -13,7 +13,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered._typing import Array, Model
 from numpyro_tempered.expectations.base import ModelLoss, depends_on
-from numpyro_tempered.handlers import ALPHA, PRIOR_FACTOR, read_powers
+from numpyro_tempered.messages import ALPHA, PRIOR_FACTOR, read_powers
 
 Site = dict[str, Any]
 Trace = dict[str, Site]

@@ -349,3 +349,52 @@ def test_masks_and_powers_survive_a_power_of_zero():
 
 def by_hand_like(fit):
     return float(fit.params["theta_auto_loc"]), float(fit.params["theta_auto_scale"])
+
+
+# Powers by name, and local latents.
+
+
+def historical(y):
+    theta = numpyro.sample("theta", dist.Normal(PRIOR_MEAN, PRIOR_SD))
+    with numpyro.plate("past", 4):
+        numpyro.sample("then", dist.Normal(theta, NOISE), obs=y[:4])
+    with numpyro.plate("present", 2):
+        numpyro.sample("now", dist.Normal(theta, NOISE), obs=y[4:])
+
+
+def test_powers_by_name():
+    alphas = {"then": 0.25, "now": 1.0}
+    fit = quick(AutoNormal, model=historical, alpha=alphas, num_particles=500)
+    assert fit.alpha == alphas
+    # E_q[alpha log L] - KL, with the power of each site inside.
+    m, s = by_hand_like(fit)
+    each = stats.norm.logpdf(Y, m, NOISE) - 0.5 * s**2 / NOISE**2
+    want = 0.25 * each[:4].sum() + each[4:].sum() - gaussian_kl(m, s, PRIOR_MEAN, PRIOR_SD)
+    assert abs(fit.elbo.value - want) < 5 * fit.elbo.se
+    assert abs(fit.elbo.expected_log_lik - each.sum()) < 5 * fit.elbo.se / 0.25
+
+
+@pytest.mark.parametrize(
+    ("alpha", "match"),
+    [
+        ({"then": 0.5}, "'now' has no alpha"),
+        ({"then": 0.5, "now": 1.0, "never": 1.0}, "never"),
+        ({"then": -0.5, "now": 1.0}, "alpha"),
+        ({}, "alpha"),
+    ],
+)
+def test_powers_by_name_must_name_the_sites(alpha, match):
+    with pytest.raises(ValueError, match=match):
+        quick(lambda tempered: hand_written, model=historical, alpha=alpha)
+
+
+def test_a_prebuilt_guide_and_powers_by_name():
+    with pytest.raises(ValueError, match="built already"):
+        quick(AutoNormal(historical), model=historical, alpha={"then": 0.5, "now": 1.0})
+
+
+def test_local_plates_leave_a_global_model_alone():
+    """The plate of the data has no latents: as without."""
+    plain = quick(AutoNormal, alpha=ALPHA, num_particles=10)
+    named = quick(AutoNormal, alpha=ALPHA, local_plates=["n"], num_particles=10)
+    assert named.elbo == plain.elbo
