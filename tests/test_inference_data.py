@@ -14,11 +14,25 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
+from numpyro.contrib.control_flow import scan
+from numpyro.infer import (
+    AIES,
+    ESS,
+    HMC,
+    MCMC,
+    NUTS,
+    SA,
+    BarkerMH,
+    DiscreteHMCGibbs,
+    HMCGibbs,
+    MixedHMC,
+    autoguide,
+)
 from numpyro.infer.autoguide import AutoNormal
+from oracles import log_normal_density
 
 import numpyro_tempered as nt
-from numpyro_tempered.inference_data import group
+from numpyro_tempered.arviz_data import group, group_names
 
 matplotlib.use("agg")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -99,10 +113,6 @@ def close_figures():
     plt.close("all")
 
 
-def group_names(data):
-    return set(data.children) if hasattr(data, "children") else set(data.groups())
-
-
 def log_prob_by_hand(data):
     theta = np.asarray(data["posterior"]["theta"], np.float64)
     residual = (Y - theta @ X.T.astype(np.float64)) / NOISE_SD
@@ -124,7 +134,7 @@ def test_result_is_of_the_installed_generation(results, kind):
     ("kind", "own"), [("svi", "variational"), ("online", "variational"), ("mcmc", "sample_stats")]
 )
 def test_groups(results, kind, own):
-    assert group_names(results[kind]) == {"posterior", "log_likelihood", "observed_data", own}
+    assert set(group_names(results[kind])) == {"posterior", "log_likelihood", "observed_data", own}
 
 
 @KINDS
@@ -238,7 +248,7 @@ def test_key_decides_the_draws(tempered, online):
 
 def test_log_likelihood_can_be_left_out(tempered):
     data = nt.to_inference_data(tempered, num_samples=5, log_lik=False)
-    assert group_names(data) == {"posterior", "observed_data", "variational"}
+    assert set(group_names(data)) == {"posterior", "observed_data", "variational"}
 
 
 def test_named_dims_and_coords(tempered):
@@ -272,7 +282,9 @@ def test_dims_and_coords_must_fit(tempered, options, message):
 
 def test_wrong_results_are_refused(tempered, online):
     runner, state, _ = online
-    with pytest.raises(TypeError, match="got dict"):
+    with pytest.raises(TypeError, match="got list"):
+        nt.to_inference_data([tempered])
+    with pytest.raises(TypeError, match="the tempered model is missing"):
         nt.to_inference_data(tempered.params)
     with pytest.raises(ValueError, match="holds its data"):
         nt.to_inference_data(tempered, X, Y)
@@ -286,6 +298,11 @@ def test_wrong_results_are_refused(tempered, online):
 def test_mcmc_must_have_run():
     with pytest.raises(ValueError, match=r"call mcmc\.run first"):
         nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
+    kernel = NUTS(potential_fn=lambda z: z**2)
+    no_model = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
+    no_model.run(jax.random.key(0), init_params=jnp.array(0.0))
+    with pytest.raises(ValueError, match="NUTS has no model, only a potential"):
+        nt.to_inference_data(no_model)
 
 
 @KINDS
@@ -368,4 +385,331 @@ def test_a_subsampling_plate_leaves_the_likelihood_group_out():
     fit = nt.fit_svi(jax.random.key(0), subsampled, AutoNormal, jnp.ones(10), num_steps=2, num_particles=2)
     with pytest.warns(UserWarning, match="subsamples"):
         data = nt.to_inference_data(fit)
-    assert "log_likelihood" not in (data.children if hasattr(data, "children") else data.groups())
+    assert "log_likelihood" not in group_names(data)
+    with pytest.raises(ValueError, match="no posterior_predictive group"):
+        nt.to_inference_data(fit, posterior_predictive=True)
+
+
+# Every kernel and every guide, on a model with a scale, a deterministic site and, for some, a discrete latent.
+
+TARGETS = jnp.array([0.5, 1.0, 2.0, -1.0])
+
+
+def shifted(y, discrete=False):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+    shift = numpyro.sample("shift", dist.Categorical(probs=jnp.array([0.3, 0.4, 0.3]))) if discrete else 0
+    loc = numpyro.deterministic("loc", theta + shift)
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(loc, sd), obs=y)
+
+
+def theta_from_its_prior(rng_key, gibbs_sites, hmc_sites):
+    return {"theta": jax.random.normal(rng_key)}
+
+
+half = nt.temper(shifted, alpha=0.5)
+# (the kernel, number of chains, whether the discrete latent is in)
+KERNELS = {
+    "hmc": (lambda: HMC(half), 2, False),
+    "barkermh": (lambda: BarkerMH(half), 1, False),
+    "sa": (lambda: SA(half), 1, False),
+    "aies": (lambda: AIES(half), 4, False),
+    "ess": (lambda: ESS(half), 4, False),
+    "hmcgibbs": (lambda: HMCGibbs(NUTS(half), theta_from_its_prior, ["theta"]), 1, False),
+    "mixedhmc": (lambda: MixedHMC(HMC(half, trajectory_length=1.0)), 2, True),
+    "discretehmcgibbs": (lambda: DiscreteHMCGibbs(NUTS(half), modified=True), 2, True),
+}
+FAST_KERNELS = {"mixedhmc"}
+
+
+def shifted_log_prob(posterior):
+    loc, sd = (np.asarray(posterior[name], np.float64)[..., None] for name in ("loc", "sd"))
+    return -0.5 * ((np.asarray(TARGETS) - loc) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
+
+
+@pytest.mark.parametrize(
+    "name", [k if k in FAST_KERNELS else pytest.param(k, marks=pytest.mark.slow) for k in KERNELS]
+)
+def test_every_kernel(name):
+    kernel, num_chains, discrete = KERNELS[name]
+    mcmc = MCMC(
+        kernel(),
+        num_warmup=20,
+        num_samples=20,
+        thinning=2,
+        num_chains=num_chains,
+        chain_method="vectorized" if name in ("aies", "ess") else "sequential",
+        progress_bar=False,
+    )
+    with warnings.catch_warnings():
+        # Kernels have advice on the number of chains, on the initial values and the like.
+        warnings.simplefilter("ignore")
+        mcmc.run(jax.random.key(0), TARGETS, discrete=discrete)
+    data = nt.to_inference_data(mcmc, posterior_predictive=True)
+    assert set(data["posterior"].data_vars) == {"theta", "sd", "loc", *(["shift"] if discrete else [])}
+    assert data["posterior"]["theta"].shape == (num_chains, 10)
+    by_hand = shifted_log_prob(data["posterior"])
+    np.testing.assert_allclose(data["log_likelihood"]["y"], by_hand, rtol=1e-4, atol=1e-4)
+    assert data["posterior_predictive"]["y"].shape == (num_chains, 10, 4)
+    assert data.attrs.items() >= {"alpha": 0.5, "algorithm": name}.items()
+
+
+def test_a_sampler_that_enumerates_keeps_no_draws_of_the_latent():
+    mcmc = MCMC(NUTS(half), num_warmup=10, num_samples=10, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate", FutureWarning)
+        warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate", UserWarning)
+        mcmc.run(jax.random.key(0), TARGETS, discrete=True)
+    with pytest.warns(UserWarning, match=r"no values of the latent sites \['shift'\]"):
+        data = nt.to_inference_data(mcmc)
+    assert set(group_names(data)) == {"posterior", "observed_data", "sample_stats"}
+    with pytest.raises(ValueError, match="no posterior_predictive group"):
+        nt.to_inference_data(mcmc, posterior_predictive=True)
+
+
+def list_of_guides(model):
+    guides = autoguide.AutoGuideList(model)
+    guides.append(AutoNormal(handlers.block(model, hide=["sd", "loc"])))
+    guides.append(autoguide.AutoDelta(handlers.block(model, hide=["theta", "loc"])))
+    return guides
+
+
+def by_hand(model):
+    def guide(y):
+        numpyro.sample("sd", dist.LogNormal(numpyro.param("log_sd", 0.0), 0.3))
+        numpyro.sample("theta", dist.Normal(numpyro.param("location", 0.0), 0.5))
+
+    return guide
+
+
+GUIDES = {
+    "AutoGuideList": list_of_guides,
+    "guide": by_hand,
+    **{
+        name: getattr(autoguide, name)
+        for name in (
+            "AutoBNAFNormal",
+            "AutoDAIS",
+            "AutoDelta",
+            "AutoDiagonalNormal",
+            "AutoIAFNormal",
+            "AutoLaplaceApproximation",
+            "AutoLowRankMultivariateNormal",
+            "AutoMultivariateNormal",
+            "AutoNormal",
+        )
+    },
+}
+FAST_GUIDES = {"AutoGuideList"}
+
+
+@pytest.mark.parametrize(
+    "name", [k if k in FAST_GUIDES else pytest.param(k, marks=pytest.mark.slow) for k in GUIDES]
+)
+def test_every_guide(name):
+    with warnings.catch_warnings():
+        # Ten steps do not converge, and some guides order their sites differently.
+        warnings.simplefilter("ignore")
+        fit = nt.fit_svi(
+            jax.random.key(0), shifted, GUIDES[name], TARGETS, alpha=0.5, num_steps=10, num_particles=10
+        )
+    data = nt.to_inference_data(fit, num_samples=20, posterior_predictive=True)
+    posterior = group(data, "posterior")
+    assert set(posterior.data_vars) == {"theta", "sd"}
+    assert np.all(np.asarray(posterior["sd"]) > 0.0)
+    expected = shifted_log_prob({**posterior.data_vars, "loc": posterior["theta"]})
+    np.testing.assert_allclose(data["log_likelihood"]["y"], expected, rtol=1e-4, atol=1e-4)
+    assert data["posterior_predictive"]["y"].shape == (1, 20, 4)
+    assert data.attrs.items() >= {"alpha": 0.5, "algorithm": "svi", "guide": name}.items()
+
+
+# Draws of any other algorithm.
+
+NUM_DRAWS = 4000
+
+
+def draws_of(num_chains=None):
+    shape = (NUM_DRAWS,) if num_chains is None else (num_chains, NUM_DRAWS // num_chains)
+    return {"theta": np.random.default_rng(0).normal(size=(*shape, 2)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("num_chains", [None, 4])
+def test_plain_draws(num_chains):
+    draws = draws_of(num_chains)
+    data = nt.to_inference_data(
+        draws, nt.temper(model, alpha=0.5), X, y=Y, penalty=True, group_by_chain=num_chains is not None
+    )
+    assert set(group_names(data)) == {"posterior", "log_likelihood", "observed_data"}
+    np.testing.assert_array_equal(
+        data["posterior"]["theta"], draws["theta"] if num_chains else draws["theta"][None]
+    )
+    np.testing.assert_allclose(data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-3, atol=1e-3)
+    assert data.attrs.items() >= {"alpha": 0.5, "algorithm": "draws"}.items()
+
+
+def test_plain_draws_of_discrete_and_deterministic_sites():
+    draws = {"theta": np.zeros(6), "sd": np.ones(6), "shift": np.array([0, 1, 2] * 2), "loc": np.arange(6.0)}
+    data = nt.to_inference_data(draws, half, TARGETS, discrete=True)
+    assert data["posterior"]["shift"].dtype.kind == "i"
+    # What is given is shown, but the likelihood is that of the latents.
+    np.testing.assert_array_equal(data["posterior"]["loc"][0], np.arange(6.0))
+    at = {"loc": draws["shift"][None], "sd": draws["sd"][None]}
+    np.testing.assert_allclose(data["log_likelihood"]["y"], shifted_log_prob(at), rtol=1e-5)
+
+
+def with_param(x):
+    numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), numpyro.param("sd", 1.0)), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("draws", "of", "options", "message"),
+    [
+        ({}, model, {}, r"draws must be arrays \(draws, ...\)"),
+        ({"theta": np.ones((5, 2)), "b": np.ones(4)}, model, {}, r"one number of draws.*\(4,\)"),
+        ({"theta": np.ones(5)}, model, {"group_by_chain": True}, r"arrays \(chains, draws, ...\)"),
+        ({"b": np.ones(5)}, model, {}, "no values of the latent site 'theta'"),
+        ({"b": np.ones(5)}, model, {"rng_key": jax.random.key(0)}, "no values of the latent site 'theta'"),
+        ({"theta": np.ones((5, 2)), "b": np.ones(5)}, model, {}, r"hold \['b'\], which are not latent"),
+        ({"theta": np.ones((5, 2)), "y": np.ones((5, 8))}, model, {}, r"hold \['y'\], which are not latent"),
+        ({"theta": np.ones((5, 2))}, model, {"posterior_predictive": True}, "pass an rng_key"),
+        ({"theta": np.ones(5)}, with_param, {}, "param 'sd', whose fitted value is not known"),
+    ],
+)
+def test_draws_must_fit_their_model(draws, of, options, message):
+    with pytest.raises(ValueError, match=message):
+        nt.to_inference_data(draws, of, X, **({} if of is with_param else {"y": Y}), **options)
+
+
+def test_params_of_the_model_can_be_fixed():
+    fixed = handlers.substitute(with_param, data={"sd": 2.0})
+    data = nt.to_inference_data({"theta": np.zeros(3)}, fixed, 1.0)
+    np.testing.assert_allclose(data["log_likelihood"]["y"], log_normal_density(1.0, 0.0, 2.0), rtol=1e-5)
+
+
+# Replicates.
+
+
+def replicates(draws, of, *args, seed=1, **kwargs):
+    data = nt.to_inference_data(
+        draws, of, *args, rng_key=jax.random.key(seed), posterior_predictive=True, log_lik=False, **kwargs
+    )
+    return np.asarray(data["posterior_predictive"]["y"], np.float64)[0]
+
+
+def assert_standard_normal(z):
+    """Means, variances and correlations of columns at five standard errors."""
+    n, d = z.shape
+    assert np.all(np.abs(z.mean(0)) < 5.0 / np.sqrt(n))
+    assert np.all(np.abs((z**2).mean(0) - 1.0) < 5.0 * np.sqrt(2.0 / n))
+    assert np.all(np.abs(np.corrcoef(z.T) - np.eye(d)) < 5.0 / np.sqrt(n))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+def test_replicates_are_untempered_and_independent(alpha):
+    draws = draws_of()
+    drawn = replicates(draws, nt.temper(handlers.scale(model, 3.0), alpha=alpha), X, Y, penalty=True)
+    residual = (drawn - draws["theta"] @ X.T) / NOISE_SD
+    assert_standard_normal(np.hstack([residual, draws["theta"]]))
+
+
+def test_replicates_share_nothing_with_the_draws_of_a_fit(tempered):
+    # Both come from the key of the fit.
+    data = nt.to_inference_data(tempered, num_samples=NUM_DRAWS, posterior_predictive=True, log_lik=False)
+    theta = np.asarray(data["posterior"]["theta"], np.float64)[0]
+    drawn = np.asarray(data["posterior_predictive"]["y"], np.float64)[0]
+    loc, scale = (np.asarray(tempered.params[f"theta_auto_{k}"], np.float64) for k in ("loc", "scale"))
+    assert_standard_normal(np.hstack([(drawn - theta @ X.T) / NOISE_SD, (theta - loc) / scale]))
+
+
+@KINDS
+def test_replicates_of_every_result(tempered, online, mcmc, kind):
+    runner, state, _ = online
+    args = {"svi": (tempered,), "online": (runner, state, X, Y), "mcmc": (mcmc,)}[kind]
+    kept, again, other = (
+        nt.to_inference_data(
+            *args, num_samples=20, log_lik=False, posterior_predictive=True, rng_key=key, dims={"y": ["row"]}
+        )["posterior_predictive"]["y"]
+        for key in (None, None, jax.random.key(99))
+    )
+    assert kept.dims == ("chain", "draw", "row")
+    np.testing.assert_array_equal(kept, again)
+    assert not np.any(np.asarray(kept) == np.asarray(other))
+
+
+def test_replicates_of_data_without_a_plate_have_their_shape():
+    def broadcast(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+
+    draws = np.random.default_rng(0).normal(size=NUM_DRAWS)
+    drawn = replicates({"theta": draws}, broadcast, jnp.zeros(3))
+    assert_standard_normal(drawn - draws[:, None])
+
+
+def test_replicates_of_vectors():
+    def vectors(y):
+        loc = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", 3):
+            numpyro.sample(
+                "y", dist.MultivariateNormal(loc, scale_tril=jnp.array([[1.0, 0.0], [2.0, 1.0]])), obs=y
+            )
+
+    draws = draws_of()
+    drawn = replicates(draws, vectors, jnp.zeros((3, 2))) - draws["theta"][:, None]
+    assert drawn.shape == (NUM_DRAWS, 3, 2)
+    assert_standard_normal(np.hstack([drawn[..., 0], drawn[..., 1] - 2.0 * drawn[..., 0]]))
+
+
+def test_replicates_in_a_chain_are_one_step_ahead():
+    def chain(y):
+        a = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+        def step(previous, now):
+            now = numpyro.sample("y", dist.Normal(a * previous, 1.0), obs=now)
+            return now, None
+
+        scan(step, jnp.array(1.0), y)
+
+    y = jnp.array([3.0, -2.0, 5.0])
+    draws = np.random.default_rng(0).normal(size=NUM_DRAWS)
+    drawn = replicates({"theta": draws}, nt.temper(chain, alpha=0.5), y)
+    assert_standard_normal(drawn - draws[:, None] * np.array([1.0, 3.0, -2.0]))
+
+
+def test_what_has_no_sampler_is_named():
+    class Unsampled(dist.Normal):
+        def sample(self, key, sample_shape=()):
+            raise NotImplementedError("try another")
+
+    def unsampled(y):
+        numpyro.sample("y", Unsampled(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="site 'y', Unsampled, which cannot be done: try another"):
+        replicates({"theta": np.zeros(3)}, unsampled, 1.0)
+
+
+# Names and scales.
+
+
+def test_slashes_in_names_become_dots():
+    def named(y):
+        theta = numpyro.sample("theta", dist.Normal())
+        with nt.temper(alpha=0.5):
+            numpyro.sample("y", dist.Normal(theta, 1.0).expand([2]), obs=y)
+        numpyro.sample("z", dist.Normal(theta, 1.0), obs=y[0])
+
+    draws = {"a/theta": np.zeros(30)}
+    data = nt.to_inference_data(
+        draws, handlers.scope(named, prefix="a"), jnp.ones(2), dims={"a/y": ["row"], "a.theta": []}
+    )
+    assert list(data["posterior"].data_vars) == ["a.theta"]
+    assert data["log_likelihood"]["a.y"].dims == ("chain", "draw", "row")
+    assert json.loads(data.attrs["alpha"]) == {"a.y": 0.5, "a.z": 1.0}
+
+
+def test_scales_beside_alpha_are_an_attribute():
+    draws = {"theta": np.zeros((3, 2))}
+    assert "likelihood_scale" not in nt.to_inference_data(draws, nt.temper(model, alpha=0.5), X, Y).attrs
+    scaled = nt.temper(handlers.scale(model, 3.0), alpha=0.5)
+    data = nt.to_inference_data(draws, scaled, X, Y)
+    assert (data.attrs["alpha"], json.loads(data.attrs["likelihood_scale"])) == (0.5, {"y": 3.0})
