@@ -220,6 +220,7 @@ def test_the_result_is_arviz_data(normal_path):
     assert len(az.summary(normal_path)) == len(GRID)
 
 
+@pytest.mark.slow
 def test_gamma_poisson(x64):
     # An exponential prior, the Gamma distribution of shape 1, is quick to compile.
     y, shape, rate = np.array([2, 0, 5, 3]), 1.0, 0.7
@@ -267,6 +268,7 @@ def regression_log_z(alpha):
     return scaled + constant
 
 
+@pytest.mark.slow
 def test_two_dimensions_and_their_names():
     path = temper_path(
         KEY,
@@ -289,6 +291,7 @@ def test_two_dimensions_and_their_names():
     assert group(path, "observed_data")["z"].dims == ("row",)
 
 
+@pytest.mark.slow
 def test_powers_multiply_and_a_prior_factor_stays():
     """A prior times a factor is not sampled but run as a chain; log Z is relative to their product."""
 
