@@ -16,6 +16,7 @@ from numpyro_tempered.messages import (
     Message,
     is_prior_factor,
     is_unit,
+    plates_of,
     wrap_bodies,
 )
 
@@ -32,6 +33,7 @@ class Structure(NamedTuple):
         latents: Messages of the local discrete latents, by name.
         depends: Names of the local discrete latents that the log-probability of a sample site, or the
             value of a deterministic one, depends on.
+        plates: Names of the plates of each sample site.
         scanned_factors: Those sites that are factors in the body of a ``scan`` or ``cond``.
         tempered: Whether a power is on some site.
     """
@@ -40,6 +42,7 @@ class Structure(NamedTuple):
     data: set[str]
     latents: dict[str, Message]
     depends: dict[str, frozenset[str]]
+    plates: dict[str, set[str]]
     scanned_factors: set[str]
     tempered: bool
 
@@ -94,6 +97,7 @@ def get_structure(model: Model, args: tuple, kwargs: dict) -> Structure:
         },
         latents=latents,
         depends=depends,
+        plates={name: plates_of(site) for name, site in found.items() if site["type"] == "sample"},
         scanned_factors={
             name for name, site in found.items() if _SCAN in site and site["is_observed"] and is_unit(site)
         },

@@ -196,9 +196,11 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     initial: dict[Any, frozenset[str]] = defaultdict(frozenset)
     markov: dict[Any, frozenset[str]] = defaultdict(frozenset)
     history = 0
+    is_nan = jnp.zeros((), bool)
     for factor in factors:
         site = factor.site
         log_prob = _log_prob(site, kept)
+        is_nan |= jnp.any(jnp.isnan(log_prob))
         named = site["infer"]["dim_to_name"]
         term = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=named)
         times = _times(site)
@@ -231,11 +233,11 @@ def _eliminate(factors: list[_Factor]) -> Sum:
         log_factors += compute_markov_factors(
             time_factors, initial, markov, sum_vars, prod_vars, history, logaddexp, add
         )
-    with funsor.interpretations.lazy:
-        lazy = funsor.sum_product.sum_product(
-            logaddexp, add, log_factors, eliminate=sum_vars | prod_vars, plates=prod_vars
-        )
-    result = funsor.optimizer.apply_optimizer(lazy)
+    # Eagerly: all factors of a latent are added before the logarithm of the sum is taken. An optimised
+    # contraction shifts each factor by its own maximum, and the product of two that peak apart is 0.
+    result = funsor.sum_product.sum_product(
+        logaddexp, add, log_factors, eliminate=sum_vars | prod_vars, plates=prod_vars
+    )
     left = set(result.inputs) - kept
     observed = list(dict.fromkeys(factor.root for factor in factors if _is_data(factor)))
     if left:
@@ -249,6 +251,8 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     for name in kept & set(scales):
         scale = scales[name] if scale is None else scale * scales[name]
     log_prob = funsor.to_data(result, name_to_dim={f.name: f.dim for f in plates})
+    # Funsor's logarithm of a sum takes NaN for minus infinity.
+    log_prob = jnp.where(is_nan, jnp.nan, log_prob)
     # Funsor drops dimensions of size 1.
     shape = [1] * max((-frame.dim for frame in plates), default=0)
     for frame in plates:

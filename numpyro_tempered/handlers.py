@@ -4,26 +4,20 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from numpyro import handlers
-from numpyro.infer import HMCECS, SVI
-from numpyro.infer.autoguide import (
-    AutoDAIS,
-    AutoGuide,
-    AutoGuideList,
-    AutoLaplaceApproximation,
-    AutoSemiDAIS,
-)
+from numpyro.infer import HMCECS
 from numpyro.infer.hmc_gibbs import estimate_likelihood
 from numpyro.primitives import _PYRO_STACK, Messenger, get_mask
 
 from numpyro_tempered._typing import ArrayLike, Guide
+from numpyro_tempered.kept_models import check_kept_model
 from numpyro_tempered.local_latents import check_guide, scale_if_local, scale_local
 from numpyro_tempered.messages import (
     ALPHA,
     PRIOR_FACTOR,
     SEEN,
+    SUMMED,
     Message,
     caller,
-    handler_chain,
     is_prior_factor,
     is_reading,
     is_unit,
@@ -32,10 +26,7 @@ from numpyro_tempered.messages import (
     reduce_by_name,
     wrap_bodies,
 )
-from numpyro_tempered.powers import check_alpha, is_power, scale, without_zero_times_infinity
-
-# Guides whose objective is a density of the model that they keep, not of the model that SVI is given.
-_USE_THEIR_MODEL = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
+from numpyro_tempered.powers import check_alpha, is_power, scale
 
 
 class temper(Messenger):
@@ -66,8 +57,9 @@ class temper(Messenger):
         fn: Model to temper; None for a decorator or a context manager.
         alpha: Power on the likelihood, a scalar >= 0, or a mapping from site names to such scalars, in
             which every likelihood site is named. A scalar may be traced, so that a grid of alphas compiles
-            once under ``vmap``. A traced 0 gives the prior's density; where the likelihood is 0 because of
-            the parameters its gradient is NaN, so take a concrete 0 for the prior alone. At a concrete 0
+            once under ``vmap``. A traced 0 gives the prior's density, whose derivative in alpha reads 0 there
+            and not the log-likelihood; where the likelihood is 0 because of the parameters its gradient is NaN,
+            so take a concrete 0 for the prior alone. At a concrete 0
             NumPyro's own ``log_likelihood`` sees no data and gives zeros; ``to_inference_data`` does not.
         factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
             the prior (False), or the names of those that are part of the likelihood.
@@ -121,9 +113,9 @@ class temper(Messenger):
         local_plates: Collection[str] = (),
     ) -> None:
         self.alpha = check_alpha(alpha)
-        if isinstance(factors, str):
+        if isinstance(factors, str) or not isinstance(factors, bool | Collection):
             raise TypeError(f"factors must be a bool or a collection of names, got {factors!r}.")
-        if isinstance(local_plates, str):
+        if isinstance(local_plates, str) or not isinstance(local_plates, Collection):
             raise TypeError(f"local_plates must be a collection of plate names, got {local_plates!r}.")
         if local_plates and isinstance(self.alpha, dict):
             raise ValueError("local_plates need one alpha for all sites, got a mapping.")
@@ -131,10 +123,12 @@ class temper(Messenger):
             raise ValueError(
                 "alpha = 0 leaves local latents without a target: take alpha > 0, or no local_plates."
             )
-        self.factors = factors
+        self.factors = factors if isinstance(factors, bool) else frozenset(factors)
         self.strict = strict
         self.local_plates = frozenset(local_plates)
         self._met: set[str] = set()
+        self._met_plates: set[str] = set()
+        self._met_factors: set[str] = set()
         self._met_data = False
         self._twins: list[temper] = []
         super().__init__(fn)
@@ -147,7 +141,7 @@ class temper(Messenger):
             self._twins.append(twin)
             twin.__enter__()
             return
-        self._met, self._met_data = set(), False
+        self._met, self._met_plates, self._met_factors, self._met_data = set(), set(), set(), False
         super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
@@ -207,10 +201,10 @@ class temper(Messenger):
         if msg["type"] == "control_flow":
             wrap_bodies(msg, mark_prior_factors)
         if msg["type"] == "plate":
-            self._met.add(msg["name"])
+            self._met_plates.add(msg["name"])
         if msg["type"] != "sample":
             return
-        self._met |= plates_of(msg)
+        self._met_plates |= plates_of(msg)
         self._met.add(msg["name"])
         # `do` sends a copy of the message through the stack a second time. The place of a handler marks it, not
         # its identity: the branches of a `cond` must be equal.
@@ -247,17 +241,18 @@ class temper(Messenger):
             check_guide(msg)
 
     def _refuse_names_not_met(self) -> None:
-        missing = sorted(self.local_plates - self._met)
+        missing = sorted(self.local_plates - self._met_plates)
         if missing:
             raise ValueError(f"the model has no plates {missing}, which local_plates names.")
-        named = set() if isinstance(self.factors, bool) else set(self.factors)
-        if isinstance(self.alpha, dict):
-            named |= set(self.alpha)
+        named = set(self.alpha) if isinstance(self.alpha, dict) else set()
         missing = sorted(named - self._met)
+        if not isinstance(self.factors, bool):
+            missing += sorted(self.factors - self._met_factors)
         # Without data the model may leave observed sites out.
         if missing and self._met_data:
             raise ValueError(
-                f"the model has no sites {missing}, which alpha or factors names. It has {sorted(self._met)}."
+                f"the model has no sites {missing}, which alpha or factors names. It has {sorted(self._met)}, of "
+                f"which {sorted(self._met_factors)} are factors."
             )
 
     def _raise_to_power(self, msg: Message) -> None:
@@ -272,12 +267,14 @@ class temper(Messenger):
                 f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
                 "the untempered posterior. Use NUTS or HMC."
             )
-        self._check_kept_model(alpha)
+        check_kept_model(self, alpha)
         if is_power(alpha, 0.0):
             msg["fn"] = msg["fn"].mask(False)
             return
         if not isinstance(alpha, float):
-            msg["fn"] = without_zero_times_infinity(msg, alpha)
+            # A traced 0 times a log-probability of -inf would be NaN. A mask by the log-probability itself would
+            # keep the derivative in alpha at 0, and compute each of them three times.
+            msg["fn"] = msg["fn"].mask(alpha != 0)
         scale(msg, alpha)
 
     def _power(self, msg: Message) -> Any:
@@ -293,6 +290,8 @@ class temper(Messenger):
         return self.alpha[msg["name"]]
 
     def _is_likelihood(self, msg: Message) -> bool:
+        if SUMMED in msg:
+            return self._is_sum_likelihood(msg)
         if not is_unit(msg):
             return True
         if is_prior_factor(msg):
@@ -302,9 +301,25 @@ class temper(Messenger):
                 f"temper met the factor {msg['name']!r} of handlers.collapse, which holds prior and likelihood "
                 "in one: a power of it is another target. Leave the latents in the model."
             )
+        return self._is_factor_likelihood(msg["name"])
+
+    def _is_factor_likelihood(self, name: str) -> bool:
+        self._met_factors.add(name)
         if isinstance(self.factors, bool):
             return self.factors
-        return msg["name"] in self.factors
+        return name in self.factors
+
+    def _is_sum_likelihood(self, msg: Message) -> bool:
+        """The policy for the factors that ``marginalize`` has summed over, perhaps together with data."""
+        factors, has_data = msg[SUMMED]
+        parts = {self._is_factor_likelihood(name) for name in factors} | ({True} if has_data else set())
+        if len(parts) > 1:
+            raise ValueError(
+                f"site {msg['name']!r} is a sum over local discrete latents, in which some of the factors "
+                f"{sorted(factors)} are of the prior, by temper's factors, and the rest of the likelihood: a "
+                "power of a part of the sum is another target."
+            )
+        return parts.pop()
 
     def _refuse_if_conditioned_outside(self, name: str) -> None:
         named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
@@ -313,25 +328,6 @@ class temper(Messenger):
                 f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: write "
                 "temper(condition(model, data), ...), or pass the data to the model."
             )
-
-    def _check_kept_model(self, alpha: Any) -> None:
-        frame = caller(SVI.init)
-        svi = None if frame is None else frame.f_locals.get("self")
-        if svi is None or self not in handler_chain(svi.model):
-            return
-        for part in _auto_guides(svi.guide):
-            if isinstance(part, _USE_THEIR_MODEL) and self not in handler_chain(part.model):
-                raise ValueError(
-                    f"this {type(part).__name__} keeps a model without alpha = {alpha} and would ignore it: "
-                    "build the guide on the tempered model that SVI is given."
-                )
-
-
-def _auto_guides(guide: Any) -> list[AutoGuide]:
-    """The automatic guides in a guide."""
-    found = [part for part in handler_chain(guide) if isinstance(part, AutoGuide)]
-    lists = [part for part in found if isinstance(part, AutoGuideList)]
-    return found + [inner for part in lists for each in part._guides for inner in _auto_guides(each)]
 
 
 def _is_local(msg: Message) -> bool:

@@ -196,6 +196,12 @@ _SAMPLE_GROUPS = ("posterior", "log_likelihood", "posterior_predictive", "sample
 def _to_arviz(
     groups: Mapping[str, Mapping[str, Any]], attrs: dict[str, Any], coords: Coords | None, dims: Dims | None
 ) -> Any:
+    for values in groups.values():
+        dotted = [variable_name(name) for name in values]
+        if len(set(dotted)) < len(dotted):
+            raise ValueError(
+                f"of the sites {sorted(values)} two have one name where slashes are written as dots."
+            )
     groups = {name: {variable_name(k): v for k, v in values.items()} for name, values in groups.items()}
     dims = {variable_name(k): list(v) for k, v in (dims or {}).items()}
     variables = {name for values in groups.values() for name in values}

@@ -19,12 +19,14 @@ from numpyro_tempered.messages import (
     HIDDEN,
     OUTSIDE,
     PRIOR_FACTOR,
+    SUMMED,
     Message,
     base_distribution,
     caller,
     handler_chain,
     is_prior_factor,
     is_unit,
+    plates_of,
     reduce_by_name,
     wrap_bodies,
 )
@@ -83,6 +85,9 @@ class marginalize:
     of transition matrices. A latent that ``handlers.mask`` or ``obs_mask`` hides counts for nothing. Where the
     data are not given the model runs as it is, so that ``Predictive`` draws them with their local latents.
 
+    Within a plate each datum must depend on the latent of its own element alone: what mixes the elements of a
+    plate, such as a cumulative sum along it, is not seen by enumeration, NumPyro's own included.
+
     Given x and :math:`\theta` the local latents are not tempered: ``Predictive(model, posterior_samples,
     infer_discrete=True)`` of the undecorated ``model`` draws them.
 
@@ -96,7 +101,7 @@ class marginalize:
             model runs, if
 
             - a continuous latent depends on a local discrete one,
-            - data depend on all of a plate's latents together, or on the state that leaves a ``scan``,
+            - data depend on a plate's latents from outside of it, or on the state that leaves a ``scan``,
             - a latent has other values than 0, ..., K - 1,
             - a ``scan`` runs backwards, or without history,
             - data are given to the model by a handler outside of this one,
@@ -144,6 +149,12 @@ class marginalize:
                 "the local discrete latents are summed out here: draw them by the model without marginalize, "
                 "Predictive(model, posterior_samples, infer_discrete=True)."
             )
+        plates = [handler.name for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+        if plates:
+            raise ValueError(
+                f"marginalize stands inside of the plates {plates}, whose latents and data it cannot see: put it "
+                "around the whole model."
+            )
         structure = get_structure(self.fn, args, kwargs)
         if structure.tempered:
             raise ValueError(_INSIDE_OUT)
@@ -189,6 +200,14 @@ def _check(structure: Structure, latents: set[str]) -> None:
                 f"the factor {name!r} in a scan depends on the local discrete {sorted(behind & latents)}: "
                 "NumPyro's enumeration counts it in the first step only. Observe a distribution instead."
             )
+        for latent in sorted(behind & latents):
+            apart = plates_of(structure.latents[latent]) - structure.plates.get(name, set())
+            if apart and name in structure.samples:
+                raise ValueError(
+                    f"site {name!r} depends on the local discrete {latent!r} and is outside of its plates "
+                    f"{sorted(apart)}: several data of one latent stand in a plate inside of that of the latent, "
+                    "not in one of their own by an index. Pad them to an array with a mask."
+                )
         if behind & latents and name not in structure.data | set(structure.latents) and name in structure.samples:
             raise ValueError(
                 f"the latent {name!r} depends on the local discrete {sorted(behind & latents)}: marginalize sums "
@@ -285,6 +304,10 @@ def _observe(each: Sum, visible: dict[str, Message]) -> None:
         "plate_to_scale": {} if each.scale is None else {"+".join(f.name for f in each.plates): each.scale},
         "cond_indep_stack": list(each.plates),
         PRIOR_FACTOR: False,
+        SUMMED: (
+            frozenset(name for name in each.observed if is_unit(visible[name])),
+            not all(is_unit(visible[name]) for name in each.observed),
+        ),
     }
     apply_stack({k: v for k, v in msg.items() if k not in (HIDDEN, "stop", "_control_flow_done")})
 

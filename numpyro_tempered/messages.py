@@ -19,6 +19,7 @@ LOCAL = "_temper_local"
 OUTSIDE = "_marginalize_outside"
 PRIOR_FACTOR = "_temper_prior_factor"
 SEEN = "_temper_seen"
+SUMMED = "_marginalize_summed"
 
 
 def base_distribution(fn: Any) -> Any:

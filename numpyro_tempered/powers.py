@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.messages import Message
@@ -30,7 +29,7 @@ def _check_power(alpha: Any, name: str) -> Any:
             raise ValueError(f"{name} must be a scalar, got shape {alpha.shape}.")
         return alpha
     try:
-        if np.shape(alpha) != ():
+        if np.shape(alpha) != () or np.asarray(alpha).dtype.kind not in "biuf":
             raise TypeError
         value = float(alpha)
     except (TypeError, ValueError) as error:
@@ -52,15 +51,3 @@ def scale(msg: Message, alpha: Any) -> None:
     msg["scale"] = alpha if msg.get("scale") is None else alpha * msg["scale"]
     plates = msg.setdefault("plate_to_scale", {})
     plates[None] = alpha if plates.get(None) is None else alpha * plates[None]
-
-
-def without_zero_times_infinity(msg: Message, alpha: Any) -> Any:
-    """The distribution, masked where a traced alpha is 0 and the log-probability minus infinity.
-
-    Only there, for the derivative in alpha is the log-probability, at 0 too.
-    """
-    fn = msg["fn"]
-    possible = fn.log_prob(msg["value"]) > -jnp.inf
-    if possible.shape != tuple(fn.batch_shape):
-        possible = jnp.all(possible)
-    return fn.mask((alpha != 0) | possible)

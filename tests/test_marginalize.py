@@ -894,13 +894,70 @@ def test_powers_by_site(x64):
         density(tempered(several_sites, {"a": 0.2, "b": 0.2, "c": 0.7}), GIVEN, *args)
 
 
-def test_factors_that_do_not_depend_on_the_latents_follow_the_policy(x64):
+def test_factors_follow_the_policy(x64):
     x = jnp.asarray(X)
     inside = logsumexp(np.log(PROBS) - 0.5 * np.arange(2) + normal(X[:, None], LOC), axis=1).sum()
-    as_prior = prior_of_loc(LOC) + ALPHA * inside - 2 * LOC[0] - LOC[1]
-    assert density(tempered(factors, factors=False), GIVEN, x) == pytest.approx(as_prior, rel=1e-12)
-    named = prior_of_loc(LOC) + ALPHA * (inside - LOC[1]) - 2 * LOC[0]
-    assert density(tempered(factors, factors=["outside"]), GIVEN, x) == pytest.approx(named, rel=1e-12)
+    outside_is_prior = prior_of_loc(LOC) + ALPHA * inside - 2 * LOC[0] - LOC[1]
+    assert density(tempered(factors, factors=["inside"]), GIVEN, x) == pytest.approx(outside_is_prior, rel=1e-12)
+    both = prior_of_loc(LOC) + ALPHA * (inside - LOC[1] - 2 * LOC[0])
+    assert density(tempered(factors), GIVEN, x) == pytest.approx(both, rel=1e-12)
+    for policy in (False, ["outside"]):
+        with pytest.raises(ValueError, match=r"'x\+inside' is a sum over local discrete latents.*'inside'"):
+            density(tempered(factors, factors=policy), GIVEN, x)
+
+
+def test_a_sum_of_factors_alone_may_be_prior(x64):
+    def alone(x):
+        loc = sample_loc()
+        with numpyro.plate("n", len(x)):
+            numpyro.factor("f", dist.Normal(loc[sample_z()], 1.0).log_prob(x))
+
+    x = jnp.asarray(X)
+    for policy, power in ((True, ALPHA), (["f"], ALPHA), (False, 1.0)):
+        want = prior_of_loc(LOC) + power * mixture_of(X, LOC).sum()
+        assert density(tempered(alone, factors=policy), GIVEN, x) == pytest.approx(want, rel=1e-12)
+
+
+def test_two_data_of_one_latent_that_disagree_do_not_underflow():
+    def model(x, y):
+        loc = sample_loc()
+        with numpyro.plate("n", len(x)):
+            z = sample_z()
+            numpyro.sample("x", dist.Normal(loc[z], 0.01), obs=x)
+            numpyro.sample("y", dist.Normal(-loc[z], 0.01), obs=y)
+
+    loc = np.array([-1.0, 1.0])
+    x = np.ones(3)
+    parts = np.log(PROBS) + normal(x[:, None], loc, 0.01) + normal(x[:, None], -loc, 0.01)
+    want = prior_of_loc(loc) + ALPHA * logsumexp(parts, axis=1).sum()
+    value, gradient = jax.value_and_grad(
+        lambda loc: log_density(tempered(model), (jnp.ones(3), jnp.ones(3)), {}, {"loc": loc})[0]
+    )(jnp.asarray(loc))
+    assert float(value) == pytest.approx(want, rel=1e-5)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_data_outside_of_the_plate_of_their_latents_are_refused():
+    group = jnp.array([0, 0, 1, 1, 2])
+
+    def long_format(x):
+        loc = sample_loc()
+        with numpyro.plate("groups", 3):
+            z = sample_z()
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("x", dist.Normal(loc[z[..., group]], 1.0), obs=x)
+
+    with pytest.raises(ValueError, match=r"'x' depends on the local discrete 'z' and is outside of its plates"):
+        density(tempered(long_format), GIVEN, jnp.ones(5))
+
+
+def test_inside_of_a_plate_is_refused():
+    def outer(x):
+        with numpyro.plate("outer", 3, dim=-2):
+            nt.marginalize(mixture)(x)
+
+    with pytest.raises(ValueError, match=r"inside of the plates \['outer'\]"):
+        trace_of(outer, jnp.asarray(X))
 
 
 def test_deterministic_sites_that_depend_on_the_latents_are_left_out():

@@ -20,7 +20,16 @@ ORDER = [
     ["families"],
     ["expectations"],
     ["online"],
-    ["messages", "powers", "local_latents", "handlers", "dependence", "elimination", "marginalize"],
+    [
+        "messages",
+        "powers",
+        "local_latents",
+        "kept_models",
+        "handlers",
+        "dependence",
+        "elimination",
+        "marginalize",
+    ],
     ["likelihood", "predictive", "guides", "elbo", "optim", "fit", "infer", "runs"],
     ["arviz_data", "inference_data", "loo", "selection", "path", "plots"],
 ]

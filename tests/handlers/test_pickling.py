@@ -63,7 +63,12 @@ def test_every_protocol(protocol):
 def test_what_was_asked_for_travels():
     model = nt.temper(plain, alpha=0.3, factors=["bonus"], strict=True, local_plates=["n"])
     got = pickle.loads(pickle.dumps(model))
-    assert (got.alpha, got.factors, got.strict, got.local_plates) == (0.3, ["bonus"], True, frozenset(["n"]))
+    assert (got.alpha, got.factors, got.strict, got.local_plates) == (
+        0.3,
+        frozenset(["bonus"]),
+        True,
+        frozenset(["n"]),
+    )
     assert got.fn is plain
     factory = pickle.loads(pickle.dumps(nt.temper(alpha=0.3)))
     assert trace_of(factory(plain), Y)["y"]["scale"] == 0.3
