@@ -149,11 +149,11 @@ def test_the_measurement_of_tracing_sees_more_traces(data):
     assert slower > 1.5 * plain
 
 
-def test_marginalize_counts_no_more_operations_than_the_mixture(data):
-    """A sum by funsor is the same arithmetic as MixtureSameFamily's."""
+def test_marginalize_counts_few_operations_more_than_the_mixture(data):
+    """A sum by funsor is the arithmetic of MixtureSameFamily's, and a look for NaN, which it would hide."""
     point = unconstrained_point(mixture, data)
     by_hand, summed = (
         flops(energy_and_gradient(m), point, data)
         for m in (nt.temper(mixture, ALPHA), nt.temper(nt.marginalize(labels), ALPHA))
     )
-    assert summed <= 1.1 * by_hand
+    assert summed <= 1.5 * by_hand
