@@ -1,13 +1,15 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
-from numpyro_tempered import expectations, families, guides, online, optim, plots
+from numpyro_tempered import bounds, expectations, families, guides, hindsight, online, optim, plots, tables
 from numpyro_tempered.elbo import ExpectedNLL
 from numpyro_tempered.fit import TemperedFit, fit_svi
 from numpyro_tempered.handlers import temper
-from numpyro_tempered.infer import OnlineVI, OnlineVIState
+from numpyro_tempered.infer import OnlineVI
 from numpyro_tempered.inference_data import to_inference_data
+from numpyro_tempered.ledger import regret_ledger, regret_table
 from numpyro_tempered.loo import loo
 from numpyro_tempered.marginalize import marginalize
+from numpyro_tempered.online_state import OnlineVIState
 from numpyro_tempered.path import path_table, temper_path
 from numpyro_tempered.selection import compare, comparison_table, dyadic
 
@@ -16,6 +18,7 @@ __all__ = [
     "OnlineVI",
     "OnlineVIState",
     "TemperedFit",
+    "bounds",
     "compare",
     "comparison_table",
     "dyadic",
@@ -23,12 +26,16 @@ __all__ = [
     "families",
     "fit_svi",
     "guides",
+    "hindsight",
     "loo",
     "marginalize",
     "online",
     "optim",
     "path_table",
     "plots",
+    "regret_ledger",
+    "regret_table",
+    "tables",
     "temper",
     "temper_path",
     "to_inference_data",

@@ -14,8 +14,8 @@ from numpyro.infer.elbo import ELBO
 from numpyro_tempered._typing import Array, Guide, Model
 from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
-from numpyro_tempered.families.mean_field import MeanField
-from numpyro_tempered.guides import AutoOnlineDiagonalNormal
+from numpyro_tempered.families import family_of
+from numpyro_tempered.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.likelihood import (
     get_trace,
     likelihood_sites,
@@ -41,7 +41,7 @@ class ExpectedNLL(ELBO):
 
     Raises:
         TypeError: If the expectation is of a bare loss, or the guide is not an
-            ``AutoOnlineDiagonalNormal``.
+            ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
 
     Example:
         >>> import numpyro_tempered as nt
@@ -59,18 +59,23 @@ class ExpectedNLL(ELBO):
         self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: Any, **kwargs: Any
     ) -> Any:
         """The loss at ``param_map``, as SVI asks for it."""
-        if not isinstance(guide, AutoOnlineDiagonalNormal):
-            raise TypeError(f"ExpectedNLL works with AutoOnlineDiagonalNormal, got {type(guide).__name__}.")
+        if not isinstance(guide, AutoOnlineDiagonalNormal | AutoOnlineMultivariateNormal):
+            raise TypeError(
+                "ExpectedNLL works with AutoOnlineDiagonalNormal and AutoOnlineMultivariateNormal, got "
+                f"{type(guide).__name__}."
+            )
         bound = bind(self.expectation, model, guide)
-        q = MeanField(param_map[f"{guide.prefix}_loc"], param_map[f"{guide.prefix}_scale"])
+        q = guide.from_params(param_map)
         fixed = jax.lax.stop_gradient(q)
         evaluation = jax.lax.stop_gradient(
             bound.evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
         )
+        gradient = family_of(fixed).gradient
+        if gradient is None:
+            raise TypeError(f"{type(fixed).__name__} has no gradient in its parameters.")
         # Zero in value, the chosen gradients under differentiation.
-        loss = evaluation.expected + jnp.sum(
-            evaluation.grad_loc * (q.loc - fixed.loc) + evaluation.grad_scale(fixed) * (q.scale - fixed.scale)
-        )
+        zeros = jax.tree.map(lambda g, new, old: jnp.sum(g * (new - old)), gradient(fixed, evaluation), q, fixed)
+        loss = evaluation.expected + sum(jax.tree.leaves(zeros))
         return {"loss": loss, "mutable_state": None}
 
 

@@ -1,59 +1,36 @@
 """Online variational inference for NumPyro models."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_tempered._typing import Array, Model
+from numpyro_tempered.arguments import on_arrays, separate
 from numpyro_tempered.elbo import bind
-from numpyro_tempered.expectations.base import Evaluation, Expectation
+from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
-from numpyro_tempered.families.mean_field import MeanField
-from numpyro_tempered.fit import TemperedFit, unconstrained_moments
-from numpyro_tempered.guides import AutoOnlineDiagonalNormal
-from numpyro_tempered.likelihood import Layout, check_model, check_rows_apart, model_loss, plain_arrays
+from numpyro_tempered.fit import TemperedFit
+from numpyro_tempered.guides.online import ONLINE_GUIDES, Gaussian
+from numpyro_tempered.likelihood import (
+    check_model,
+    check_one_loss_a_row,
+    check_rows_apart,
+    model_loss,
+    plain_arrays,
+)
 from numpyro_tempered.messages import handler_chain
 from numpyro_tempered.online import stream
-from numpyro_tempered.online.base import Losses, OnlineState, Rule
-
-
-class OnlineVIState(NamedTuple):
-    """State of an :class:`OnlineVI`: a pytree of arrays.
-
-    Attributes:
-        rule_state: State of the rule, on the flat unconstrained scale.
-        rng_key: Key of the run; each round derives its own from it.
-        layout: Names and shapes of the sites in the flat vector; holds no array.
-    """
-
-    rule_state: OnlineState
-    rng_key: Array
-    layout: Layout
-
-    @property
-    def posterior(self) -> MeanField:
-        """The Gaussian q_t on the flat unconstrained scale."""
-        return self.rule_state.posterior
-
-    @property
-    def count(self) -> Array:  # type: ignore[override]
-        """Rounds taken."""
-        return self.rule_state.count
-
-    @property
-    def rejected(self) -> Array:
-        """Rounds refused because data, loss or update were not finite."""
-        return self.rule_state.rejected
-
-    @property
-    def cumulative(self) -> Losses:
-        """Sums of the untempered losses over the rounds taken."""
-        return Losses(*(total.value for total in self.rule_state.cumulative))
+from numpyro_tempered.online.base import Losses, Rule
+from numpyro_tempered.online.chunks import run_chunks
+from numpyro_tempered.online_state import OnlineVIState
+from numpyro_tempered.priors import add_residual, as_prior, residual
 
 
 class OnlineVI:
@@ -66,7 +43,8 @@ class OnlineVI:
 
     Args:
         model: NumPyro model, tempered or not, with its data as arguments.
-        guide: ``AutoOnlineDiagonalNormal`` of the model, or that class.
+        guide: An online guide of the model, or its class: ``AutoOnlineDiagonalNormal``,
+            ``AutoOnlineMultivariateNormal`` or ``AutoOnlineLowRankNormal``. It decides the Gaussian family.
         rule: An online rule, such as ``nt.online.ngvi()``.
         expectation: ``monte_carlo()`` by default, or ``gauss_hermite(predictor=...)`` where the
             model names its predictor.
@@ -102,10 +80,10 @@ class OnlineVI:
     ) -> None:
         if isinstance(guide, type):
             guide = guide(model)
-        if not isinstance(guide, AutoOnlineDiagonalNormal):
+        if not isinstance(guide, ONLINE_GUIDES):
+            names = [kind.__name__ for kind in ONLINE_GUIDES]
             raise TypeError(
-                "OnlineVI needs an AutoOnlineDiagonalNormal, which starts at the prior, got "
-                f"{type(guide).__name__}."
+                f"OnlineVI needs one of {names}, which start at the prior, got {type(guide).__name__}."
             )
         if handler_chain(guide.model)[-1] is not handler_chain(model)[-1]:
             raise ValueError(
@@ -123,7 +101,7 @@ class OnlineVI:
         self,
         rng_key: Array,
         *args: Any,
-        prior: OnlineVIState | TemperedFit | MeanField | None = None,
+        prior: OnlineVIState | TemperedFit | Gaussian | None = None,
         **kwargs: Any,
     ) -> OnlineVIState:
         """The state before any datum, at q = prior.
@@ -132,8 +110,8 @@ class OnlineVI:
             rng_key: Key of the run.
             *args: Arguments of the model, as in the first round: shapes are read, values are not.
             prior: Start from this posterior instead of the model's prior: the state of another run,
-                a :class:`TemperedFit`, or a Gaussian on the flat unconstrained scale. A fit that is
-                not a mean-field Gaussian is matched in mean and standard deviation.
+                a :class:`TemperedFit`, or a Gaussian on the flat unconstrained scale. One of another family than
+                the guide's is matched in mean and (co)variance, as far as the guide's family holds it.
             **kwargs: Keyword arguments of the model.
 
         Raises:
@@ -142,7 +120,7 @@ class OnlineVI:
         """
         args, kwargs = plain_arrays((args, kwargs))
         model_prior = self._set_up(rng_key, args, kwargs)
-        start = model_prior if prior is None else self._as_prior(prior)
+        start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
         arrays, expectation = self._split(args, kwargs)
         # Raise for a model that does not fit here rather than in the first round.
@@ -171,11 +149,36 @@ class OnlineVI:
         Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
         """
         self.require_set_up()
+        return self._update(state, None, args, kwargs)
+
+    def update_masked(
+        self, state: OnlineVIState, mask: Any, *args: Any, **kwargs: Any
+    ) -> tuple[OnlineVIState, Losses]:
+        """One round on the rows of a batch where ``mask`` is True: one compilation serves ragged batches.
+
+        ``nt.online.pad_batch`` makes the batch and its mask. A round without a row changes nothing.
+
+        Args:
+            state: From :meth:`init`, or an earlier round.
+            mask: Booleans, shape ``(n,)``.
+            *args: Arguments of the model, a batch of n rows. What rows that are off hold does not matter.
+            **kwargs: Keyword arguments of the model.
+
+        Returns:
+            The state, and the scalar :class:`Losses` before the update, of the rows that are on.
+
+        Raises:
+            ValueError: As :meth:`update`; and if an observed site has not one log-probability a row.
+        """
+        return self._update(state, mask, args, kwargs)
+
+    def _update(self, state: OnlineVIState, mask: Any, args: tuple, kwargs: dict) -> tuple[OnlineVIState, Losses]:
+        self.require_set_up()
         args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
-        self._check_batch(arrays, args, kwargs)
+        self._check_batch(arrays, args, kwargs, mask)
         rule_state, losses = stream.update(
-            self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key
+            self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key, mask=mask
         )
         return state._replace(rule_state=rule_state), losses
 
@@ -215,24 +218,94 @@ class OnlineVI:
         rule_state, losses = stream.run(self.rule, expectation, state.rule_state, *rows, rng_key=state.rng_key)
         return state._replace(rule_state=rule_state), losses
 
+    def run_chunks(
+        self,
+        rng_key: Array | OnlineVIState,
+        chunks: Iterable[Any],
+        **options: Any,
+    ) -> tuple[OnlineVIState, Losses | None]:
+        """One pass over a stream that comes in chunks, such as a file in row groups: memory for a few of them.
+
+        Args:
+            rng_key: Key of the run, or a state to go on from.
+            chunks: Tuples of arrays, the model's positional arguments, each with a leading axis of rounds.
+            **options: ``size``, ``skip``, ``keep``, ``progress_bar`` and ``total`` of
+                :func:`numpyro_tempered.online.run_chunks`.
+
+        Returns:
+            The state, and the :class:`Losses` that are kept.
+
+        Raises:
+            ValueError: As :meth:`run`, and if there is no chunk or a chunk does not look like the first.
+        """
+        iterator = (tuple(plain_arrays(chunk)) for chunk in chunks)
+        first = next(iterator, None)
+        if first is None:
+            raise ValueError(
+                "the stream has no chunk. An iterator is used up by one pass: make it anew for each."
+            )
+        one = tuple(np.asarray(leaf)[:1] for leaf in first)
+        state = rng_key if isinstance(rng_key, OnlineVIState) else self.init(rng_key, *one)
+        self.require_set_up()
+        _, expectation = self._split(one, {})
+        rows = (
+            tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in itertools.chain([first], iterator)
+        )
+        rule_state, losses = run_chunks(
+            self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
+        )
+        return state._replace(rule_state=rule_state), losses
+
+    def with_prior(
+        self,
+        state: OnlineVIState,
+        *args: Any,
+        num_particles: int = 100,
+        num_iterations: int = 10,
+        **kwargs: Any,
+    ) -> OnlineVIState:
+        """The state with the model's own prior in the place of the Gaussian that the run started at.
+
+        A prior that is not Normal on the unconstrained scale is matched in two moments at the start, and the
+        residual log-prior, log π - log q_1, is left out of the stream. This adds it as a last site, a Gaussian
+        approximation around the posterior by natural gradients. Apply it once, to a copy for reporting: the
+        stream goes on from the state without.
+
+        Args:
+            state: Of a run by an accumulating :func:`~numpyro_tempered.online.ngvi`.
+            *args: Arguments of the model: shapes matter, data do not.
+            num_particles: Draws for the expectation of the residual's gradients.
+            num_iterations: Passes to a fixed point.
+            **kwargs: Keyword arguments of the model.
+
+        Returns:
+            A state with another posterior; counts and losses are those of ``state``. The same state where every
+            prior is Normal.
+
+        Raises:
+            TypeError: If the rule holds no evidence, or the family is low rank.
+            ValueError: If no Gaussian is left.
+        """
+        self.require_set_up()
+        if not self.guide.moment_matched:
+            return state
+        args, kwargs = plain_arrays((args, kwargs))
+        # Another stream of keys than that of the rounds.
+        key = jax.random.fold_in(state.rng_key, 2**31 - 2)
+        left_out = residual(self.guide.model, self.guide, num_particles, args, kwargs)
+        return state._replace(rule_state=add_residual(key, self.rule, left_out, state.rule_state, num_iterations))
+
     def get_posterior(self, state: OnlineVIState) -> dist.Distribution:
-        """The posterior on the flat unconstrained scale: a Normal, or a Delta for a point rule."""
-        q = state.posterior
+        """The posterior on the flat unconstrained scale: the guide's Gaussian, or a Delta for a point rule."""
         if self.rule.point:
-            return dist.Delta(q.loc, event_dim=0)
+            return dist.Delta(state.posterior.loc, event_dim=0)
         return self.guide.get_posterior(self.get_params(state))
 
     def get_params(self, state: OnlineVIState) -> dict[str, Array]:
-        """Parameters for ``Predictive`` and the guide's own methods, such as ``median``.
+        """Parameters for ``Predictive`` and the guide's own methods, such as ``median``."""
+        return self.guide.to_params(state.posterior)
 
-        A scale of 0 is returned as the smallest positive number, which NumPyro's Normal admits and
-        whose draws are the point itself.
-        """
-        q, prefix = state.posterior, self.guide.prefix
-        scale = jnp.maximum(q.scale, jnp.finfo(q.scale.dtype).tiny)
-        return {f"{prefix}_loc": q.loc, f"{prefix}_scale": scale}
-
-    def _set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> MeanField:
+    def _set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> Any:
         """Set the guide up at the first call; the prior of the model with these arguments."""
         leaves = jax.tree.leaves((rng_key, args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -243,7 +316,7 @@ class OnlineVI:
         guide = self.guide
         if guide.prototype_trace is not None:
             # The prior may depend on the arguments, and the guide keeps that of its first call.
-            guide = AutoOnlineDiagonalNormal(self.guide.model, prefix=self.guide.prefix)
+            guide = guide.fresh()
         # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
         with handlers.block(), numpyro.validation_enabled(False):
             check_model(rng_key, self.model, args, kwargs)
@@ -255,11 +328,15 @@ class OnlineVI:
             )
         return guide.prior
 
-    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict) -> None:
-        """Check once for each shape that a quadrature may take the rows of a batch apart."""
-        shapes = tuple(array.shape for array in arrays)
-        traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
-        if self.expectation.predictor is None or traced or shapes in self._checked_shapes:
+    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict, mask: Any) -> None:
+        """Check once for each shape that the rows of a batch may be taken apart."""
+        shapes = (mask is None, *(array.shape for array in arrays))
+        if shapes in self._checked_shapes or any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return
+        if mask is not None:
+            with numpyro.validation_enabled(False):
+                check_one_loss_a_row(self.model, self.guide, len(mask), args, kwargs)
+        if self.expectation.predictor is None:
             return
         model = model_loss(self.model, self.guide, self.expectation.predictor)
         with numpyro.validation_enabled(False):
@@ -272,58 +349,12 @@ class OnlineVI:
             raise ValueError("call OnlineVI.init before update, or run with a key.")
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], Expectation]:
-        """The arrays among the arguments, and the expectation as a function of them alone."""
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        is_array = tuple(hasattr(leaf, "ndim") or isinstance(leaf, float) for leaf in leaves)
-        static = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-        key = (structure, is_array, static, tuple(type(leaf) for leaf in static))
-        try:
-            known = key in self._by_structure
-        except TypeError as error:
-            kinds = sorted({type(leaf).__name__ for leaf in static})
-            raise TypeError(
-                f"arguments must be arrays or hashable values, got objects of types {kinds}."
-            ) from error
-        if not known:
-            self._by_structure[key] = self._bound._replace(
-                evaluate=_merge_arguments(self._bound.evaluate, structure, is_array, static)
+        """The data among the arguments, and the expectation as a function of them alone."""
+        arrays, structure = separate(args, kwargs)
+        if structure not in self._by_structure:
+            bound = self._bound
+            self._by_structure[structure] = bound._replace(
+                evaluate=on_arrays(bound.evaluate, structure),
+                loss=None if bound.loss is None else on_arrays(bound.loss, structure),
             )
-        arrays = tuple(jnp.asarray(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array)
-        return arrays, self._by_structure[key]
-
-    def _as_prior(self, prior: Any) -> MeanField:
-        if isinstance(prior, MeanField):
-            if jnp.shape(prior.loc) != self.guide.prior.loc.shape:
-                raise ValueError(
-                    f"prior has {jnp.shape(prior.loc)} coordinates, the model {self.guide.prior.loc.shape}."
-                )
-            return prior
-        if isinstance(prior, OnlineVIState):
-            locs, scales = (prior.layout.split(leaf) for leaf in prior.posterior)
-        elif isinstance(prior, TemperedFit):
-            sites = unconstrained_moments(prior)
-            locs = {name: moments.loc for name, moments in sites.items()}
-            scales = {name: moments.scale for name, moments in sites.items()}
-        else:
-            raise TypeError(
-                f"prior must be an OnlineVIState, a TemperedFit or a MeanField, got {type(prior).__name__}."
-            )
-        shapes = {name: jnp.shape(value) for name, value in locs.items()}
-        if shapes != dict(self.guide.layout.sites):
-            raise ValueError(
-                f"prior has latent sites {shapes}, the model has {dict(self.guide.layout.sites)}: names and "
-                "shapes must agree."
-            )
-        return MeanField(self.guide.pack(locs), self.guide.pack(scales))
-
-
-def _merge_arguments(
-    evaluate: Callable[..., Evaluation], structure: Any, is_array: tuple, static: tuple
-) -> Callable[..., Evaluation]:
-    def merged(q: MeanField, *arrays: Array, **options: Any) -> Evaluation:
-        remaining = iter(arrays)
-        leaves = [next(remaining) if array else leaf for leaf, array in zip(static, is_array, strict=True)]
-        args, kwargs = jax.tree.unflatten(structure, leaves)
-        return evaluate(q, args, kwargs, **options)
-
-    return merged
+        return arrays, self._by_structure[structure]

@@ -14,7 +14,7 @@ from numpyro.infer import MCMC
 from numpyro_tempered._typing import Array
 from numpyro_tempered.arviz_data import Coords, Dims, assemble, dataset, group, variable_name, versions
 from numpyro_tempered.fit import TemperedFit
-from numpyro_tempered.infer import OnlineVI, OnlineVIState
+from numpyro_tempered.infer import OnlineVI
 from numpyro_tempered.likelihood import (
     Trace,
     common_alpha,
@@ -26,6 +26,7 @@ from numpyro_tempered.likelihood import (
     subsamples,
 )
 from numpyro_tempered.online.base import Losses
+from numpyro_tempered.online_state import OnlineVIState
 from numpyro_tempered.predictive import replicate
 from numpyro_tempered.runs import (
     Run,

@@ -221,6 +221,24 @@ def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) 
         )
 
 
+def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, kwargs: dict) -> None:
+    """Raise where an observed site has not one log-probability for each row of a batch.
+
+    Raises:
+        ValueError: If there is such a site: its rows cannot be masked.
+    """
+    values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
+    constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
+    trace = get_trace(handlers.substitute(model, data=constrained), args, kwargs)
+    for name, site in likelihood_sites(trace).items():
+        shape = jnp.shape(untempered_log_prob(site))
+        if shape != (num_rows,):
+            raise ValueError(
+                f"observed site {name!r} has log-probabilities of shape {shape}, the mask has {num_rows} rows: "
+                "leaving rows out needs one log-probability a row."
+            )
+
+
 def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
     """Raise where a latent's shape follows the number of data, tried on the data twice over.
 

@@ -1,6 +1,6 @@
 """The online rules as optimisers of NumPyro's SVI.
 
-Use them with ``AutoOnlineDiagonalNormal`` and ``ExpectedNLL``::
+Use them with ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal`` and ``ExpectedNLL``::
 
     guide = nt.guides.AutoOnlineDiagonalNormal(model)
     svi = SVI(model, guide, nt.optim.SVB(guide, step_size=0.1), nt.ExpectedNLL())
@@ -11,6 +11,7 @@ finite rejects the step and is counted, as in ``OnlineVI``.
 """
 
 import math
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,26 +20,32 @@ from numpyro.optim import _NumPyroOptim
 
 from numpyro_tempered._typing import Array
 from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families.mean_field import MeanField
-from numpyro_tempered.guides import AutoOnlineDiagonalNormal
+from numpyro_tempered.families import full_rank
+from numpyro_tempered.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize
 from numpyro_tempered.online.ngvi import ngvi
 from numpyro_tempered.online.stream import accept_finite
 from numpyro_tempered.online.sva import sva
 from numpyro_tempered.online.svb import svb
 
+OptimGuide: TypeAlias = AutoOnlineDiagonalNormal | AutoOnlineMultivariateNormal
+
 
 class _RuleOptim(_NumPyroOptim):
     """An online rule with the interface of a NumPyro optimiser."""
 
-    def __init__(self, guide: AutoOnlineDiagonalNormal, rule: Rule) -> None:
-        if not isinstance(guide, AutoOnlineDiagonalNormal):
+    def __init__(self, guide: OptimGuide, rule: Rule) -> None:
+        if not isinstance(guide, OptimGuide):
             raise TypeError(
-                "the online optimisers take the guide they step, an AutoOnlineDiagonalNormal, got "
-                f"{type(guide).__name__}."
+                "the online optimisers take the guide they step, an AutoOnlineDiagonalNormal or an "
+                f"AutoOnlineMultivariateNormal, got {type(guide).__name__}: use OnlineVI for the others."
             )
-        transform = biject_to(guide.scale_constraint)
-        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_scale"
+        full = isinstance(guide, AutoOnlineMultivariateNormal)
+        transform = biject_to(guide.scale_tril_constraint if full else guide.scale_constraint)
+        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_scale" + ("_tril" if full else "")
+
+        def constrained(params: dict[str, Array]) -> Any:
+            return guide.from_params({loc: params[loc], scale: transform(params[scale])})
 
         def init(params: dict[str, Array]) -> OnlineState:
             others = sorted(set(params) - {loc, scale})
@@ -47,27 +54,40 @@ class _RuleOptim(_NumPyroOptim):
                     f"the online optimisers step {loc!r} and {scale!r} only, but the model or guide has "
                     f"also the params {others}. Give those a prior, or fit them by fit_svi."
                 )
-            return rule.init(MeanField(params[loc], transform(params[scale])))
+            return rule.init(constrained(params))
 
         def update(step: Array, grads: dict[str, Array], state: OnlineState, value: Array) -> OnlineState:
             q = state.posterior
-            _, slope = jax.jvp(transform, (transform.inv(q.scale),), (jnp.ones_like(q.scale),))
-            grad_scale = grads[scale] / slope
-            evaluation = Evaluation(value, value, grads[loc], grad_scale / (2.0 * q.scale))
-            return accept_finite(state, rule.update(evaluation, state), evaluation)
+            at = transform.inv(guide.to_params(q)[scale])
+            # The bijection acts entry by entry: its slopes turn SVI's gradient into that in the scales.
+            _, slopes = jax.jvp(transform, (at,), (jnp.ones_like(at),))
+            _, placed = jax.jvp(transform, (at,), (grads[scale],))
+            in_scale = jnp.where(slopes > 0, placed / jnp.square(jnp.where(slopes > 0, slopes, 1.0)), 0.0)
+            grad_var = full_rank.curvature(q, in_scale) if full else in_scale / (2.0 * q.scale)
+            evaluation = Evaluation(value, value, grads[loc], grad_var)
+            proposal = rule.update(evaluation, state)
+            return accept_finite(state, triangular(proposal) if full else proposal, evaluation)
 
         def get_params(state: OnlineState) -> dict[str, Array]:
-            q = state.posterior
-            return {loc: q.loc, scale: transform.inv(q.scale)}
+            params = guide.to_params(state.posterior)
+            return {loc: params[loc], scale: transform.inv(params[scale])}
 
         super().__init__(lambda *fns: fns, init, update, get_params, update_with_value=True)
+
+
+def triangular(state: OnlineState) -> OnlineState:
+    """The state with a triangular factor, which SVI's parameters are."""
+    q = state.posterior._replace(factor=state.posterior.scale_tril)
+    # Only a natural-gradient step leaves the triangle; its memory is mean and factor.
+    memory = full_rank.start(q) if isinstance(state.memory, full_rank.Memory) else state.memory
+    return state._replace(posterior=q, memory=memory)
 
 
 class SVA(_RuleOptim):
     """:func:`numpyro_tempered.online.sva` as an optimiser.
 
     Args:
-        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal``.
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
         step_size: η, a float, a callable of the count, or of ``(count, q)``.
         box: Optional bounds on means and scales.
 
@@ -79,7 +99,7 @@ class SVA(_RuleOptim):
         >>> optim = nt.optim.SVA(guide, step_size=0.1)
     """
 
-    def __init__(self, guide: AutoOnlineDiagonalNormal, step_size: StepSize, box: Box | None = None) -> None:
+    def __init__(self, guide: OptimGuide, step_size: StepSize, box: Box | None = None) -> None:
         super().__init__(guide, sva(step_size, box))
 
 
@@ -87,7 +107,7 @@ class SVB(_RuleOptim):
     """:func:`numpyro_tempered.online.svb` as an optimiser.
 
     Args:
-        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal``.
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
         step_size: η, a float, a callable of the count, or of ``(count, q)``.
         box: Optional bounds on means and scales.
 
@@ -99,7 +119,7 @@ class SVB(_RuleOptim):
         >>> optim = nt.optim.SVB(guide, step_size=nt.online.svb_rate(0.5))
     """
 
-    def __init__(self, guide: AutoOnlineDiagonalNormal, step_size: StepSize, box: Box | None = None) -> None:
+    def __init__(self, guide: OptimGuide, step_size: StepSize, box: Box | None = None) -> None:
         super().__init__(guide, svb(step_size, box))
 
 
@@ -109,7 +129,7 @@ class NGVI(_RuleOptim):
     Curvature is an argument of ``ExpectedNLL`` here, which forms the gradients.
 
     Args:
-        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal``.
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
         step_size: The step, a float, a callable of the count, or of ``(count, q)``.
         evidence: Total evidence the posterior may hold, in data; infinite accumulates.
         box: Optional bounds on means and scales.
@@ -124,7 +144,7 @@ class NGVI(_RuleOptim):
 
     def __init__(
         self,
-        guide: AutoOnlineDiagonalNormal,
+        guide: OptimGuide,
         step_size: StepSize = 1.0,
         evidence: float = math.inf,
         box: Box | None = None,

@@ -10,11 +10,12 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_tempered._typing import Array, Model
-from numpyro_tempered.families import mean_field
+from numpyro_tempered.families import family_of
 from numpyro_tempered.fit import TemperedFit, sample_posterior
-from numpyro_tempered.infer import OnlineVI, OnlineVIState
+from numpyro_tempered.infer import OnlineVI
 from numpyro_tempered.likelihood import Trace, get_trace, latent_sites, likelihood_sites, plain_arrays
 from numpyro_tempered.online.base import Losses
+from numpyro_tempered.online_state import OnlineVIState
 
 
 class Run(NamedTuple):
@@ -71,7 +72,7 @@ def from_online(
     """
     online.require_set_up()
     key = state.rng_key if rng_key is None else rng_key
-    flat = mean_field.sample(key, state.posterior, (num_samples,))
+    flat = family_of(state.posterior).sample(key, state.posterior, (num_samples,))
     params = online.get_params(state)
     samples = online.guide._unpack_and_constrain(flat, params)
     samples = {k: samples[k] for k in latent_sites(online.guide.prototype_trace)}

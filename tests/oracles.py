@@ -2,6 +2,7 @@
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr
 
 # Conjugate normal location model: y_i ~ N(theta, noise_sd²), theta ~ N(prior_mean, prior_sd²).
 
@@ -249,3 +250,118 @@ LINEAR_LOSSES = {
         lambda y: (y,),
     ),
 }
+
+
+LINEAR_LOSSES |= {
+    "absolute": (lambda u, y: np.abs(y - u), lambda u, y: -np.sign(y - u), lambda y: (y,)),
+    "quantile_90": (
+        lambda u, y: np.where(y > u, 0.9 * (y - u), 0.1 * (u - y)),
+        lambda u, y: np.where(y > u, -0.9, 0.1),
+        lambda y: (y,),
+    ),
+    "gaussian": (
+        lambda u, y: -log_normal_density(y, u, 1.7),
+        lambda u, y: (u - y) / 1.7**2,
+        lambda y: (),
+    ),
+    "poisson": (
+        lambda u, y: np.exp(u) - y * u + sum(np.log(np.arange(1, y + 1))),
+        lambda u, y: np.exp(u) - y,
+        lambda y: (),
+    ),
+    "probit": (lambda u, y: -log_ndtr(y * u), lambda u, y: -y * hazard(-y * u), lambda y: ()),
+    # Student's t with 4 degrees of freedom and unit scale, up to its constant: not convex.
+    "student": (
+        lambda u, y: 2.5 * np.log1p((y - u) ** 2 / 4),
+        lambda u, y: 5 * (u - y) / (4 + (y - u) ** 2),
+        lambda y: (),
+    ),
+}
+
+
+def hazard(r):
+    """Density over upper tail of a standard Gaussian."""
+    return np.sqrt(2 / np.pi) / erfcx(r / np.sqrt(2))
+
+
+def expected_full_loss(loss, slope, m, covariance, x, y, kinks=lambda y: ()):
+    """Expectation of sum_i loss(x_i theta, y_i), theta ~ N(m, covariance); as ``expected_linear_loss``.
+
+    ``grad_var`` and ``fisher`` are matrices ``(d, d)``.
+    """
+    out = {"at_mean": 0.0, "expected": 0.0, "grad_loc": 0.0, "grad_var": 0.0, "fisher": 0.0}
+    for xi, yi in zip(np.asarray(x, float), np.asarray(y, float), strict=True):
+        mean, sd = xi @ m, np.sqrt(xi @ covariance @ xi)
+        value, d_mean, d_var, square = expected_scalar_loss(
+            lambda u, yi=yi: loss(u, yi), lambda u, yi=yi: slope(u, yi), mean, sd, kinks(yi)
+        )
+        out["at_mean"] += float(loss(np.asarray(mean), yi))
+        out["expected"] += value
+        out["grad_loc"] = out["grad_loc"] + xi * d_mean
+        out["grad_var"] = out["grad_var"] + np.outer(xi, xi) * d_var
+        out["fisher"] = out["fisher"] + 0.5 * np.outer(xi, xi) * square
+    return out
+
+
+def expected_outputs_loss(loss, slope, mean, covariance, step=0.4, width=8.0):
+    """Moments of a loss l(u), u ~ N(mean, covariance) in R^K, by a trapezoidal sum on a grid of R^K.
+
+    The sum converges geometrically for smooth losses. Derivatives are of the density, as in
+    ``expected_scalar_loss``.
+
+    Args:
+        loss: Predictors ``(..., K)`` to losses ``(...)``.
+        slope: Its gradient, ``(..., K)``.
+        mean: ``(K,)``.
+        covariance: ``(K, K)``, positive definite.
+        step: Of the grid, in standard deviations.
+        width: Where it ends.
+
+    Returns:
+        E l, dE l/dmean, dE l/dcovariance and E[∇l ∇lᵀ].
+    """
+    size = len(mean)
+    line = np.arange(-width, width + step / 2, step)
+    z = np.stack(np.meshgrid(*[line] * size, indexing="ij"), axis=-1).reshape(-1, size)
+    w = np.exp(-0.5 * (z**2).sum(-1))
+    w /= w.sum()
+    factor = np.linalg.cholesky(covariance)
+    u = mean + z @ factor.T
+    # Score of the density in the mean, and of its logarithm's second derivatives.
+    score = np.linalg.solve(factor.T, z.T).T
+    values, slopes = loss(u), slope(u)
+    precision = np.linalg.inv(covariance)
+    second = np.einsum("m,mi,mj->ij", w * values, score, score) - (w @ values) * precision
+    return w @ values, score.T @ (w * values), 0.5 * second, np.einsum("m,mi,mj->ij", w, slopes, slopes)
+
+
+def expected_linear_outputs_loss(loss, slope, m, covariance, x, y, num_outputs):
+    """Expectation of sum_i loss(u_i, y_i), u_ik = x_i theta_k, theta ~ N(m, covariance), ``(K d,)``.
+
+    As ``expected_full_loss``, with ``loss(u, y)`` and ``slope(u, y)`` of predictors ``(..., K)``.
+    """
+    out = {"at_mean": 0.0, "expected": 0.0, "grad_loc": 0.0, "grad_var": 0.0, "fisher": 0.0}
+    for xi, yi in zip(np.asarray(x, float), y, strict=True):
+        jacobian = np.kron(np.eye(num_outputs), xi)
+        value, d_mean, d_cov, square = expected_outputs_loss(
+            lambda u, yi=yi: loss(u, yi),
+            lambda u, yi=yi: slope(u, yi),
+            jacobian @ m,
+            jacobian @ covariance @ jacobian.T,
+        )
+        out["at_mean"] += float(loss(jacobian @ m, yi))
+        out["expected"] += value
+        out["grad_loc"] = out["grad_loc"] + jacobian.T @ d_mean
+        out["grad_var"] = out["grad_var"] + jacobian.T @ d_cov @ jacobian
+        out["fisher"] = out["fisher"] + 0.5 * jacobian.T @ square @ jacobian
+    return out
+
+
+def softmax_loss(u, y):
+    """Cross-entropy of class y from predictors ``(..., K)``."""
+    return np.logaddexp.reduce(u, axis=-1) - u[..., int(y)]
+
+
+def softmax_slope(u, y):
+    p = np.exp(u - np.logaddexp.reduce(u, axis=-1)[..., None])
+    return p - np.eye(u.shape[-1])[int(y)]

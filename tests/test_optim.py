@@ -178,7 +178,7 @@ def test_the_loss_takes_its_own_guide():
     x, y = stream()
     svi = SVI(linear, AutoDiagonalNormal(linear), numpyro.optim.Adam(0.1), nt.ExpectedNLL())
     state = svi.init(KEY, x, y)
-    with pytest.raises(TypeError, match="AutoOnlineDiagonalNormal, got AutoDiagonalNormal"):
+    with pytest.raises(TypeError, match="AutoOnlineMultivariateNormal, got AutoDiagonalNormal"):
         svi.update(state, x, y)
 
 

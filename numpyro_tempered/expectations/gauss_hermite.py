@@ -1,4 +1,4 @@
-"""Gauss-Hermite quadrature over a scalar predictor."""
+"""Gauss-Hermite quadrature over a predictor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,16 @@ from numpyro_tempered.expectations.base import (
     Evaluation,
     Expectation,
     ModelLoss,
-    as_rows,
-    predictor_moments,
+    Moments,
+    PredictorLoss,
+    linear,
+    masked,
     pull_back,
+    rows_of,
     standard_deviation,
 )
-from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.expectations.outputs import bound_outputs, linear_outputs, moments_of, product_rule
+from numpyro_tempered.families.base import family_of
 
 # Beyond this numpy's nodes and weights overflow.
 MAX_NODES = 350
@@ -30,8 +34,9 @@ def gauss_hermite(
     *,
     predictor: str | None = None,
     num_nodes: int = 20,
+    num_outputs: int | None = None,
 ) -> Expectation:
-    r"""Expected loss of a linear predictor by one-dimensional quadrature.
+    r"""Expected loss of a linear predictor by quadrature, in one dimension or few.
 
     The predictor of a datum is u = x·θ ~ N(m·x, s²), s² = Σ σ_j² x_j². The gradient in the means is
     x E[l'(u)], in the variances x² E[l''(u)]/2, with E[l''] = E[l'(u)(u - m·x)]/s² by Stein's
@@ -49,17 +54,25 @@ def gauss_hermite(
       that site alone, datum by datum. Exact to quadrature where the predictor is affine in the
       unconstrained parameters, a local linearisation at the mean otherwise.
 
+    With ``num_outputs=K`` the predictor of a datum is u in R^K: of a bare loss u_k = x·θ_k with θ of shape
+    ``(K d,)``, of a model a site of shape ``(n, K)`` with n log-probabilities. The nodes are those of the
+    product rule, num_nodes^K and no more than 10,000 in all, and each holds K² numbers a datum; the Hessian is
+    the average of the loss's own, so the loss must be twice differentiable. For classes see :func:`softmax`,
+    which needs one dimension less; for larger K :func:`predictor_monte_carlo`.
+
     Args:
-        loss: ``(u, y) -> loss`` of one datum, scalars, differentiable by JAX.
+        loss: ``(u, y) -> loss`` of one datum, differentiable by JAX; scalars, or u of shape ``(K,)`` and y of
+            any shape.
         predictor: Name of the model's deterministic site.
         num_nodes: Number of quadrature nodes, from 2 to 350; an even one keeps them off the mean.
+        num_outputs: K, None for a scalar predictor.
 
     Returns:
         An :class:`Expectation`.
 
     Raises:
-        ValueError: If not exactly one of ``loss`` and ``predictor`` is given, or ``num_nodes`` is
-            out of range.
+        ValueError: If not exactly one of ``loss`` and ``predictor`` is given, or ``num_nodes`` or
+            ``num_outputs`` is out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -74,8 +87,11 @@ def gauss_hermite(
         raise ValueError("give gauss_hermite either a loss (u, y) -> value or a predictor's name.")
     if not 2 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes must be between 2 and {MAX_NODES}, got {num_nodes}.")
+    if num_outputs is not None and num_outputs < 1:
+        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
     rule = (nodes, weights / weights.sum())
+    product = None if num_outputs is None else product_rule(num_nodes, num_outputs, "predictor_monte_carlo")
 
     if loss is None:
 
@@ -85,23 +101,20 @@ def gauss_hermite(
                 "ExpectedNLL, or give a loss function for a bare stream."
             )
 
-        return Expectation(unbound, bind=lambda model: _bound(model, rule), predictor=predictor)
+        def bind(model: ModelLoss) -> Expectation:
+            return _bound(model, rule) if product is None else bound_outputs(model, product)
 
-    def evaluate(
-        q: MeanField, x: Any, y: Any, rng_key: Array | None = None, curvature: str = "hessian"
-    ) -> Evaluation:
-        x, y = as_rows(q, x, y)
-        one = jnp.ones((), q.loc.dtype)
-        return _quadrature(
-            rule,
-            q,
-            x,
-            jnp.sum(x * q.loc[None, :], axis=-1),
-            lambda u: (jax.vmap(loss)(u, y)[None, :], one),
-            curvature,
-        )
+        return Expectation(unbound, bind=bind, predictor=predictor, num_outputs=num_outputs)
 
-    return Expectation(evaluate)
+    batch = jax.vmap(loss)
+    if product is not None:
+        return linear_outputs(PredictorLoss(moments_of(product, batch), batch, num_outputs))
+
+    def moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
+        one = jnp.ones((), mean.dtype)
+        return quadrature(rule, mean, variance, lambda u: (batch(u, y)[None, :], one), curvature)
+
+    return linear(moments, batch)
 
 
 def _bound(model: ModelLoss, rule: tuple[np.ndarray, np.ndarray]) -> Expectation:
@@ -110,32 +123,36 @@ def _bound(model: ModelLoss, rule: tuple[np.ndarray, np.ndarray]) -> Expectation
         raise TypeError("the model was bound without a predictor.")
 
     def evaluate(
-        q: MeanField, *data: Any, rng_key: Array | None = None, curvature: str = "hessian"
+        q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
     ) -> Evaluation:
         mean, pull = jax.vjp(lambda theta: predict(theta, *data), q.loc)
         (x,) = jax.vmap(pull)(jnp.eye(mean.shape[0], dtype=mean.dtype))
-        return _quadrature(rule, q, x, mean, lambda u: given(u, q.loc, *data), curvature)
+        mask = None if mask is None else rows_of(mask, mean.shape[0])
+        variance = family_of(q).predictor_variance(q, x)
+        found = quadrature(rule, mean, variance, lambda u: given(u, q.loc, *data), curvature)
+        return pull_back(q, x, masked(found, mask))
 
-    return Expectation(evaluate)
+    def loss(theta: Array, *data: Any) -> Array:
+        return jnp.sum(model.losses(theta, *data)[0], axis=0)
+
+    return Expectation(evaluate, loss=loss)
 
 
-def _quadrature(
+def quadrature(
     rule: tuple[np.ndarray, np.ndarray],
-    q: MeanField,
-    x: Array,
     mean: Array,
+    variance: Array,
     losses: LossesOfPredictor,
     curvature: str,
-) -> Evaluation:
-    """The evaluation from predictors ``mean`` (n,) with slopes ``x`` (n, d).
+) -> Moments:
+    """The moments of losses of predictors u ~ N(mean, variance), ``(n,)`` each.
 
-    ``losses`` maps predictors (n,) to losses and weights (S, n).
+    ``losses`` maps predictors ``(n,)`` to losses ``(S, n)`` and their weights, which gradients carry.
     """
-    dtype = q.loc.dtype
+    dtype = mean.dtype
     # The node 0 with weight 0 gives the loss at the mean in the same vectorised pass.
     nodes = jnp.asarray(np.append(rule[0], 0.0), dtype)[:, None]
     weights = jnp.asarray(np.append(rule[1], 0.0), dtype)[:, None, None]
-    _, variance = predictor_moments(q, x)
     s, spread = standard_deviation(variance)
     # A mean may sit on a kink of the loss as written, where automatic differentiation picks a side (NumPyro's
     # Bernoulli by logits at 0 is one): nodes stay some roundings off it.
@@ -154,10 +171,12 @@ def _quadrature(
         # For a narrow q the quotient loses its digits; the derivative beside the mean has them.
         narrow = jnp.maximum(jnp.sqrt(jnp.finfo(dtype).eps), 8.0 * off)
         second = jnp.where(width[None, :] > narrow[None, :], stein, _curvature(losses, mean, off))
-    grad_loc, grad_var = pull_back(
-        x, jnp.sum(scale[-1] * expected_first, axis=0), jnp.sum(scale[-1] * second, axis=0)
+    return Moments(
+        jnp.sum(values[-1], axis=0),
+        jnp.sum(weights * values, axis=(0, 1)),
+        jnp.sum(scale[-1] * expected_first, axis=0),
+        jnp.sum(scale[-1] * second, axis=0),
     )
-    return Evaluation(jnp.sum(values[-1]), jnp.sum(weights * values), grad_loc, grad_var)
 
 
 def _curvature(losses: LossesOfPredictor, mean: Array, off: Array) -> Array:

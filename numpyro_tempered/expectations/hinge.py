@@ -8,15 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered._typing import Array
-from numpyro_tempered.expectations.base import (
-    Evaluation,
-    Expectation,
-    as_rows,
-    predictor_moments,
-    pull_back,
-    standard_deviation,
-)
-from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.expectations.base import Expectation, Moments, linear, standard_deviation
 
 _SQRT_HALF = math.sqrt(0.5)
 _INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
@@ -44,17 +36,21 @@ def hinge() -> Expectation:
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.000 2.534
     """
-    return Expectation(_evaluate, check=_check)
+    return linear(_moments, _loss, check=_check)
 
 
-def _evaluate(
-    q: MeanField, x: Any, y: Any, rng_key: Array | None = None, curvature: str = "hessian"
-) -> Evaluation:
-    x, y = as_rows(q, x, y)
-    mean, variance = predictor_moments(q, x)
-    s, spread = standard_deviation(variance)
+def _loss(u: Array, y: Array) -> Array:
+    return jnp.maximum(_slack(u, y), 0.0)
+
+
+def _slack(u: Array, y: Array) -> Array:
     # A label other than -1 or 1 has no hinge loss.
-    k = jnp.where(jnp.abs(y) == 1.0, 1.0 - y * mean, jnp.nan)
+    return jnp.where(jnp.abs(y) == 1.0, 1.0 - y * u, jnp.nan)
+
+
+def _moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
+    s, spread = standard_deviation(variance)
+    k = _slack(mean, y)
     z = k / s
     cdf = jnp.where(spread, 0.5 * jax.scipy.special.erfc(-_SQRT_HALF * z), (k > 0).astype(k.dtype))
     pdf = _INVERSE_SQRT_2PI * jnp.exp(-0.5 * jnp.square(z))
@@ -62,7 +58,7 @@ def _evaluate(
     # Jensen's inequality restores what the two terms lose to cancellation far in the tail.
     expected = jnp.where(spread, jnp.maximum(k * cdf + s * pdf, at_mean), at_mean)
     second = cdf if curvature == "fisher" else jnp.where(spread, pdf / s, 0.0)
-    return Evaluation(jnp.sum(at_mean), jnp.sum(expected), *pull_back(x, -y * cdf, second))
+    return Moments(at_mean, expected, -y * cdf, second)
 
 
 def _check(x: Any, y: Any) -> None:

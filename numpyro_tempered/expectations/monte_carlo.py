@@ -8,10 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered._typing import Array
-from numpyro_tempered.expectations.base import Evaluation, Expectation, ModelLoss, depends_on
-from numpyro_tempered.families.mean_field import MeanField, sample
+from numpyro_tempered.expectations.base import (
+    Evaluation,
+    Expectation,
+    ModelLoss,
+    depends_on,
+    require_key,
+    rows_of,
+)
+from numpyro_tempered.expectations.outputs import curvature_rows, hessians
+from numpyro_tempered.families.base import Rows, family_of
+from numpyro_tempered.families.low_rank import LowRank
 
 MAX_DIMENSION = 1000
+_ALTERNATIVES = (
+    'use ngvi(curvature="fisher"), name the model\'s predictor, or take gauss_hermite or a closed form'
+)
 
 
 def monte_carlo(
@@ -19,19 +31,21 @@ def monte_carlo(
     *,
     num_particles: int = 1,
     predictor: str | None = None,
+    num_outputs: int | None = None,
     memory_budget: int = 2**28,
 ) -> Expectation:
     r"""Expected loss and gradients from draws of q.
 
-    With θ ~ q, the gradient in the means is E[∇l(θ)] (Bonnet) and in the variances E[diag ∇²l(θ)]/2
-    (Price): right with one particle, and never the reparameterised gradient in σ, whose variance
-    does not vanish. Twice the gradient in the variances is, in order of preference:
+    With θ ~ q, the gradient in the means is E[∇l(θ)] (Bonnet) and in the covariance E[∇²l(θ)]/2, of a
+    mean-field q its diagonal (Price): right with one particle, and never the reparameterised gradient in σ,
+    whose variance does not vanish. Twice the gradient in the covariance is, in order of preference:
 
-    1. generalised Gauss-Newton, where ``predictor`` names the model's predictor: Σ_i J_ij² l''(u_i),
-       positive for a loss convex in u;
-    2. Fisher curvature, where the rule asks for it (``ngvi(curvature="fisher")``): Σ_i (∂_j l_i)²;
-    3. the exact diagonal of the Hessian, by Jacobian-vector products in chunks that fit the memory
-       budget, up to d = 1000.
+    1. generalised Gauss-Newton, where ``predictor`` names the model's predictor: Σ_i J_iᵀ l''(u_i) J_i,
+       positive semidefinite for a loss convex in u;
+    2. Fisher curvature, where the rule asks for it (``ngvi(curvature="fisher")``): Σ_i ∇l_i ∇l_iᵀ;
+    3. the exact Hessian (for a mean-field q its diagonal), by Jacobian-vector products in chunks that fit the
+       memory budget, up to d = 1000; not for a :class:`~numpyro_tempered.families.LowRank` q, whose curvature
+       comes by rows.
 
     Where a closed form or :func:`gauss_hermite` applies, prefer it.
 
@@ -41,7 +55,8 @@ def monte_carlo(
             likelihood of a model.
         num_particles: Draws per round.
         predictor: Name of the model's deterministic predictor site, for Gauss-Newton curvature.
-        memory_budget: Bytes that the Hessian's chunks may take.
+        num_outputs: K where that site has shape ``(n, K)``; None where it has one predictor a datum.
+        memory_budget: Bytes that the Hessian's chunks may take, those of all particles together.
 
     Returns:
         An :class:`Expectation` that needs an ``rng_key``. For a bare loss the first array of the data
@@ -49,8 +64,8 @@ def monte_carlo(
 
     Raises:
         ValueError: If ``num_particles`` < 1, or a predictor is named for a bare loss. When traced: if the
-            exact Hessian is asked for with d > 1000 or beyond the budget, or is zero whatever the data
-            because the loss is piecewise linear.
+            exact Hessian is asked for with d > 1000, beyond the budget or on a LowRank q, or is zero whatever
+            the data because the loss is piecewise linear.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -76,8 +91,9 @@ def monte_carlo(
             bind=lambda model: _bound(model, num_particles, memory_budget),
             predictor=predictor,
             needs_key=True,
+            num_outputs=num_outputs,
         )
-    if predictor is not None:
+    if predictor is not None or num_outputs is not None:
         raise ValueError("a predictor is a site of a model: leave it out with a bare loss.")
 
     def losses(theta: Array, *data: Any) -> tuple[Array, Array]:
@@ -97,67 +113,119 @@ def monte_carlo(
 
 def _bound(model: ModelLoss, num_particles: int, memory_budget: int) -> Expectation:
     def evaluate(
-        q: MeanField, *data: Any, rng_key: Array | None = None, curvature: str = "hessian"
+        q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
     ) -> Evaluation:
-        if rng_key is None:
-            raise ValueError("monte_carlo needs an rng_key: pass rng_key= to run or update.")
+        rng_key = require_key("monte_carlo", rng_key)
+        if curvature == "hessian" and model.predictor is None and isinstance(q, LowRank):
+            raise ValueError(f"LowRank takes curvature by rows, not a dense Hessian: {_ALTERNATIVES}.")
+        family = family_of(q)
+        losses = model.losses if mask is None else _leave_out(model.losses, mask)
 
         def value(theta: Array) -> tuple[Array, Array]:
-            losses, weights = model.losses(theta, *data)
-            return jnp.sum(weights * losses), jnp.sum(losses)
+            values, weights = losses(theta, *data)
+            return jnp.sum(weights * values), jnp.sum(values)
 
-        def one(theta: Array) -> tuple[Array, Array, Array]:
+        def one(theta: Array) -> tuple[Array, Array, Any]:
             slope = jax.grad(value, has_aux=True)
             if curvature == "none":
                 # A point may sit on a kink of the loss as written, where automatic differentiation picks a side.
                 off = 8.0 * jnp.finfo(theta.dtype).eps * jnp.maximum(jnp.abs(theta), 1.0)
                 (left, _), (right, unweighted) = slope(theta - off), slope(theta + off)
-                grad = 0.5 * (left + right)
-            else:
-                grad, unweighted = slope(theta)
-            if curvature == "none":
-                second = jnp.zeros_like(grad)
-            elif curvature == "fisher":
-                second = _fisher(model, theta, data)
-            elif model.predictor is not None:
-                second = _gauss_newton(model, theta, data)
-            else:
-                second = _hessian_diagonal(value, theta, data, memory_budget)
-            return unweighted, grad, second
+                return unweighted, 0.5 * (left + right), _no_rows(theta)
+            grad, unweighted = slope(theta)
+            if curvature == "fisher":
+                return unweighted, grad, _fisher(losses, theta, data)
+            if model.predictor is not None:
+                return unweighted, grad, _gauss_newton(model, theta, data, mask)
+            hessian = _hessian_diagonal if family.diagonal_only else _hessian
+            return unweighted, grad, hessian(value, theta, data, memory_budget // num_particles)
 
-        draws = sample(rng_key, q, (num_particles,))
-        expected, grad_loc, second = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), jax.vmap(one)(draws))
-        return Evaluation(value(q.loc)[1], expected, grad_loc, 0.5 * second)
+        draws = family.sample(rng_key, q, (num_particles,))
+        unweighted, grads, second = jax.vmap(one)(draws)
+        if isinstance(second, Rows):
+            # The rows of all particles, each with its share of the weight.
+            x = jnp.reshape(second.x, (-1, second.x.shape[-1]))
+            grad_var = family.covariance_gradient(q, x, jnp.ravel(second.weights) * (0.5 / num_particles))
+        else:
+            grad_var = 0.5 * jnp.mean(second, axis=0)
+        at_mean = value(q.loc)[1]
+        return Evaluation(at_mean, jnp.mean(unweighted), jnp.mean(grads, axis=0), grad_var)
 
-    return Expectation(evaluate, needs_key=True)
+    def loss(theta: Array, *data: Any) -> Array:
+        return jnp.sum(model.losses(theta, *data)[0], axis=0)
+
+    return Expectation(evaluate, needs_key=True, loss=loss)
 
 
-def _fisher(model: ModelLoss, theta: Array, data: Any) -> Array:
-    """Σ w (∂_j l)² over data and sites."""
-    jacobian = jax.jacrev(lambda t: model.losses(t, *data)[0])(theta)
-    _, weights = model.losses(theta, *data)
-    return jnp.sum(weights[..., None] * jnp.square(jacobian), axis=(0, 1))
+def _leave_out(losses: Callable[..., tuple[Array, Array]], mask: Array) -> Callable[..., tuple[Array, Array]]:
+    def of_the_others(theta: Array, *data: Any) -> tuple[Array, Array]:
+        values, weights = losses(theta, *data)
+        kept = rows_of(mask, values.shape[-1])[None, :]
+        return jnp.where(kept, values, jnp.zeros((), values.dtype)), weights
+
+    return of_the_others
 
 
-def _gauss_newton(model: ModelLoss, theta: Array, data: Any) -> Array:
-    """Σ_i J_ij² Σ_s w l''(u_i), with J the Jacobian of the predictor."""
+def _no_rows(theta: Array) -> Rows:
+    return Rows(jnp.zeros((1, *theta.shape), theta.dtype), jnp.zeros((1,), theta.dtype))
+
+
+def _fisher(losses: Callable[..., tuple[Array, Array]], theta: Array, data: Any) -> Rows:
+    """Σ w ∇l ∇lᵀ over data and sites."""
+    jacobian = jax.jacrev(lambda t: losses(t, *data)[0])(theta)
+    _, weights = losses(theta, *data)
+    weights = jnp.broadcast_to(weights, jacobian.shape[:-1])
+    return Rows(jnp.reshape(jacobian, (-1, theta.shape[0])), jnp.ravel(weights))
+
+
+def _gauss_newton(model: ModelLoss, theta: Array, data: Any, mask: Array | None) -> Rows:
+    """Σ_i J_iᵀ Σ_s w l''(u_i) J_i, with J the Jacobian of the predictor."""
     predict, given = model.predictor, model.losses_given_predictor
     if predict is None or given is None:
         raise TypeError("the model was bound without a predictor.")
     u, pull = jax.vjp(lambda t: predict(t, *data), theta)
-    (jacobian,) = jax.vmap(pull)(jnp.eye(u.shape[0], dtype=u.dtype))
+    units = jnp.eye(u.size, dtype=u.dtype)
+    (jacobian,) = jax.vmap(pull)(jnp.reshape(units, (-1, *u.shape)))
+    if u.ndim == 2:
+        blocks = hessians(lambda v: given(v, theta, *data), u)
+        if mask is not None:
+            kept = rows_of(mask, u.shape[0])[:, None, None]
+            blocks = jnp.where(kept, blocks, jnp.zeros((), blocks.dtype))
+        return Rows(*curvature_rows(jnp.reshape(jacobian, (*u.shape, -1)), blocks))
 
     def total(u: Array) -> Array:
         losses, weights = given(u, theta, *data)
         return jnp.sum(weights * losses)
 
     _, second = jax.jvp(jax.grad(total), (u,), (jnp.ones_like(u),))
-    return jnp.sum(jnp.square(jacobian) * second[:, None], axis=0)
+    if mask is not None:
+        second = jnp.where(rows_of(mask, u.shape[0]), second, jnp.zeros((), second.dtype))
+    return Rows(jacobian, second)
+
+
+def _hessian(value: Callable[[Array], tuple[Array, Array]], theta: Array, data: Any, memory_budget: int) -> Array:
+    """The whole Hessian ``(d, d)``, column by column."""
+    product, chunk = _products(value, theta, data, memory_budget)
+    columns = jax.lax.map(product, jnp.eye(theta.shape[0], dtype=theta.dtype), batch_size=chunk)
+    return 0.5 * (columns + columns.T)
 
 
 def _hessian_diagonal(
     value: Callable[[Array], tuple[Array, Array]], theta: Array, data: Any, memory_budget: int
 ) -> Array:
+    product, chunk = _products(value, theta, data, memory_budget)
+    (d,) = theta.shape
+
+    def entry(j: Array) -> Array:
+        return product(jax.nn.one_hot(j, d, dtype=theta.dtype))[j]
+
+    return jax.lax.map(entry, jnp.arange(d), batch_size=chunk)
+
+
+def _products(
+    value: Callable[[Array], tuple[Array, Array]], theta: Array, data: Any, memory_budget: int
+) -> tuple[Callable[[Array], Array], int]:
+    """The product of the Hessian with a vector, and how many fit the memory at once."""
     (d,) = theta.shape
 
     def grad(t: Array) -> Array:
@@ -166,26 +234,18 @@ def _hessian_diagonal(
     def product(tangent: Array) -> Array:
         return jax.jvp(grad, (theta,), (tangent,))[1]
 
-    alternatives = (
-        'use ngvi(curvature="fisher"), name the model\'s predictor, or take gauss_hermite or a closed form'
-    )
     if d > MAX_DIMENSION:
-        raise ValueError(f"the exact Hessian diagonal is for d <= {MAX_DIMENSION}, got d = {d}: {alternatives}.")
+        raise ValueError(f"the exact Hessian is for d <= {MAX_DIMENSION}, got d = {d}: {_ALTERNATIVES}.")
     if not depends_on(product, jnp.ones_like(theta)):
         raise ValueError(
             "the loss is piecewise linear in the parameters, so automatic differentiation gives it "
-            f"no curvature: {alternatives}."
+            f"no curvature: {_ALTERNATIVES}."
         )
     elements = sum(int(np.prod(jnp.shape(leaf))) for leaf in jax.tree.leaves(data))
     column = theta.dtype.itemsize * (2 * d + elements)
     if column > memory_budget:
         raise ValueError(
             f"one column of the Hessian takes about {column} bytes, more than memory_budget = "
-            f"{memory_budget}: {alternatives}, or smaller batches."
+            f"{memory_budget}: {_ALTERNATIVES}, or smaller batches."
         )
-    chunk = max(1, min(d, memory_budget // column))
-
-    def entry(j: Array) -> Array:
-        return product(jax.nn.one_hot(j, d, dtype=theta.dtype))[j]
-
-    return jax.lax.map(entry, jnp.arange(d), batch_size=chunk)
+    return product, max(1, min(d, memory_budget // column))

@@ -1,31 +1,32 @@
 """Squared loss of a linear predictor, in closed form."""
 
-from typing import Any
+import math
 
 import jax.numpy as jnp
 
 from numpyro_tempered._typing import Array
-from numpyro_tempered.expectations.base import (
-    Evaluation,
-    Expectation,
-    as_rows,
-    predictor_moments,
-    pull_back,
-)
-from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.expectations.base import Expectation, Moments, linear
 
 
-def squared() -> Expectation:
-    r"""Expected squared loss :math:`E_q[(y - x^\top\theta)^2] = (y - m\cdot x)^2 + \sum\sigma_j^2x_j^2`.
+def squared(noise_scale: float | None = None) -> Expectation:
+    r"""Expected squared loss :math:`E_q[(y - x^\top\theta)^2] = (y - m\cdot x)^2 + s^2`.
 
-    It is the negative log-likelihood of Gaussian noise of variance 1/2, up to a constant. Fisher
-    curvature is 4 E[(y - u)²] x².
+    s² is the variance of the predictor. It is the negative log-likelihood of Gaussian noise of variance 1/2,
+    up to a constant; with a ``noise_scale`` τ it is that of :math:`y \sim N(x^\top\theta, \tau^2)`, the
+    constant included: :math:`(y - x^\top\theta)^2/(2\tau^2) + \log\tau + \tfrac12\log 2\pi`. The curvature is
+    2 x², with noise x²/τ²; Fisher curvature is 4 E[(y - u)²] x², with noise E[(y - u)²] x²/τ⁴.
 
     Data are ``x`` of shape ``(d,)`` or ``(n, d)`` and ``y``, scalar or ``(n,)``; the losses of a
     batch are summed.
 
+    Args:
+        noise_scale: Standard deviation τ of the noise; None for the plain square.
+
     Returns:
         An :class:`Expectation`.
+
+    Raises:
+        ValueError: If the noise scale is not positive and finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -35,16 +36,20 @@ def squared() -> Expectation:
         >>> float(value.at_mean), float(value.expected)
         (1.0, 26.0)
     """
-    return Expectation(_evaluate)
+    if noise_scale is None:
+        factor, constant = 1.0, 0.0
+    elif math.isfinite(noise_scale) and noise_scale > 0:
+        factor, constant = 0.5 / noise_scale**2, math.log(noise_scale) + 0.5 * math.log(2.0 * math.pi)
+    else:
+        raise ValueError(f"noise_scale must be positive and finite, or None, got {noise_scale!r}.")
 
+    def loss(u: Array, y: Array) -> Array:
+        return factor * jnp.square(y - u) + constant
 
-def _evaluate(
-    q: MeanField, x: Any, y: Any, rng_key: Array | None = None, curvature: str = "hessian"
-) -> Evaluation:
-    x, y = as_rows(q, x, y)
-    mean, variance = predictor_moments(q, x)
-    residual = y - mean
-    at_mean = jnp.square(residual)
-    expected = at_mean + variance
-    second = 4.0 * expected if curvature == "fisher" else jnp.full_like(mean, 2.0)
-    return Evaluation(jnp.sum(at_mean), jnp.sum(expected), *pull_back(x, -2.0 * residual, second))
+    def moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
+        residual = y - mean
+        square = jnp.square(residual) + variance
+        second = 4.0 * factor**2 * square if curvature == "fisher" else jnp.full_like(mean, 2.0 * factor)
+        return Moments(loss(mean, y), factor * square + constant, -2.0 * factor * residual, second)
+
+    return linear(moments, loss, quadratic=True)

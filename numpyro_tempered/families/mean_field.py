@@ -9,12 +9,16 @@ Three coordinate systems, each with a named map there and back:
 Every function works elementwise on ``(d,)`` arrays; sums run over the last axis.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered._typing import Array
+from numpyro_tempered.families.base import Family, Gain, register
+from numpyro_tempered.families.compensated import CompensatedSum
+from numpyro_tempered.families.linear_algebra import matmul
 
 
 class MeanField(NamedTuple):
@@ -157,3 +161,116 @@ def kl_prox_scaled(anchor: MeanField, grads: MeanField, rate: Array) -> MeanFiel
     product with the variance does neither.
     """
     return MeanField(anchor.loc - rate * grads.loc, shrink(anchor.scale, 0.5 * rate * grads.scale))
+
+
+class Memory(NamedTuple):
+    """Mean and precision; both move by less than their rounding error on long streams."""
+
+    loc: CompensatedSum
+    precision: CompensatedSum
+
+
+def start(q: MeanField) -> Memory:
+    """Mean and precision of ``q`` as sums that natural-gradient steps add to."""
+    return Memory(CompensatedSum.start(q.loc), CompensatedSum.start(1.0 / jnp.square(q.scale)))
+
+
+def natural_step(
+    memory: Memory, q: MeanField, prior: MeanField, grad_loc: Array, grad_var: Array, gain: Gain
+) -> tuple[MeanField, Memory]:
+    """A natural-gradient step, with the new precision in the step of the mean (KL17)."""
+    force, added = gain.step * grad_loc, 2.0 * gain.step * grad_var
+    if not _is(gain.keep, 1.0):
+        added = added + (gain.keep - 1.0) * memory.precision.value
+    if not _is(gain.pull, 0.0):
+        prior_precision = 1.0 / jnp.square(prior.scale)
+        force = force + gain.pull * prior_precision * (q.loc - prior.loc)
+        added = added + gain.pull * prior_precision
+    precision = memory.precision.add(added)
+    tau = precision.value
+    loc = memory.loc.add(-force / tau)
+    # NaN tells the driver to reject the round.
+    scale = jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan)
+    return MeanField(loc.value, scale), Memory(loc, precision)
+
+
+def _is(weight: Any, value: float) -> bool:
+    return isinstance(weight, float) and weight == value
+
+
+def floor(q: MeanField, grad_var: Array) -> tuple[Array, Array]:
+    """Curvature with its negative coordinates at 0, and whether there were any."""
+    return jnp.maximum(grad_var, 0.0), jnp.any(grad_var < 0.0)
+
+
+def merge(a: MeanField, b: MeanField, prior: MeanField) -> MeanField:
+    """The Gaussian of natural parameters λ_a + λ_b - λ_0; NaN where its precision is not positive."""
+    precisions = [1.0 / jnp.square(q.scale) for q in (a, b, prior)]
+    tau = precisions[0] + precisions[1] - precisions[2]
+    # Around a.loc, so that large means do not cancel.
+    force = precisions[1] * (b.loc - a.loc) - precisions[2] * (prior.loc - a.loc)
+    return MeanField(a.loc + force / tau, jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan))
+
+
+def check(prior: MeanField) -> MeanField:
+    """The prior as ``(d,)`` floating arrays of one dtype.
+
+    Raises:
+        ValueError: If the shapes disagree, d is 0, or (outside of transformations) a scale is
+            not positive or a value not finite.
+    """
+    loc, scale = jnp.asarray(prior.loc), jnp.asarray(prior.scale)
+    dtype = jnp.result_type(loc, scale, float)
+    if loc.ndim != 1 or loc.size == 0 or scale.shape not in ((), loc.shape):
+        raise ValueError(
+            "prior needs loc of shape (d,) with d >= 1 and scale of shape (d,) or (), got "
+            f"{loc.shape} and {scale.shape}."
+        )
+    scale = jnp.broadcast_to(scale, loc.shape).astype(dtype)
+    loc = loc.astype(dtype)
+    if not (isinstance(loc, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
+        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(scale)):
+            raise ValueError("prior has a loc or scale that is not finite.")
+        if not np.all(np.asarray(scale) > 0):
+            raise ValueError(f"prior scales must be positive, got {np.asarray(scale).min()}.")
+    return MeanField(loc, scale)
+
+
+def predictor_variance(q: MeanField, x: Array) -> Array:
+    """Variances of the rows of ``x @ theta``, shape ``(n,)``."""
+    return matmul(jnp.square(x), jnp.square(q.scale))
+
+
+def covariance_gradient(q: MeanField, x: Array, weights: Array) -> Array:
+    """The diagonal of Σ w_i x_i x_iᵀ, shape ``(d,)``."""
+    return jnp.sum(jnp.square(x) * weights[:, None], axis=0)
+
+
+def descend(q: MeanField, grads: MeanField, rate: Array | float) -> MeanField:
+    """A gradient step in ``(loc, scale)``, the scale held at 0 or above."""
+    return MeanField(q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0))
+
+
+register(
+    MeanField,
+    Family(
+        name="MeanField",
+        check=check,
+        sample=sample,
+        kl=kl,
+        predictor_variance=predictor_variance,
+        covariance_gradient=covariance_gradient,
+        diagonal_only=True,
+        witness=lambda q: q.loc + q.scale,
+        marginal_scale=lambda q: q.scale,
+        start=start,
+        natural_step=natural_step,
+        floor=floor,
+        merge=merge,
+        point=lambda q: MeanField(q.loc, jnp.zeros_like(q.scale)),
+        gradient=lambda q, e: MeanField(e.grad_loc, 2.0 * q.scale * e.grad_var),
+        kl_prox=kl_prox,
+        descend=descend,
+        inflate=lambda q, variance: q._replace(scale=jnp.sqrt(jnp.square(q.scale) + variance)),
+    ),
+)

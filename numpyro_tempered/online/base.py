@@ -11,6 +11,8 @@ import numpy as np
 
 from numpyro_tempered._typing import Array, ArrayLike
 from numpyro_tempered.expectations.base import Evaluation
+from numpyro_tempered.families.base import family_of
+from numpyro_tempered.families.compensated import CompensatedSum
 from numpyro_tempered.families.mean_field import MeanField
 
 
@@ -26,30 +28,6 @@ class Losses(NamedTuple):
     expected: Array
 
 
-class CompensatedSum(NamedTuple):
-    """A running sum with its rounding error, accurate to float32 after 10^7 terms."""
-
-    value: Array
-    error: Array
-
-    @classmethod
-    def start(cls, value: Array) -> "CompensatedSum":
-        """A sum that holds ``value`` so far."""
-        return cls(value, jnp.zeros_like(value))
-
-    def add(self, term: Array) -> "CompensatedSum":
-        """The sum with one more term (Knuth's two-sum, exact whichever is larger)."""
-        term = term + self.error
-        total = self.value + term
-        virtual = total - self.value
-        error = (self.value - (total - virtual)) + (term - virtual)
-        return CompensatedSum(total, error)
-
-    def restart_where(self, condition: Array, value: Array) -> "CompensatedSum":
-        """The sum, set to ``value`` where the condition holds."""
-        return CompensatedSum(jnp.where(condition, value, self.value), jnp.where(condition, 0.0, self.error))
-
-
 class CumulativeLosses(NamedTuple):
     """Sums of the losses of the rounds taken."""
 
@@ -61,39 +39,22 @@ class OnlineState(NamedTuple):
     """State of an online rule: a pytree of arrays that scans, vmaps and pickles.
 
     Attributes:
-        posterior: q_t, a :class:`~numpyro_tempered.families.MeanField`.
-        prior: q_1, the Gaussian the run started from.
+        posterior: q_t, a :class:`~numpyro_tempered.families.MeanField` or of another family.
+        prior: q_1, the Gaussian the run started from, of the same family.
         memory: What the rule itself accumulates.
         count: Rounds taken, a scalar integer.
         rejected: Rounds refused because data, loss or update were not finite.
         cumulative: Sums of the losses over the rounds taken, each a compensated sum.
+        floored: Rounds whose negative curvature was floored.
     """
 
-    posterior: MeanField
-    prior: MeanField
+    posterior: Any
+    prior: Any
     memory: Any
     count: Array  # type: ignore[assignment]
     rejected: Array
     cumulative: CumulativeLosses
-
-
-class Rule(NamedTuple):
-    """An online rule as a pair of pure functions.
-
-    Attributes:
-        init: ``prior -> state``.
-        update: ``(evaluation, state) -> state``, one round.
-        curvature: ``"hessian"``, ``"fisher"`` or ``"none"``: what the rule takes for twice the gradient in
-            σ².
-        name: Short name, for reports.
-        point: Whether the rule moves a point, so that its posterior has scale 0.
-    """
-
-    init: Callable[[MeanField], OnlineState]
-    update: Callable[[Evaluation, OnlineState], OnlineState]
-    curvature: str
-    name: str
-    point: bool = False
+    floored: Array
 
 
 class Box(NamedTuple):
@@ -106,6 +67,37 @@ class Box(NamedTuple):
 
     loc: ArrayLike = math.inf
     scale: ArrayLike = math.inf
+
+
+class Rule(NamedTuple):
+    """An online rule as a pair of pure functions.
+
+    Attributes:
+        init: ``prior -> state``.
+        update: ``(evaluation, state) -> state``, one round.
+        curvature: ``"hessian"``, ``"fisher"`` or ``"none"``: what the rule takes for twice the gradient in
+            σ².
+        name: Short name, for reports.
+        point: Whether the rule moves a point, so that its posterior has scale 0.
+        step: ``(expectation, state, data, rng_key, mask) -> (state, losses)``, a round as a whole, for rules
+            that are more than an evaluation and an update; None for these.
+        quadratic: Whether the rule is for losses that are quadratic in the parameters alone.
+        relook: ``(evaluate, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
+            again at posteriors that it leads to; None for others.
+        box: The bounds that the rule projects on, or None.
+        holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
+    """
+
+    init: Callable[[Any], OnlineState]
+    update: Callable[[Evaluation, OnlineState], OnlineState]
+    curvature: str
+    name: str
+    point: bool = False
+    step: Callable[..., tuple[OnlineState, Losses]] | None = None
+    quadratic: bool = False
+    relook: Callable[..., Evaluation] | None = None
+    holds_evidence: bool = False
+    box: Box | None = None
 
 
 StepSize: TypeAlias = float | Callable[..., Any]
@@ -144,12 +136,12 @@ def svb_rate(c: float) -> SVBRate:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.svb(step_size=nt.online.svb_rate(0.5))
     """
-    if not (math.isfinite(c) and c > 0):
+    if not isinstance(c, jax.core.Tracer) and not (math.isfinite(c) and c > 0):
         raise ValueError(f"c must be a positive finite number, got {c!r}.")
     return SVBRate(c)
 
 
-def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array, MeanField], Any]:
+def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array, Any], Any]:
     """The step size as a function of ``(count, q)``; ``count`` is 1 in the first round.
 
     Args:
@@ -190,33 +182,19 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array
     )
 
 
-def _not_negative(rate: ArrayLike, q: MeanField) -> Array:
+def _not_negative(rate: ArrayLike, q: Any) -> Array:
     rate = jnp.asarray(rate, q.loc.dtype)
     return jnp.where(rate >= 0, rate, jnp.nan)
 
 
-def check_prior(prior: MeanField) -> MeanField:
-    """The prior as ``(d,)`` floating arrays of one dtype.
+def check_prior(prior: Any) -> Any:
+    """The prior as floating arrays of one dtype.
 
     Raises:
-        ValueError: If the shapes disagree, d is 0, or (outside of transformations) a scale is
-            not positive or a value not finite.
+        TypeError: If it is of no family.
+        ValueError: If shapes disagree, or (outside of transformations) values are not those of a prior.
     """
-    loc, scale = jnp.asarray(prior.loc), jnp.asarray(prior.scale)
-    dtype = jnp.result_type(loc, scale, float)
-    if loc.ndim != 1 or loc.size == 0 or scale.shape not in ((), loc.shape):
-        raise ValueError(
-            "prior needs loc of shape (d,) with d >= 1 and scale of shape (d,) or (), got "
-            f"{loc.shape} and {scale.shape}."
-        )
-    scale = jnp.broadcast_to(scale, loc.shape).astype(dtype)
-    loc = loc.astype(dtype)
-    if not (isinstance(loc, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
-        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(scale)):
-            raise ValueError("prior has a loc or scale that is not finite.")
-        if not np.all(np.asarray(scale) > 0):
-            raise ValueError(f"prior scales must be positive, got {np.asarray(scale).min()}.")
-    return MeanField(loc, scale)
+    return family_of(prior).check(prior)
 
 
 def check_box(box: Box | None) -> Box | None:
@@ -233,10 +211,19 @@ def check_box(box: Box | None) -> Box | None:
     return box
 
 
-def project(q: MeanField, box: Box | None) -> MeanField:
-    """The nearest point of the box, coordinate by coordinate."""
+def project(q: Any, box: Box | None) -> Any:
+    """The nearest point of the box, coordinate by coordinate.
+
+    Raises:
+        TypeError: If ``q`` has a covariance: the projection would be a quadratic program.
+    """
     if box is None:
         return q
+    if not isinstance(q, MeanField):
+        raise TypeError(
+            f"a box is for MeanField, whose coordinates it bounds one by one; on {type(q).__name__} the "
+            "projection is a quadratic program. Leave the box out."
+        )
     dtype = q.loc.dtype
     bound, largest = jnp.asarray(box.loc, dtype), jnp.asarray(box.scale, dtype)
     for name, limit in (("loc", bound), ("scale", largest)):
@@ -245,7 +232,7 @@ def project(q: MeanField, box: Box | None) -> MeanField:
     return MeanField(jnp.clip(q.loc, -bound, bound), jnp.minimum(q.scale, largest))
 
 
-def start(prior: MeanField, posterior: MeanField, memory: Any) -> OnlineState:
+def start(prior: Any, posterior: Any, memory: Any) -> OnlineState:
     """A state before the first round."""
     # Distinct buffers, so that the state can be donated to a compiled update.
     zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(4)]
@@ -256,9 +243,11 @@ def start(prior: MeanField, posterior: MeanField, memory: Any) -> OnlineState:
         count=jnp.zeros((), jnp.int32),
         rejected=jnp.zeros((), jnp.int32),
         cumulative=CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:])),
+        floored=jnp.zeros((), jnp.int32),
     )
 
 
-def advance(state: OnlineState, posterior: MeanField, memory: Any = ()) -> OnlineState:
+def advance(state: OnlineState, posterior: Any, memory: Any = (), floored: Array | None = None) -> OnlineState:
     """The state after a round that led to ``posterior``."""
-    return state._replace(posterior=posterior, memory=memory, count=state.count + 1)
+    state = state._replace(posterior=posterior, memory=memory, count=state.count + 1)
+    return state if floored is None else state._replace(floored=state.floored + floored.astype(jnp.int32))

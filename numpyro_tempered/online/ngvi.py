@@ -1,16 +1,19 @@
 """Natural-gradient variational inference (CA19, Algorithm 2, objective (8); KL17)."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered._typing import Array
 from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.families.base import Gain, carry, family_of, require
+from numpyro_tempered.families.full_rank import FullRank
 from numpyro_tempered.online.base import (
     Box,
-    CompensatedSum,
     OnlineState,
     Rule,
     StepSize,
@@ -21,15 +24,10 @@ from numpyro_tempered.online.base import (
     project,
     start,
 )
+from numpyro_tempered.online.forgetting import Forgetting, to_prior
 
 CURVATURES = ("hessian", "fisher")
-
-
-class Memory(NamedTuple):
-    """Mean and precision; both move by less than their rounding error on long streams."""
-
-    loc: CompensatedSum
-    precision: CompensatedSum
+NEGATIVE = ("reject", "floor")
 
 
 def ngvi(
@@ -37,6 +35,10 @@ def ngvi(
     evidence: float = math.inf,
     curvature: str = "hessian",
     box: Box | None = None,
+    *,
+    forget: Forgetting | None = None,
+    negative: str = "reject",
+    num_local_steps: int = 1,
 ) -> Rule:
     r"""Natural-gradient variational inference.
 
@@ -48,8 +50,9 @@ def ngvi(
 
     .. math:: \lambda' = (1-\rho)\lambda + \rho\lambda_0 - \beta\nabla\bar L_t
 
-    Gaussian, with precision τ = 1/σ²: τ' = (1-ρ)τ + ρ/s² + 2β g_v, and
-    m' = m - [β g_m + ρ (m - m0)/s²] / τ' with the new precision.
+    Gaussian, with precision P (mean-field: diagonal): P' = (1-ρ)P + ρP_0 + β E[∇²l], and
+    m' = m - P'^-1 [β g_m + ρ P_0 (m - m0)] with the new precision. On a full covariance and with a predictor
+    linear in the parameters a datum is an update of rank one, in O(d²).
 
     ``evidence`` is the total evidence that the posterior may hold, in data. Infinite, the default,
     accumulates: after t data the posterior holds t data (times step size and tempering), and a
@@ -62,12 +65,23 @@ def ngvi(
         evidence: η, positive, possibly infinite.
         curvature: ``"hessian"`` takes E[∂²l] for the added precision, ``"fisher"`` takes E[(∂l)²],
             which is positive for every loss and cannot overshoot.
-        box: Optional bounds on means and scales; the minimiser is the clipped one, and the next
-            round starts from it.
+        box: Optional bounds on means and scales, for a mean-field family; the minimiser is the clipped one,
+            and the next round starts from it.
+        forget: :func:`power` or :func:`random_walk`, to follow a target that drifts, or :func:`to_prior`, which
+            is ``evidence`` with a schedule.
+        negative: What becomes of negative curvature, from a loss that is not convex: ``"reject"`` takes it,
+            and rejects the round if a precision would not stay positive; ``"floor"`` leaves it out and counts
+            the round in ``state.floored``.
+        num_local_steps: Evaluations in a round. With 1 the datum is taken as it looks from q_t, as in CA19; with
+            more, as it looks from the posterior it leads to: each but the last moves a copy of q half way to the
+            update at itself, towards the fixed point of streaming variational Bayes. It matters where the
+            curvature changes over the width of q, such as a scale parameter with a wide prior: one evaluation
+            then leaves the posterior too narrow from the first data on. Losses are those of q_t all the same.
 
     Returns:
-        An online :class:`Rule`; its memory is mean and precision, compensated sums. A round that would
-        leave a precision negative or not finite is rejected and counted.
+        An online :class:`Rule` for every family; its memory is mean and precision (or its factor) as
+        compensated sums. A round that would leave a precision not positive definite or not finite is rejected
+        and counted.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -88,40 +102,87 @@ def ngvi(
     rate, box = as_schedule(step_size), check_box(box)
     if not isinstance(evidence, int | float) or math.isnan(evidence) or evidence <= 0:
         raise ValueError(f"evidence must be positive, inf to accumulate, got {evidence!r}.")
-    if curvature not in CURVATURES:
-        raise ValueError(f"curvature must be one of {CURVATURES}, got {curvature!r}.")
+    for name, value, known in (("curvature", curvature, CURVATURES), ("negative", negative, NEGATIVE)):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {known}, got {value!r}.")
+    if math.isfinite(evidence):
+        if forget is not None:
+            raise ValueError("a finite evidence forgets already, to the prior: give it or forget, not both.")
+        forget = to_prior(evidence)
+    if num_local_steps < 1:
+        raise ValueError(f"num_local_steps must be at least 1, got {num_local_steps}.")
 
-    def init(prior: MeanField) -> OnlineState:
+    def init(prior: Any) -> OnlineState:
         prior = check_prior(prior)
+        if forget is not None and forget.inflate is not None:
+            require(prior, "inflate", "random_walk")
         q = project(prior, box)
-        precision = CompensatedSum.start(1.0 / jnp.square(q.scale))
-        return start(prior, q, memory=Memory(CompensatedSum.start(q.loc), precision))
+        return start(prior, q, memory=family_of(q).start(q))
+
+    def gain_at(state: OnlineState) -> Gain:
+        count, q = state.count + 1, state.posterior
+        alpha = rate(count, q)
+        if forget is not None and forget.evidence is not None:
+            # Written so that an infinite evidence accumulates.
+            share = alpha / forget.evidence(count)
+            rho = share / (1.0 + share)
+            return Gain(alpha / (1.0 + share), 1.0 - rho, rho)
+        if forget is not None and forget.keep is not None:
+            return Gain(alpha, forget.keep(count, q))
+        return Gain(alpha)
+
+    def curvature_of(q: Any, evaluation: Evaluation) -> tuple[Any, Array | None]:
+        if negative == "floor":
+            return family_of(q).floor(q, evaluation.grad_var)
+        return evaluation.grad_var, None
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        q, (loc, precision) = state.posterior, state.memory
-        alpha = rate(state.count + 1, q)
-        if math.isinf(evidence):
-            beta = alpha
-            force = beta * evaluation.grad_loc
-            gain = 2.0 * beta * evaluation.grad_var
-        else:
-            rho = alpha / (alpha + evidence)
-            beta = evidence * rho
-            prior_precision = 1.0 / jnp.square(state.prior.scale)
-            force = beta * evaluation.grad_loc + rho * prior_precision * (q.loc - state.prior.loc)
-            gain = 2.0 * beta * evaluation.grad_var + rho * (prior_precision - precision.value)
-        precision = precision.add(gain)
-        tau = precision.value
-        loc = loc.add(-force / tau)
-        # NaN tells the driver to reject the round.
-        argmin = MeanField(loc.value, jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan))
+        q, family = state.posterior, family_of(state.posterior)
+        grad_var, floored = curvature_of(q, evaluation)
+        argmin, memory = family.natural_step(
+            state.memory, q, state.prior, evaluation.grad_loc, grad_var, gain_at(state)
+        )
+        if forget is not None and forget.inflate is not None:
+            argmin = require(q, "inflate", "random_walk")(argmin, forget.inflate(state.count + 1, q))
+            memory = family.start(argmin)
         if box is None:
-            return advance(state, argmin, Memory(loc, precision))
+            return advance(state, argmin, memory, floored)
         # The next round starts from the projected q.
         projected = project(argmin, box)
-        least = 1.0 / jnp.square(jnp.asarray(box.scale, tau.dtype))
+        least = 1.0 / jnp.square(jnp.asarray(box.scale, argmin.scale.dtype))
+        loc, precision = memory
         loc = loc.restart_where(projected.loc != loc.value, projected.loc)
-        precision = precision.restart_where(tau < least, least)
-        return advance(state, projected, Memory(loc, precision))
+        precision = precision.restart_where(precision.value < least, least)
+        return advance(state, projected, type(memory)(loc, precision), floored)
 
-    return Rule(init, update, curvature=curvature, name="ngvi")
+    def relook(evaluate: Callable[[Any], Evaluation], first: Evaluation, state: OnlineState) -> Evaluation:
+        """The evaluation to update with: that at the posterior it leads to, as seen from q_t."""
+        family, gain = family_of(state.posterior), gain_at(state)
+        nothing = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
+        anchor, _ = family.natural_step(state.memory, state.posterior, state.prior, *nothing, gain)
+        if isinstance(anchor, FullRank):
+            anchor = anchor._replace(factor=anchor.scale_tril)
+        # Half of the way each time: undamped the search overshoots as the first look does.
+        half = Gain(0.5 * gain.step, 0.5, 0.5)
+
+        def closer(_: Any, q: Any) -> Any:
+            at_q = evaluate(q)
+            grad_var, _ = curvature_of(q, at_q)
+            moved, _ = family.natural_step(family.start(q), q, anchor, at_q.grad_loc, grad_var, half)
+            finite = jnp.isfinite(jnp.sum(family.witness(moved)))
+            return jax.tree.map(partial(jnp.where, finite), moved, q)
+
+        q = jax.lax.fori_loop(0, num_local_steps - 1, closer, anchor)
+        last = evaluate(q)
+        shift = state.posterior.loc - q.loc
+        return first._replace(grad_loc=carry(last.grad_loc, last.grad_var, shift), grad_var=last.grad_var)
+
+    return Rule(
+        init,
+        update,
+        relook=relook if num_local_steps > 1 else None,
+        curvature=curvature,
+        name="ngvi",
+        box=box,
+        holds_evidence=forget is None and box is None,
+    )

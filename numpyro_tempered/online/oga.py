@@ -1,9 +1,9 @@
-"""Online gradient descent on a point and on a mean-field Gaussian (CA19, section 5)."""
+"""Online gradient descent on a point and on a Gaussian (CA19, section 5)."""
 
-import jax.numpy as jnp
+from typing import Any
 
 from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.families.base import require
 from numpyro_tempered.online.base import (
     Box,
     OnlineState,
@@ -46,24 +46,24 @@ def oga(step_size: StepSize, box: Box | None = None) -> Rule:
     """
     rate, box = as_schedule(step_size), check_box(box)
 
-    def init(prior: MeanField) -> OnlineState:
+    def init(prior: Any) -> OnlineState:
         prior = check_prior(prior)
-        point = MeanField(prior.loc, jnp.zeros_like(prior.scale))
-        return start(prior, project(point, box), memory=())
+        return start(prior, project(require(prior, "point", "oga")(prior), box), memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
         loc = q.loc - rate(state.count + 1, q) * evaluation.grad_loc
         return advance(state, project(q._replace(loc=loc), box))
 
-    return Rule(init, update, curvature="none", name="oga", point=True)
+    return Rule(init, update, curvature="none", name="oga", point=True, box=box)
 
 
 def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
     r"""Online gradient on the expected loss, :math:`\mu \leftarrow \Pi(\mu - \eta\nabla\bar L_t)`.
 
     The parameters are μ = (m, σ) with σ >= 0; the gradient in σ is 2σ times that in σ², so σ = 0 is
-    absorbing. Starts at the prior.
+    absorbing. On a full covariance they are the mean and the Cholesky factor, its diagonal held at 0 or above.
+    Starts at the prior.
 
     Args:
         step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
@@ -81,15 +81,15 @@ def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
     """
     rate, box = as_schedule(step_size), check_box(box)
 
-    def init(prior: MeanField) -> OnlineState:
+    def init(prior: Any) -> OnlineState:
         prior = check_prior(prior)
+        require(prior, "descend", "oga_el")
         return start(prior, project(prior, box), memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        eta = rate(state.count + 1, q)
-        loc = q.loc - eta * evaluation.grad_loc
-        scale = jnp.maximum(q.scale - eta * evaluation.grad_scale(q), 0.0)
-        return advance(state, project(MeanField(loc, scale), box))
+        grads = require(q, "gradient", "oga_el")(q, evaluation)
+        moved = require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q))
+        return advance(state, project(moved, box))
 
-    return Rule(init, update, curvature="hessian", name="oga_el")
+    return Rule(init, update, curvature="hessian", name="oga_el", box=box)

@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered._typing import Array
 from numpyro_tempered.expectations.base import Evaluation, Expectation
+from numpyro_tempered.families.base import family_of
 from numpyro_tempered.online.base import CumulativeLosses, Losses, OnlineState, Rule
 
 
@@ -17,18 +19,70 @@ def step(
     state: OnlineState,
     data: tuple[Any, ...],
     rng_key: Array | None,
+    mask: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
     """One round: evaluate, update, and keep the old q where anything is not finite.
 
-    A pure function; :func:`update` and :func:`run` compile it.
+    A pure function; :func:`update` and :func:`run` compile it. Where a ``mask`` ``(n,)`` is given, the data
+    are a batch and the rows that are off count nothing; one of shape () turns the round on or off as a whole.
+    A round without a row leaves the state as it is, and its losses are 0.
     """
-    if expectation.needs_key:
-        if rng_key is None:
-            raise ValueError("this expectation draws random numbers: pass rng_key=.")
-        rng_key = jax.random.fold_in(rng_key, state.count + state.rejected)
-    evaluation = expectation.evaluate(state.posterior, *data, rng_key=rng_key, curvature=rule.curvature)
-    state = accept_finite(state, rule.update(evaluation, state), evaluation, data)
-    return state, Losses(evaluation.at_mean, evaluation.expected)
+    require_quadratic(rule, expectation)
+    rows = None if mask is None or jnp.ndim(mask) == 0 else mask
+    if rows is not None:
+        data = fill_rows(data, rows)
+    if rule.step is not None:
+        after, losses = rule.step(expectation, state, data, rng_key, rows)
+    else:
+        if expectation.needs_key:
+            rng_key = round_key(rng_key, state.count + state.rejected)
+        options = {} if rows is None else {"mask": rows}
+
+        def evaluate(q: Any) -> Evaluation:
+            return expectation.evaluate(q, *data, rng_key=rng_key, curvature=rule.curvature, **options)
+
+        evaluation = evaluate(state.posterior)
+        taken = evaluation if rule.relook is None else rule.relook(evaluate, evaluation, state)
+        after = accept_finite(state, rule.update(taken, state), evaluation, data)
+        losses = Losses(evaluation.at_mean, evaluation.expected)
+    if mask is None:
+        return after, losses
+    some = jnp.any(mask)
+    losses = jax.tree.map(lambda loss: jnp.where(some, loss, jnp.zeros_like(loss)), losses)
+    return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, state), losses
+
+
+def round_key(rng_key: Array | None, number: Array) -> Array:
+    """The key of one round of a stream.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if rng_key is None:
+        raise ValueError("this expectation draws random numbers: pass rng_key=.")
+    return jax.random.fold_in(rng_key, number)
+
+
+def require_quadratic(rule: Rule, expectation: Expectation) -> None:
+    """Raise TypeError where a rule that is exact on quadratic losses meets another."""
+    if rule.quadratic and not expectation.quadratic:
+        raise TypeError(
+            f"{rule.name} is exact on losses that are quadratic in the parameters, such as "
+            "nt.expectations.squared(); for this one take ngvi."
+        )
+
+
+def fill_rows(data: Any, mask: Array) -> Any:
+    """Data whose rows that are off are copies of the first that is on, so that no NaN reaches the sums."""
+    first = jnp.argmax(mask)
+
+    def fill(leaf: Array) -> Array:
+        if jnp.ndim(leaf) == 0 or leaf.shape[0] != mask.shape[0]:
+            return leaf
+        kept = jnp.reshape(mask, (-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.where(kept, leaf, jax.lax.dynamic_index_in_dim(leaf, first))
+
+    return jax.tree.map(fill, data)
 
 
 def accept_finite(
@@ -36,9 +90,16 @@ def accept_finite(
 ) -> OnlineState:
     """The proposal, or the old state with one more rejection where anything is not finite."""
     losses = Losses(evaluation.at_mean, evaluation.expected)
-    # Sums propagate every NaN and infinity, at the price of one reduction.
-    q = proposal.posterior
-    witness = jnp.sum(evaluation.grad_loc + evaluation.grad_var + q.loc + q.scale)
+    # Sums propagate every NaN and infinity. Of rows of data the weights: the data are looked at below.
+    q, curvature = proposal.posterior, jax.tree.leaves(evaluation.grad_var)[-1]
+    looked_at = evaluation.grad_loc + family_of(q).witness(q)
+    apart = jnp.zeros((), looked_at.dtype)
+    if curvature.shape == looked_at.shape:
+        looked_at = looked_at + curvature
+    else:
+        apart = jnp.sum(curvature)
+    # A product with ones, which is vectorised where a sum over the last axis is not.
+    witness = jnp.dot(looked_at, jnp.ones_like(looked_at)) + apart
     accept = jnp.isfinite(losses.at_mean + losses.expected + witness)
     for leaf in jax.tree.leaves(data):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
@@ -48,11 +109,9 @@ def accept_finite(
         return jnp.where(accept, new, old)
 
     cumulative = CumulativeLosses(*(c.add(loss) for c, loss in zip(state.cumulative, losses, strict=True)))
-    return OnlineState(
-        posterior=jax.tree.map(choose, proposal.posterior, state.posterior),
+    kept = OnlineState(*(jax.tree.map(choose, new, old) for new, old in zip(proposal, state, strict=True)))
+    return kept._replace(
         prior=state.prior,
-        memory=jax.tree.map(choose, proposal.memory, state.memory),
-        count=choose(proposal.count, state.count),
         rejected=state.rejected + (~accept).astype(state.rejected.dtype),
         cumulative=jax.tree.map(choose, cumulative, state.cumulative),
     )
@@ -65,26 +124,28 @@ def loop(
     data: tuple[Any, ...],
     rng_key: Array | None,
     num_rounds: Array | int,
+    mask: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
-    """The first ``num_rounds`` rows of ``data``, one after the other, as one loop to trace.
+    """The first ``num_rounds`` rows of ``data`` and ``mask``, one after the other, as one loop to trace.
 
     The trip count is an argument of the compiled program and ``data`` has at least two rows, so that
     the compiler builds one and the same body for one round and for many: ``update`` and ``run`` agree
     to the last bit.
     """
 
-    def row(i: Array | int) -> Any:
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), data)
+    def one(state: OnlineState, i: Array | int) -> tuple[OnlineState, Losses]:
+        row, on = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), (data, mask))
+        return step(rule, expectation, state, row, rng_key, on)
 
     length = jax.tree.leaves(data)[0].shape[0]
-    shapes = jax.eval_shape(lambda s: step(rule, expectation, s, row(0), rng_key)[1], state)
+    shapes = jax.eval_shape(lambda s: one(s, 0)[1], state)
     # A zero of the state's own, so that buffers of mapped states are sharded as the states are.
     zero = state.count - state.count
     losses = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)), shapes)
 
     def body(carry: tuple[Array, OnlineState, Losses]) -> tuple[Array, OnlineState, Losses]:
         i, state, losses = carry
-        state, loss = step(rule, expectation, state, row(i), rng_key)
+        state, loss = one(state, i)
         losses = jax.tree.map(
             lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, i, 0), losses, loss
         )
@@ -102,23 +163,52 @@ def single(
     data: tuple[Any, ...],
     rng_key: Array | None,
     num_rounds: Array | int,
+    mask: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
     """One round by :func:`loop`, on the only row of ``data``."""
-    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), data)
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (data, mask))
     # The barrier keeps the compiler from seeing that both rows are one.
-    twice = jax.lax.optimization_barrier(twice)
-    state, losses = loop(rule, expectation, state, twice, rng_key, num_rounds)
+    twice, masks = jax.lax.optimization_barrier(twice)
+    state, losses = loop(rule, expectation, state, twice, rng_key, num_rounds, masks)
     return state, jax.tree.map(lambda leaf: leaf[0], losses)
 
 
-_compiled_loop = partial(jax.jit, static_argnums=(0, 1))(loop)
-_compiled_single = partial(jax.jit, static_argnums=(0, 1))(single)
+compiled_loop = partial(jax.jit, static_argnums=(0, 1))(loop)
+compiled_single = partial(jax.jit, static_argnums=(0, 1))(single)
 
 
-def _check(expectation: Expectation, data: tuple[Any, ...]) -> None:
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(data))
-    if expectation.check is not None and not traced:
-        expectation.check(*data)
+def check_data(expectation: Expectation, data: tuple[Any, ...], mask: Array | None = None) -> None:
+    """Raise ValueError where concrete data, in rows that are on, are not what the loss admits."""
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((data, mask)))
+    if expectation.check is None or traced:
+        return
+    if mask is not None:
+        on = np.asarray(mask)
+        data = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[on] if leaf.shape[: on.ndim] == on.shape else leaf, data
+        )
+    expectation.check(*data)
+
+
+def check_mask(mask: Any, data: tuple[Any, ...], num_axes: int) -> Array | None:
+    """The mask as an array of at most ``num_axes`` axes, the leading ones of the data.
+
+    Raises:
+        TypeError: If it is not boolean.
+        ValueError: If its shape is not that of the data's leading axes.
+    """
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask)
+    if mask.dtype != jnp.bool_:
+        raise TypeError(f"mask must be boolean, True where there is a datum, got dtype {mask.dtype}.")
+    shapes = [leaf.shape for leaf in jax.tree.leaves(data)]
+    if mask.ndim > num_axes or not any(shape[: mask.ndim] == mask.shape for shape in shapes):
+        raise ValueError(
+            f"mask must have the shape of the data's leading axis (at most {num_axes}), got {mask.shape} for "
+            f"data of shapes {shapes}."
+        )
+    return mask
 
 
 def update(
@@ -126,6 +216,7 @@ def update(
     expectation: Expectation,
     state: OnlineState,
     *data: Any,
+    mask: Any = None,
     rng_key: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
     """One round on one datum or one batch (losses summed).
@@ -136,6 +227,9 @@ def update(
         state: From ``rule.init(prior)`` or an earlier round.
         *data: The datum, as the loss takes it; for the closed forms ``x`` of shape ``(d,)`` or
             ``(n, d)`` and ``y`` scalar or ``(n,)``.
+        mask: Optional, boolean, shape ``(n,)``: rows of the batch that are off count nothing, whatever they
+            hold, so that batches of every size share one compilation (:func:`pad_batch`). Shape () turns the
+            round on or off as a whole. A round without a row leaves the state as it is.
         rng_key: For expectations that draw; the round's own key is derived from it and the number
             of rounds, so one key serves a whole stream.
 
@@ -144,7 +238,8 @@ def update(
         not finite leaves the posterior and the count as they were and adds one to ``rejected``.
 
     Raises:
-        ValueError: If shapes or labels do not fit the loss.
+        ValueError: If shapes or labels do not fit the loss, or the mask the data.
+        TypeError: If the mask is not boolean.
 
     Example:
         >>> import jax.numpy as jnp
@@ -156,8 +251,9 @@ def update(
         (0, 1)
     """
     data = jax.tree.map(jnp.asarray, data)
-    _check(expectation, data)
-    return _compiled_single(rule, expectation, state, data, rng_key, 1)
+    mask = check_mask(mask, data, num_axes=1)
+    check_data(expectation, data, mask)
+    return compiled_single(rule, expectation, state, data, rng_key, 1, mask)
 
 
 def run(
@@ -165,6 +261,7 @@ def run(
     expectation: Expectation,
     state: OnlineState,
     *data: Any,
+    mask: Any = None,
     rng_key: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
     """One pass over a stream: each row is a round, in one compiled loop.
@@ -177,6 +274,9 @@ def run(
         state: From ``rule.init(prior)`` or an earlier run.
         *data: Arrays with one leading axis of T rounds; for the closed forms ``x`` of shape
             ``(T, d)`` and ``y`` of shape ``(T,)``.
+        mask: Optional, boolean, shape ``(T,)``: rounds that are off do not take place and have loss 0, so that
+            streams of different lengths run side by side under ``jax.vmap``. Shape ``(T, n)`` where each
+            round is a batch of n rows.
         rng_key: For expectations that draw.
 
     Returns:
@@ -184,7 +284,9 @@ def run(
         rejected round is reported as it came out.
 
     Raises:
-        ValueError: If the leading axes differ or T is 0, or shapes or labels do not fit the loss.
+        ValueError: If the leading axes differ or T is 0, or shapes or labels do not fit the loss, or the mask
+            the data.
+        TypeError: If the mask is not boolean.
 
     Example:
         >>> import jax.numpy as jnp
@@ -198,11 +300,15 @@ def run(
     """
     data = jax.tree.map(jnp.asarray, data)
     num_rounds = check_rows(jax.tree.leaves(data))
-    _check(expectation, data)
+    mask = check_mask(mask, data, num_axes=2)
+    if mask is not None and mask.ndim == 0:
+        raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
+    check_data(expectation, data, mask)
     if num_rounds == 1:
-        state, losses = update(rule, expectation, state, *(leaf[0] for leaf in data), rng_key=rng_key)
+        row, on = jax.tree.map(lambda leaf: leaf[0], (data, mask))
+        state, losses = update(rule, expectation, state, *row, mask=on, rng_key=rng_key)
         return state, jax.tree.map(lambda leaf: leaf[None], losses)
-    return _compiled_loop(rule, expectation, state, data, rng_key, num_rounds)
+    return compiled_loop(rule, expectation, state, data, rng_key, num_rounds, mask)
 
 
 def check_rows(arrays: list[Array]) -> int:

@@ -1,14 +1,15 @@
 """Sequential variational approximation (CA19, Algorithm 2, objective (6))."""
 
-from typing import NamedTuple
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families.mean_field import MeanField, kl_prox
+from numpyro_tempered.families.base import require
+from numpyro_tempered.families.compensated import CompensatedSum
 from numpyro_tempered.online.base import (
     Box,
-    CompensatedSum,
     OnlineState,
     Rule,
     StepSize,
@@ -21,20 +22,14 @@ from numpyro_tempered.online.base import (
 )
 
 
-class SummedGradients(NamedTuple):
-    """Gradients of the expected losses so far, with respect to ``(loc, scale)``."""
-
-    loc: CompensatedSum
-    scale: CompensatedSum
-
-
 def sva(step_size: StepSize, box: Box | None = None) -> Rule:
     r"""Sequential variational approximation: summed gradients, held to the prior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\sum_{i\le t} \langle\nabla\bar L_i(\mu_i),
               \mu\rangle + \mathrm{KL}(q_\mu, \pi)/\eta\Big\}, \qquad \mu = (m, \sigma)
 
-    that is m = m0 - η s² Σ g_m and σ = s h(η s Σ g_σ / 2) with h(x) = √(1+x²) - x. In a box the
+    that is, on a mean-field family, m = m0 - η s² Σ g_m and σ = s h(η s Σ g_σ / 2) with h(x) = √(1+x²) - x;
+    on a full covariance the ``kl_prox`` of that family. In a box the
     minimiser is the lazy projection: the unprojected sums are kept, the minimiser is clipped.
 
     SVA does not hold evidence: on a conjugate stream its precision is not that of exact Bayes, and
@@ -64,17 +59,18 @@ def sva(step_size: StepSize, box: Box | None = None) -> Rule:
     """
     rate, box = as_schedule(step_size), check_box(box)
 
-    def init(prior: MeanField) -> OnlineState:
+    def init(prior: Any) -> OnlineState:
         prior = check_prior(prior)
-        zero = jnp.zeros_like(prior.loc)
-        sums = SummedGradients(CompensatedSum.start(zero), CompensatedSum.start(zero))
+        require(prior, "kl_prox", "sva")
+        sums = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
         return start(prior, project(prior, box), memory=sums)
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
-        q, sums = state.posterior, state.memory
-        sums = SummedGradients(sums.loc.add(evaluation.grad_loc), sums.scale.add(evaluation.grad_scale(q)))
-        grads = MeanField(sums.loc.value, sums.scale.value)
-        argmin = kl_prox(state.prior, grads, rate(state.count + 1, q))
+        q = state.posterior
+        gradient, kl_prox = require(q, "gradient", "sva"), require(q, "kl_prox", "sva")
+        grads = gradient(q, evaluation)
+        sums = type(grads)(*(total.add(term) for total, term in zip(state.memory, grads, strict=True)))
+        argmin = kl_prox(state.prior, type(grads)(*(total.value for total in sums)), rate(state.count + 1, q))
         return advance(state, project(argmin, box), memory=sums)
 
-    return Rule(init, update, curvature="hessian", name="sva")
+    return Rule(init, update, curvature="hessian", name="sva", box=box)

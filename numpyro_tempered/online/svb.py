@@ -1,7 +1,10 @@
 """Streaming variational Bayes (CA19, Algorithm 2, objective (7))."""
 
+from typing import Any
+
 from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families.mean_field import MeanField, kl_prox, kl_prox_scaled
+from numpyro_tempered.families.base import require
+from numpyro_tempered.families.mean_field import MeanField, kl_prox_scaled
 from numpyro_tempered.online.base import (
     Box,
     OnlineState,
@@ -23,9 +26,10 @@ def svb(step_size: StepSize, box: Box | None = None) -> Rule:
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\langle\nabla\bar L_t(\mu_t), \mu\rangle +
               \mathrm{KL}(q_\mu, q_{\mu_t})/\eta\Big\}, \qquad \mu = (m, \sigma)
 
-    that is m = m_t - η σ_t² g_m and σ = σ_t h(η σ_t g_σ / 2) with h(x) = √(1+x²) - x, projected on
-    the box. :func:`svb_rate` gives the step of the regret bound, c / (√t σ²), evaluated without
-    overflow however small σ becomes.
+    that is, on a mean-field family, m = m_t - η σ_t² g_m and σ = σ_t h(η σ_t g_σ / 2) with
+    h(x) = √(1+x²) - x, projected on the box; on a full covariance the ``kl_prox`` of that family.
+    :func:`svb_rate` gives the step of the regret bound, c / (√t σ²), evaluated without overflow however small
+    σ becomes.
 
     SVB does not hold evidence, and multiplying the loss by α is the same as multiplying η by α.
 
@@ -48,17 +52,23 @@ def svb(step_size: StepSize, box: Box | None = None) -> Rule:
     """
     rate, box = as_schedule(step_size), check_box(box)
 
-    def init(prior: MeanField) -> OnlineState:
+    def init(prior: Any) -> OnlineState:
         prior = check_prior(prior)
+        require(prior, "kl_prox", "svb")
+        if isinstance(step_size, SVBRate) and not isinstance(prior, MeanField):
+            raise TypeError(
+                f"svb_rate is one rate a coordinate, for MeanField; on {type(prior).__name__} take a float or a "
+                "schedule of the count."
+            )
         return start(prior, project(prior, box), memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        grads = MeanField(evaluation.grad_loc, evaluation.grad_scale(q))
+        grads = require(q, "gradient", "svb")(q, evaluation)
         if isinstance(step_size, SVBRate):
             argmin = kl_prox_scaled(q, grads, step_size.times_variance(state.count + 1, q))
         else:
-            argmin = kl_prox(q, grads, rate(state.count + 1, q))
+            argmin = require(q, "kl_prox", "svb")(q, grads, rate(state.count + 1, q))
         return advance(state, project(argmin, box))
 
-    return Rule(init, update, curvature="hessian", name="svb")
+    return Rule(init, update, curvature="hessian", name="svb", box=box)

@@ -156,3 +156,67 @@ def test_arguments(key):
         nt.expectations.monte_carlo(lambda theta, x, y: x * theta).evaluate(
             family(), jnp.asarray(X), jnp.asarray(Y), rng_key=key
         )
+
+
+def gaussian(name):
+    """A q with correlations, its mean and covariance."""
+    if name == "FullRank":
+        factor = np.array([[0.3, 0.0, 0.0], [0.2, 0.4, 0.0], [-0.1, 0.1, 0.5]])
+        return nt.families.FullRank(jnp.asarray(LOC), jnp.asarray(factor)), factor @ factor.T
+    columns = np.array([[1.0], [-2.0], [0.5]])
+    q = nt.families.LowRank(jnp.asarray(LOC), jnp.asarray(SCALE**-2), jnp.asarray(columns))
+    return q, np.linalg.inv(np.diag(SCALE**-2) + columns @ columns.T)
+
+
+@pytest.mark.parametrize(
+    ("name", "curvature"), [("FullRank", "hessian"), ("FullRank", "fisher"), ("LowRank", "fisher")]
+)
+def test_unbiased_on_the_other_families(x64, key, name, curvature):
+    q, covariance = gaussian(name)
+    expectation = nt.expectations.monte_carlo(logistic, num_particles=2)
+    mask, kept = jnp.asarray([True, False, True]), [0, 2]
+
+    @jax.jit
+    @jax.vmap
+    def evaluate(k):
+        e = expectation.evaluate(q, jnp.asarray(X), jnp.asarray(Y), rng_key=k, curvature=curvature, mask=mask)
+        return e._replace(grad_var=e.grad_var.dense() if curvature == "fisher" else e.grad_var)
+
+    num_keys = 2000
+    evaluations = evaluate(jax.random.split(key, num_keys))
+    loss, slope, _ = oracles.LINEAR_LOSSES["logistic"]
+    exact = oracles.expected_full_loss(loss, slope, LOC, covariance, X[kept], Y[kept])
+    if curvature == "fisher":
+        exact["grad_var"] = exact["fisher"]
+    np.testing.assert_allclose(evaluations.at_mean, exact["at_mean"], rtol=1e-13)
+    for field in ("expected", "grad_loc", "grad_var"):
+        draws = np.asarray(getattr(evaluations, field))
+        error = draws.std(0, ddof=1) / np.sqrt(num_keys)
+        assert np.all(np.abs(draws.mean(0) - exact[field]) < 5 * error), field
+        assert np.all(error > 0)
+
+
+def test_one_particle_has_the_exact_hessian_of_a_quadratic_loss(x64, key):
+    q, _ = gaussian("FullRank")
+    ours = nt.expectations.monte_carlo(half_squared).evaluate(q, jnp.asarray(X), jnp.asarray(Y), rng_key=key)
+    np.testing.assert_allclose(ours.grad_var, 0.5 * X.T @ X, rtol=1e-13, atol=1e-13)
+
+
+def test_low_rank_takes_no_dense_hessian(x64, key):
+    q, _ = gaussian("LowRank")
+    expectation = nt.expectations.monte_carlo(logistic)
+    data = (jnp.asarray(X), jnp.asarray(Y))
+    with pytest.raises(ValueError, match=r"LowRank takes curvature by rows.*fisher.*predictor.*gauss_hermite"):
+        expectation.evaluate(q, *data, rng_key=key)
+    assert expectation.evaluate(q, *data, rng_key=key, curvature="fisher").grad_var.x.shape == (3, D)
+
+
+def test_particles_share_the_memory_budget(x64, key):
+    data = (family(), jnp.asarray(X), jnp.asarray(Y))
+    column = 8 * (2 * D + X.size + Y.size)
+    four = nt.expectations.monte_carlo(logistic, num_particles=4, memory_budget=4 * column)
+    assert np.all(np.isfinite(four.evaluate(*data, rng_key=key).grad_var))
+    with pytest.raises(ValueError, match="memory_budget"):
+        nt.expectations.monte_carlo(logistic, num_particles=5, memory_budget=4 * column).evaluate(
+            *data, rng_key=key
+        )

@@ -1,0 +1,148 @@
+"""Closed forms at their edges: outcomes, tails, overflow, kinks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from scipy.special import gammaln
+
+import numpyro_tempered as nt
+
+pytestmark = pytest.mark.usefixtures("strict")
+ex = nt.expectations
+
+
+def point_or(loc, scale, dtype=jnp.float32):
+    return nt.families.MeanField(jnp.asarray([loc], dtype), jnp.asarray([scale], dtype))
+
+
+def one(expectation, loc, scale, y, dtype=jnp.float32, **options):
+    q = point_or(loc, scale, dtype)
+    return expectation.evaluate(q, jnp.ones(1, dtype), jnp.asarray(y, dtype), **options)
+
+
+@pytest.mark.parametrize(
+    ("expectation", "y", "message"),
+    [
+        (ex.probit(), 0.0, r"probit needs labels y in \{-1, 1\}, got 0"),
+        (ex.poisson(), -1.0, r"poisson needs counts y in \{0, 1, 2, ...\}, got -1"),
+        (ex.poisson(), 1.5, "got 1.5"),
+        (ex.softmax(3), 3.0, r"softmax\(3\) needs labels y in \{0, ..., 2\}, got 3"),
+        (ex.softmax(3), -1.0, "got -1"),
+        (ex.linearised(lambda theta, x: theta[0] * x[0], ex.probit()), 2.0, "got 2"),
+    ],
+)
+def test_outcomes_that_a_loss_does_not_admit(expectation, y, message):
+    d = 3 if expectation.of_predictor and expectation.of_predictor.num_outputs else 1
+    rule = nt.online.ngvi()
+    state = rule.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))
+    with pytest.raises(ValueError, match=message):
+        nt.online.update(rule, expectation, state, jnp.ones(1), y)
+    # Traced, it cannot be read: no loss, and the round is rejected.
+    after, losses = jax.jit(lambda y: nt.online.update(rule, expectation, state, jnp.ones(1), y))(jnp.float32(y))
+    assert np.isnan(losses.expected)
+    assert (int(after.count), int(after.rejected)) == (0, 1)
+    expectation.check(np.ones(1), np.nan)
+
+
+def test_arguments():
+    for level in (0.0, 1.0, -0.1, np.nan):
+        with pytest.raises(ValueError, match="level must be between 0 and 1"):
+            ex.pinball(level)
+    for scale in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="noise_scale must be positive"):
+            ex.squared(noise_scale=scale)
+    with pytest.raises(ValueError, match="num_nodes must be at least 2"):
+        ex.probit(num_nodes=1)
+
+
+@pytest.mark.parametrize(("expectation", "slope"), [(ex.absolute(), 0.0), (ex.pinball(0.9), 0.5 - 0.9)])
+def test_the_derivative_at_a_kink_is_the_mean_of_both_sides(expectation, slope):
+    at, near = (one(expectation, 2.0, scale, 2.0) for scale in (0.0, 1e-3))
+    np.testing.assert_allclose(at.grad_loc, [slope], rtol=1e-6)
+    np.testing.assert_allclose(near.grad_loc, [slope], rtol=1e-6)
+    assert at.grad_var == 0.0
+    fisher = [one(expectation, 2.0, scale, 2.0, curvature="fisher").grad_var for scale in (0.0, 1e-3)]
+    np.testing.assert_allclose(*fisher, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("expectation", "name"),
+    [(ex.absolute(), "absolute"), (ex.pinball(0.9), "quantile_90"), (ex.probit(), "probit")],
+)
+@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e3])
+@pytest.mark.parametrize("margin", [-40.0, 40.0])
+def test_far_in_the_tails_in_float32(expectation, name, margin, spread):
+    loc = margin * max(spread, 1.0)
+    loss, slope, _ = oracles.LINEAR_LOSSES[name]
+    for curvature in ("hessian", "fisher"):
+        ours = one(expectation, loc, spread, 1.0, curvature=curvature)
+        assert all(np.all(np.isfinite(leaf)) for leaf in ours)
+        assert ours.expected >= ours.at_mean
+        np.testing.assert_allclose(ours.at_mean, loss(np.float64(loc), 1.0), rtol=1e-5, atol=1e-30)
+        np.testing.assert_allclose(ours.grad_loc, [slope(np.float64(loc), 1.0)], rtol=2e-3, atol=1e-6)
+        assert ours.grad_var >= 0
+
+
+def test_probit_far_on_the_wrong_side_keeps_the_digits_of_its_curvature():
+    # h (h - r) is 1 - 1/r² + 6/r⁴ - ...; with h - r as a difference, float32 has no digit of it at r = 1e4.
+    for r in (6.0, 30.0, 1e3, 1e5):
+        ours = one(ex.probit(), -r, 0.0, 1.0)
+        h = float(oracles.hazard(r))
+        np.testing.assert_allclose(ours.grad_loc, [-h], rtol=1e-6)
+        exact = 0.5 * h * (h - r) if r < 100 else 0.5 * (1 - 1 / r**2)
+        np.testing.assert_allclose(ours.grad_var, [exact], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("spread", "error"), [(0.5, 1e-9), (2.0, 1e-9), (7.0, 1e-5), (20.0, 1e-3)])
+def test_the_error_of_the_probit_quadrature(x64, spread, error):
+    locs = np.linspace(-4 * spread, 4 * spread, 9)
+    ours = jax.jit(jax.vmap(lambda loc: one(ex.probit(), loc, spread, 1.0, jnp.float64)))(jnp.asarray(locs))
+    loss, slope, _ = oracles.LINEAR_LOSSES["probit"]
+    exact = [
+        oracles.expected_scalar_loss(lambda u: loss(u, 1.0), lambda u: slope(u, 1.0), m, spread) for m in locs
+    ]
+    exact = np.array(exact).T
+    for value, reference in zip((ours.expected, ours.grad_loc[:, 0], ours.grad_var[:, 0]), exact, strict=False):
+        assert np.all(np.abs(value - reference) <= error * np.maximum(1.0, np.abs(reference)))
+
+
+def test_the_predictive_probability_of_the_probit_bounds_its_loss(x64):
+    z, w = oracles.standard_nodes()
+    for m, s in ((0.3, 0.5), (-2.0, 3.0)):
+        predictive = w @ np.exp(-oracles.LINEAR_LOSSES["probit"][0](m + s * z, 1.0))
+        mix = oracles.LINEAR_LOSSES["probit"][0](m / np.sqrt(1 + s**2), 1.0)
+        np.testing.assert_allclose(np.exp(-mix), predictive, rtol=1e-12)
+        assert mix < one(ex.probit(), m, s, 1.0, jnp.float64).expected
+
+
+def test_poisson_is_the_full_likelihood(x64):
+    for y in (0.0, 3.0, 170.0):
+        ours = one(ex.poisson(), 0.4, 0.0, y, jnp.float64)
+        np.testing.assert_allclose(ours.at_mean, np.exp(0.4) - 0.4 * y + gammaln(y + 1), rtol=1e-13)
+
+
+def test_the_fisher_curvature_of_a_poisson_does_not_cancel():
+    # E[(e^u - y)²] at e^m = y: y² (e^{v} - 1) and the like, of terms y² = 1e8.
+    y, v = 1e4, 1e-4
+    ours = one(ex.poisson(), np.log(y), np.sqrt(v), y, curvature="fisher")
+    exact = y**2 * (np.exp(2 * v) - 2 * np.exp(v / 2) + 1)
+    # What is left is the rounding of the mean and its exponential: 2 y² v^(1/2) eps or so.
+    np.testing.assert_allclose(ours.grad_var, [0.5 * exact], rtol=1e-3)
+
+
+def test_a_rate_that_overflows_rejects_its_round():
+    scale = 30.0
+    for prior in (
+        point_or(0.0, scale),
+        nt.families.FullRank(jnp.zeros(1), jnp.full((1, 1), scale)),
+        nt.families.LowRank(jnp.zeros(1), jnp.full(1, scale**-2), jnp.zeros((1, 1))),
+    ):
+        rule = nt.online.ngvi()
+        state = rule.init(prior)
+        after, losses = nt.online.update(rule, ex.poisson(), state, jnp.ones(1), 3.0)
+        assert not np.isfinite(losses.expected)
+        assert (int(after.count), int(after.rejected)) == (0, 1)
+        for new, old in zip(after.posterior, prior, strict=True):
+            np.testing.assert_array_equal(new, old)

@@ -1,0 +1,118 @@
+"""What a stream is warned of."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro_tempered as nt
+from numpyro_tempered.families import FullRank, LowRank, MeanField
+from numpyro_tempered.online import Box
+
+SQUARED = nt.expectations.squared()
+NGVI = nt.online.ngvi()
+PRIORS = {
+    "mean field": MeanField(jnp.zeros(3), jnp.ones(3)),
+    "full rank": FullRank(jnp.zeros(3), jnp.eye(3)),
+    "low rank": LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 1))),
+}
+
+
+def make_rows(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)), rng.normal(size=n)
+
+
+def kinds(*args, **options):
+    return [finding.kind for finding in nt.online.diagnose(*args, warn=False, **options)]
+
+
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
+def test_a_stream_in_order_is_not_warned_of(prior):
+    state, (x, y) = NGVI.init(prior), make_rows()
+    assert nt.online.diagnose(NGVI, state, x) == ()
+    if isinstance(prior, MeanField):
+        state, _ = nt.online.run_chunks(NGVI, SQUARED, state, [(x, y)], size=16)
+        assert nt.online.diagnose(NGVI, state, x, box=Box(loc=20.0, scale=1.0)) == ()
+
+
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
+def test_collapse(prior):
+    rule = nt.online.ngvi()
+    scales = jnp.array([1e-7, 2e-6, 1.0])
+    narrow = {
+        MeanField: MeanField(jnp.zeros(3), scales),
+        FullRank: FullRank(jnp.zeros(3), jnp.diag(scales)),
+        LowRank: LowRank(jnp.zeros(3), scales**-2, jnp.zeros((3, 1))),
+    }
+    state = rule.init(prior)._replace(posterior=narrow[type(prior)])
+    (finding,) = nt.online.diagnose(rule, state, warn=False)
+    assert (finding.kind, finding.coordinates.tolist()) == ("collapse", [0])
+    point = nt.online.oga(0.1)
+    if not isinstance(prior, LowRank):
+        assert kinds(point, point.init(prior)) == []
+
+
+def test_the_box():
+    box = Box(loc=0.5, scale=2.0)
+    rule = nt.online.svb(1.0, box=box)
+    x, y = np.array([[1.0, 0.0, 0.0]]), np.array([5.0])
+    state, _ = nt.online.run(rule, SQUARED, rule.init(PRIORS["mean field"]), x, y)
+    (finding,) = nt.online.diagnose(rule, state, box=box, warn=False)
+    assert (finding.kind, finding.coordinates.tolist()) == ("box", [0])
+    # A start on the bound does not bind.
+    tight = Box(loc=10.0, scale=1.0)
+    rule = nt.online.svb(0.1, box=tight)
+    state, _ = nt.online.run(rule, SQUARED, rule.init(PRIORS["mean field"]), x, y)
+    assert kinds(rule, state, box=tight) == []
+    grown = state._replace(
+        prior=MeanField(jnp.zeros(3), jnp.full(3, 0.5)), posterior=MeanField(jnp.zeros(3), jnp.ones(3))
+    )
+    assert kinds(rule, grown, box=tight) == ["box"]
+
+
+def test_features_of_different_sizes():
+    rule = nt.online.ngvi()
+    state = rule.init(PRIORS["mean field"])
+    x, _ = make_rows(200)
+    x[:, 1] *= 2e3
+    (finding,) = nt.online.diagnose(rule, state, x, warn=False)
+    assert (finding.kind, finding.coordinates[1]) == ("features", 1)
+    x[:, 1] /= 2e3
+    # An indicator that is rarely on, a missing value and a column of zeros are no difference of scale.
+    x[:, 2] = np.arange(200) == 7
+    x[3, 0] = np.nan
+    assert kinds(rule, state, x) == []
+    x[:, 2] = 0.0
+    assert kinds(rule, state, x) == []
+    assert kinds(rule, state, np.zeros((2, 3))) == []
+    x[:, 1] *= 2e3
+    assert kinds(nt.online.standardised(rule), nt.online.standardised(rule).init(PRIORS["mean field"]), x) == []
+
+
+def test_refused_rounds():
+    state = NGVI.init(PRIORS["mean field"])._replace(count=jnp.int32(57), rejected=jnp.int32(3))
+    assert kinds(NGVI, state) == []
+    assert kinds(NGVI, state._replace(rejected=jnp.int32(4))) == ["rejected"]
+
+
+def test_a_run_over_chunks_warns_once_a_kind():
+    x, y = make_rows(60)
+    x[:, 1] *= 1e4
+    y[:10] = np.nan
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nt.online.run_chunks(NGVI, SQUARED, NGVI.init(PRIORS["mean field"]), [(x, y)] * 3, size=16)
+    messages = [str(w.message) for w in caught if issubclass(w.category, nt.online.StreamWarning)]
+    assert len(messages) == len(caught) == 2
+    assert "rounds were refused" in messages[0]
+    assert "feature 1 is" in messages[1]
+
+
+def test_diagnose_looks_at_one_stream():
+    rule = nt.online.ngvi()
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), rule.init(PRIORS["mean field"]))
+    with pytest.raises(ValueError, match="diagnose looks at one stream"):
+        nt.online.diagnose(rule, states)

@@ -1,0 +1,289 @@
+"""States on disk."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numpyro_tempered as nt
+from numpyro_tempered.families import FullRank, LowRank, MeanField
+from numpyro_tempered.online import state_io
+
+PRIORS = {
+    "mean field": MeanField(jnp.zeros(3), jnp.ones(3)),
+    "full rank": FullRank(jnp.zeros(3), jnp.eye(3)),
+    "low rank": LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 2))),
+}
+RULES = {
+    "oga": nt.online.oga(0.3),
+    "oga_el": nt.online.oga_el(0.3),
+    "sva": nt.online.sva(0.3),
+    "svb": nt.online.svb(0.3),
+    "ngvi": nt.online.ngvi(0.3),
+    "ewa": nt.online.ewa(0.3),
+    "averaged": nt.online.averaged(nt.online.ngvi(0.3)),
+    "standardised": nt.online.standardised(nt.online.ngvi(0.3), intercept=0),
+}
+ABLE = {
+    "mean field": set(RULES) - {"ewa"},
+    "full rank": set(RULES),
+    "low rank": {"ngvi", "averaged", "standardised"},
+}
+CASES = [(rule, prior) for prior, rules in ABLE.items() for rule in sorted(rules)]
+
+
+def assert_same(first, second):
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def scrambled(state, seed=0):
+    """A state with bits as a long run would leave them."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 50, leaf.dtype), state)
+
+
+@pytest.mark.parametrize(("rule", "prior"), CASES, ids=[f"{a}, {b}" for a, b in CASES])
+def test_states_of_every_rule_and_family_come_back_bit_for_bit(rule, prior, tmp_path):
+    start = RULES[rule].init(PRIORS[prior])
+    state = scrambled(start)
+    nt.online.save(tmp_path / "state", state)
+    assert_same(nt.online.restore(tmp_path / "state", like=start), state)
+    assert os.listdir(tmp_path) == ["state"]
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), state)
+    nt.online.save(tmp_path / "state", many)
+    shapes = jax.eval_shape(lambda: many)
+    assert_same(nt.online.restore(tmp_path / "state", like=shapes), many)
+    with pytest.raises(ValueError, match=r"holds \w+\[2,?.*at .*, expected"):
+        nt.online.restore(tmp_path / "state", like=start)
+
+
+def test_a_run_goes_on_with_the_same_numbers(tmp_path):
+    rule, loss = RULES["ngvi"], nt.expectations.squared()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 3)), rng.normal(size=9)
+    start = rule.init(PRIORS["mean field"])
+    whole, _ = nt.online.run(rule, loss, start, x, y)
+    half, _ = nt.online.run(rule, loss, start, x[:4], y[:4])
+    nt.online.save(tmp_path / "state", half)
+    again, _ = nt.online.run(rule, loss, nt.online.restore(tmp_path / "state", like=start), x[4:], y[4:])
+    assert_same(again, whole)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16, bool])
+def test_values_that_are_hard_to_print_keep_their_bits(x64, dtype, tmp_path):
+    values = jnp.asarray([np.nan, -0.0, np.inf, 1e-310, 0.1, 3.0], dtype)
+    nt.online.save(tmp_path / "state", (values, values[:0], values[0]))
+    restored = nt.online.restore(tmp_path / "state", like=(jnp.zeros(6, dtype), values[:0], values[1]))
+    assert_same(restored, (values, values[:0], values[0]))
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_typed_keys_are_arrays_too(implementation, tmp_path):
+    keys = jax.random.split(jax.random.key(3, impl=implementation), 2)
+    like = jax.random.split(jax.random.key(0, impl=implementation), 2)
+    nt.online.save(tmp_path / "state", keys)
+    restored = nt.online.restore(tmp_path / "state", like=like)
+    assert_same(restored, keys)
+    assert_same(nt.online.restore(tmp_path / "state", like=jax.eval_shape(lambda: like)), keys)
+    assert jax.random.key_impl(restored) == implementation
+    other = jax.random.split(jax.random.key(0, impl="unsafe_rbg"), 2)
+    with pytest.raises(ValueError, match=r"holds key<.*, expected key<urbg>"):
+        nt.online.restore(tmp_path / "state", like=other)
+
+
+def make_online(site):
+    def model(x, y=None):
+        theta = numpyro.sample(site, dist.Normal(0.0, 1.0))
+        eta = numpyro.deterministic("eta", x * theta)
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+    expectation = nt.expectations.gauss_hermite(predictor="eta")
+    return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), expectation)
+
+
+def test_the_state_of_a_model_knows_its_sites(key, tmp_path):
+    x = y = jnp.ones(1)
+    state = make_online("theta").init(key, x, y)
+    nt.online.save(tmp_path / "state", state)
+    assert_same(nt.online.restore(tmp_path / "state", like=state), state)
+    assert nt.online.restore(tmp_path / "state", like=state).layout == state.layout
+    with pytest.raises(ValueError, match=r"another structure than like: .*'theta'.*, expected .*'phi'"):
+        nt.online.restore(tmp_path / "state", like=make_online("phi").init(key, x, y))
+
+
+# Files that are not what they should be
+
+
+def saved(folder, state=None):
+    state = RULES["sva"].init(PRIORS["mean field"]) if state is None else state
+    nt.online.save(folder / "state", state)
+    return state, (folder / "state").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        (RULES["ngvi"].init(PRIORS["mean field"]), r"part 2 of OnlineState is MeanField .*, expected Memory"),
+        (RULES["sva"].init(PRIORS["full rank"]), r"part 0 of OnlineState is MeanField .*, expected FullRank"),
+        (
+            RULES["averaged"].init(PRIORS["mean field"]),
+            r"part 2 of OnlineState is MeanField .*, expected Averaged",
+        ),
+        (
+            RULES["sva"].init(MeanField(jnp.zeros(4), jnp.ones(4))),
+            r"float\d+\[3\] at .posterior.loc, expected .*\[4\]",
+        ),
+        ({"state": RULES["sva"].init(PRIORS["mean field"])}, "the whole state is OnlineState .*, expected dict"),
+    ],
+    ids=["rule", "family", "wrapped", "dimension", "dictionary"],
+)
+def test_a_state_of_another_structure_is_refused(like, message, tmp_path):
+    saved(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        nt.online.restore(tmp_path / "state", like=like)
+
+
+def test_a_state_of_another_precision_is_refused(x64, tmp_path):
+    double = RULES["sva"].init(MeanField(jnp.zeros(3), jnp.ones(3)))
+    single = RULES["sva"].init(MeanField(jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32)))
+    saved(tmp_path, double)
+    with pytest.raises(ValueError, match=r"float64\[3\] at .posterior.loc, expected float32\[3\]"):
+        nt.online.restore(tmp_path / "state", like=single)
+
+
+def test_other_versions_and_formats_are_refused(tmp_path, monkeypatch):
+    state, _ = saved(tmp_path)
+    for name, value in (("VERSION", 2), ("FORMAT", "something else")):
+        with monkeypatch.context() as patch:
+            patch.setattr(state_io, name, value)
+            saved(tmp_path)
+        with pytest.raises(ValueError, match=r"expected 'numpyro_tempered state' of 1"):
+            nt.online.restore(tmp_path / "state", like=state)
+
+
+def test_foreign_files_are_refused(tmp_path):
+    state, _ = saved(tmp_path)
+    np.savez(tmp_path / "arrays.npz", a=np.ones(3))
+    np.save(tmp_path / "array.npy", np.ones(3))
+    np.save(tmp_path / "object.npy", np.array([{}]), allow_pickle=True)
+    (tmp_path / "text").write_text("not a state")
+    (tmp_path / "empty").write_bytes(b"")
+    for name in ("arrays.npz", "array.npy", "object.npy", "text", "empty"):
+        with pytest.raises(ValueError, match="is truncated, or not a state that save wrote"):
+            nt.online.restore(tmp_path / name, like=state)
+    with pytest.raises(FileNotFoundError):
+        nt.online.restore(tmp_path / "nothing", like=state)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damage_is_an_error_or_leaves_the_state_as_it_was(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damage")
+    state, whole = saved(folder, scrambled(RULES["sva"].init(PRIORS["mean field"])))
+    kept = data.draw(st.integers(0, len(whole) - 1))
+    (folder / "state").write_bytes(whole[:kept])
+    with pytest.raises(ValueError, match="is truncated"):
+        nt.online.restore(folder / "state", like=state)
+    at, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+    damaged = bytearray(whole)
+    damaged[at] ^= 1 << bit
+    (folder / "state").write_bytes(damaged)
+    try:
+        restored = nt.online.restore(folder / "state", like=state)
+    except ValueError:
+        return
+    # The archive holds times and the like, besides the numbers.
+    assert_same(restored, state)
+
+
+@pytest.mark.parametrize("where", ["numpyro_tempered.online.state_io.os.fsync", "os.replace", "numpy.savez"])
+def test_the_old_file_survives_a_save_that_fails(where, tmp_path, monkeypatch):
+    state, whole = saved(tmp_path)
+
+    def fail(*args, **kwargs):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        with pytest.raises(OSError, match="no space left"):
+            nt.online.save(tmp_path / "state", scrambled(state))
+    assert (tmp_path / "state").read_bytes() == whole
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_what_cannot_be_saved_is_said(tmp_path):
+    with pytest.raises(TypeError, match="a state is made of arrays, got str"):
+        nt.online.save(tmp_path / "state", {"name": "sva"})
+    with pytest.raises(TypeError, match="this state is traced"):
+        jax.jit(lambda x: nt.online.save(tmp_path / "state", x))(jnp.ones(2))
+    assert os.listdir(tmp_path) == []
+
+
+# A process that dies
+
+STREAM = """
+import os, sys
+import jax.numpy as jnp, numpy as np
+import numpyro_tempered as nt
+from numpyro_tempered.online.chunks import iterate_chunks
+from numpyro_tempered.online.state_io import restore, save
+
+rule, loss = nt.online.ngvi(0.5), nt.expectations.squared()
+
+def final(path, num_rows):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(num_rows, 3)), rng.normal(size=num_rows)
+    y[::7] = np.nan
+    state = rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))
+    if os.path.exists(path):
+        state = restore(path, like=state)
+    skip = int(state.count + state.rejected)
+    for state, _ in iterate_chunks(rule, loss, state, [(x, y)], size=8, skip=skip):
+        save(path, state)
+        print(int(state.count), flush=True)
+    return state
+"""
+
+
+def killed_and_resumed(num_kills, num_rows, folder, seed):
+    path, rng = folder / "state", np.random.default_rng(seed)
+    command = [sys.executable, "-c", f"{STREAM}\nfinal(sys.argv[1], {num_rows})", str(path)]
+    for _ in range(num_kills):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            for _ in range(rng.integers(1, 40)):
+                assert process.stdout.readline()
+            # Anywhere in the next saves.
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0.0, 0.01))
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    namespace: dict = {}
+    exec(STREAM, namespace)
+    resumed = namespace["final"](path, num_rows)
+    missing = len(range(0, num_rows, 7))
+    assert (int(resumed.count), int(resumed.rejected)) == (num_rows - missing, missing)
+    assert_same(resumed, namespace["final"](folder / "uninterrupted", num_rows))
+
+
+def test_a_killed_process_resumes_with_identical_numbers(tmp_path):
+    killed_and_resumed(1, 900, tmp_path, seed=0)
+
+
+@pytest.mark.slow
+def test_a_process_killed_many_times_resumes_with_identical_numbers(tmp_path):
+    killed_and_resumed(10, 4500, tmp_path, seed=1)
