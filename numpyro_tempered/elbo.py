@@ -90,7 +90,7 @@ def bind(expectation: Expectation, model: Model, guide: Any) -> Expectation:
             "this expectation is of a bare loss: run it by nt.online.run, or take "
             "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
         )
-    return expectation.bind(model_loss(model, guide, expectation.predictor))
+    return expectation.bind(model_loss(model, guide, expectation.predictor, expectation.num_outputs))
 
 
 class TemperedELBO(NamedTuple):

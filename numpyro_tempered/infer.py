@@ -12,19 +12,14 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_tempered._typing import Array, Model
+from numpyro_tempered.admissible import check_batch, check_model
 from numpyro_tempered.arguments import on_arrays, separate
 from numpyro_tempered.elbo import bind
 from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.fit import TemperedFit
 from numpyro_tempered.guides.online import ONLINE_GUIDES, Gaussian
-from numpyro_tempered.likelihood import (
-    check_model,
-    check_one_loss_a_row,
-    check_rows_apart,
-    model_loss,
-    plain_arrays,
-)
+from numpyro_tempered.likelihood import plain_arrays
 from numpyro_tempered.messages import handler_chain
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.base import Losses, Rule
@@ -333,14 +328,7 @@ class OnlineVI:
         shapes = (mask is None, *(array.shape for array in arrays))
         if shapes in self._checked_shapes or any(isinstance(array, jax.core.Tracer) for array in arrays):
             return
-        if mask is not None:
-            with numpyro.validation_enabled(False):
-                check_one_loss_a_row(self.model, self.guide, len(mask), args, kwargs)
-        if self.expectation.predictor is None:
-            return
-        model = model_loss(self.model, self.guide, self.expectation.predictor)
-        with numpyro.validation_enabled(False):
-            check_rows_apart(model, self.guide.prior.loc, args, kwargs)
+        check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
         self._checked_shapes.add(shapes)
 
     def require_set_up(self) -> None:

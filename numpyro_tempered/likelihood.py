@@ -82,8 +82,11 @@ def common_alpha(trace: Trace) -> float | dict[str, float]:
     return alphas if len(distinct) > 1 else distinct.pop() if distinct else 1.0
 
 
-class _refuse_subsampling(Messenger):
+class refuse_subsampling(Messenger):
+    """Raises for a plate that holds a part of its data."""
+
     def process_message(self, msg: Site) -> None:
+        """Look at a plate as it is entered."""
         if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
             size, subsample_size = msg["args"]
             raise ValueError(
@@ -92,13 +95,17 @@ class _refuse_subsampling(Messenger):
             )
 
 
-def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelLoss:
+def model_loss(
+    model: Model, guide: Any, predictor: str | None = None, num_outputs: int | None = None
+) -> ModelLoss:
     """The untempered losses and the weights of a model, as functions of its flat parameters.
 
     Args:
         model: NumPyro model, tempered or not.
         guide: An AutoContinuous guide that has been set up.
         predictor: Name of the deterministic site that the likelihood depends on.
+        num_outputs: K where that site has shape ``(n, K)`` and a datum depends on its K values; None where it has
+            one value a datum.
 
     Returns:
         A :class:`ModelLoss` on data ``(args, kwargs)``.
@@ -114,7 +121,7 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
             return biject_to(site["fn"].support)(values[site["name"]])
 
         constrained = handlers.substitute(model, substitute_fn=constrain)
-        with _refuse_subsampling():
+        with refuse_subsampling():
             trace = get_trace(handlers.substitute(constrained, data=fixed), args, kwargs)
         _check_sites(trace, values)
         return trace
@@ -140,20 +147,27 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
                 f"the model has no deterministic site {predictor!r} (it has {named}): name the linear "
                 f'predictor by numpyro.deterministic("{predictor}", ...).'
             )
-        return trace[predictor]["value"]
+        value = trace[predictor]["value"]
+        if num_outputs is not None and jnp.shape(value)[-1:] != (num_outputs,):
+            raise ValueError(
+                f"predictor {predictor!r} has shape {jnp.shape(value)}, and num_outputs = {num_outputs} needs "
+                "that as its last axis."
+            )
+        return value
 
     def given(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
         # The arguments may hold strings and flags: only theta is abstract.
-        shape = jax.eval_shape(lambda t: unraveled(t, args, kwargs), theta).shape
-        sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, shape)}))
+        whole = jax.eval_shape(lambda t: unraveled(t, args, kwargs), theta).shape
+        shape = whole if num_outputs is None else whole[:-1]
+        sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, whole)}))
         values = []
         for name, site in sites.items():
             value = -untempered_log_prob(site)
             if value.shape != shape:
                 raise ValueError(
                     f"observed site {name!r} has log-probabilities of shape {value.shape}, predictor "
-                    f"{predictor!r} has shape {shape}: one datum must depend on one predictor. Use "
-                    "monte_carlo() for other models."
+                    f"{predictor!r} has shape {whole}: one datum must depend on one predictor, or on K of them "
+                    "with num_outputs=K. Use monte_carlo() for other models."
                 )
             values.append(jnp.ravel(value).astype(theta.dtype))
         weights = [
@@ -162,7 +176,8 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
         return jnp.stack(values), jnp.stack(weights)
 
     def predict(theta: Array, args: tuple, kwargs: dict) -> Array:
-        u = jnp.ravel(unraveled(theta, args, kwargs)).astype(theta.dtype)
+        u = jnp.reshape(unraveled(theta, args, kwargs), (-1,) if num_outputs is None else (-1, num_outputs))
+        u = u.astype(theta.dtype)
         if depends_on(lambda t: given(u, t, args, kwargs)[0], theta):
             raise ValueError(
                 f"the likelihood depends on parameters other than through predictor {predictor!r}, and "
@@ -171,24 +186,6 @@ def model_loss(model: Model, guide: Any, predictor: str | None = None) -> ModelL
         return u
 
     return ModelLoss(losses, predict, given)
-
-
-def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
-    """Raise for a model that no online rule can take.
-
-    Raises:
-        ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
-            some factor is a prior term.
-    """
-    with handlers.block(), _refuse_subsampling():
-        try:
-            trace = get_trace(handlers.seed(model, rng_key), args, kwargs)
-        except NotImplementedError as error:
-            raise ValueError(
-                "a prior cannot be sampled (is it improper?): the online rules start at the prior."
-            ) from error
-        _check_likelihood(trace)
-        check_global(rng_key, model, args, kwargs)
 
 
 def _log_prob_of_each(site: Site) -> Array:
@@ -202,78 +199,15 @@ def _log_prob_of_each(site: Site) -> Array:
     return value
 
 
-def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) -> None:
-    """Raise where the loss of a datum depends on the predictor of another.
-
-    Raises:
-        ValueError: If the Jacobian of the losses in the predictors is not diagonal.
-    """
-    predict, given = model.predictor, model.losses_given_predictor
-    if predict is None or given is None:
-        return
-    u = predict(theta, args, kwargs)
-    jacobian = jax.jacrev(lambda v: given(v, theta, args, kwargs)[0])(u)
-    others = jnp.where(jnp.eye(u.shape[0], dtype=bool), 0.0, jnp.nan_to_num(jacobian))
-    if bool(jnp.any(others != 0.0)):
-        raise ValueError(
-            "the likelihood of one datum depends on the predictor of another, and a quadrature takes them one "
-            "by one. Use monte_carlo()."
-        )
-
-
-def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, kwargs: dict) -> None:
-    """Raise where an observed site has not one log-probability for each row of a batch.
-
-    Raises:
-        ValueError: If there is such a site: its rows cannot be masked.
-    """
-    values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
-    constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
-    trace = get_trace(handlers.substitute(model, data=constrained), args, kwargs)
-    for name, site in likelihood_sites(trace).items():
-        shape = jnp.shape(untempered_log_prob(site))
-        if shape != (num_rows,):
-            raise ValueError(
-                f"observed site {name!r} has log-probabilities of shape {shape}, the mask has {num_rows} rows: "
-                "leaving rows out needs one log-probability a row."
-            )
-
-
-def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
-    """Raise where a latent's shape follows the number of data, tried on the data twice over.
-
-    Raises:
-        ValueError: If there is such a local latent.
-    """
-
-    def shapes(args: tuple, kwargs: dict) -> dict[str, tuple[int, ...]]:
-        trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
-        return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
-
-    def twice(leaf: Any) -> Any:
-        return jnp.concatenate([leaf, leaf]) if getattr(leaf, "ndim", 0) else leaf
-
-    once = shapes(args, kwargs)
-    try:
-        again = shapes(*jax.tree.map(twice, (args, kwargs)))
-    except Exception:  # a model of fixed size has no local latents to find
-        return
-    local = sorted(name for name in once if once[name] != again.get(name))
-    if local:
-        raise ValueError(
-            f"latent sites {local} have one value for each datum: an online rule holds global parameters only. "
-            "Integrate them out of the model."
-        )
-
-
 def _check_sites(trace: Trace, values: dict[str, Array]) -> None:
-    _check_likelihood(trace)
+    check_likelihood(trace)
     unknown = sorted(set(latent_sites(trace)) - set(values))
     if unknown:
         raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
 
 
-def _check_likelihood(trace: Trace) -> None:
+def check_likelihood(trace: Trace) -> None:
+    """Raise ValueError where a trace has prior terms among its data, params, or no data."""
     factors = [
         name
         for name, site in trace.items()

@@ -34,6 +34,7 @@ ORDER = [
     [
         "arguments",
         "likelihood",
+        "admissible",
         "predictive",
         "guides",
         "elbo",

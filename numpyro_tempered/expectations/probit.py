@@ -29,7 +29,7 @@ def probit(num_nodes: int = 40) -> Expectation:
     itself has none. It is a trapezoidal sum (Trefethen and Weideman 2014) over nodes spaced as a hyperbolic
     sine around the bend of the loss (Johnston and Elliott 2005), as densely as its complex branch point is
     near: with 40 nodes it errs by less than 1e-9 for s <= 2, 1e-5 for s <= 7 and 1e-3 of its value for
-    s <= 20, where 20 Gauss-Hermite nodes err by 5e-6, 2e-2 and .3.
+    s <= 20. Of 20 Gauss-Hermite nodes the error is 5e-6 at s = 2 and .3 at s = 20.
 
     Gradients and curvature are the same sum over l' = -y h and l'' = h (h - r) with r = -y u and the hazard
     h = φ(r)/Φ(-r), stable in both tails. The loss is convex: its curvature is positive.

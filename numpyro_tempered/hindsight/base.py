@@ -17,7 +17,8 @@ class Hindsight(NamedTuple):
         value: Its cumulative loss.
         lower: No parameter within ``reach`` has a cumulative loss below this.
         losses: The loss of θ in each round, shape ``(T,)``.
-        reach: Bounds on |θ_j|, shape ``(d,)``: those of the box, or 10 max(1, |θ_j|) and more where it has none.
+        reach: Bounds on the absolute values of θ, shape ``(d,)``: those of the box; where it has none, at least
+            ten times the larger of 1 and the absolute value.
     """
 
     theta: np.ndarray

@@ -53,11 +53,11 @@ def hinge(m, sigma, x, y):
 @numba.njit(inline="always")
 def add(total, error, j, term):
     """One compensated addition."""
-    term = term + error[j]
     new = total[j] + term
     virtual = new - total[j]
-    error[j] = (total[j] - (new - virtual)) + (term - virtual)
-    total[j] = new
+    held = error[j] + ((total[j] - (new - virtual)) + (term - virtual))
+    total[j] = new + held
+    error[j] = held - (total[j] - new)
 
 
 @numba.njit(inline="always")

@@ -77,3 +77,30 @@ def test_rows_that_share_a_loss_cannot_be_masked():
     state = online.init(KEY, x, y)
     with pytest.raises(ValueError, match=r"'y' has log-probabilities of shape \(\), the mask has 4 rows"):
         online.update_masked(state, jnp.ones(4, bool), x, y)
+
+
+def categorical(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+    logits = numpyro.deterministic("logits", x @ w.T)
+    with numpyro.plate("n", len(x)):
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+
+@pytest.mark.parametrize("guide", ["AutoOnlineDiagonalNormal", "AutoOnlineMultivariateNormal"])
+def test_a_model_with_several_predictors_a_datum_is_the_bare_softmax(x64, guide):
+    x, _ = data(12)
+    x, y = jnp.asarray(x / 3, jnp.float64), jnp.asarray(np.random.default_rng(1).integers(0, 3, 12))
+    rule = nt.online.ngvi()
+    by_nodes = nt.expectations.gauss_hermite(predictor="logits", num_outputs=3, num_nodes=20)
+    online = nt.OnlineVI(categorical, getattr(nt.guides, guide), rule, by_nodes)
+    state, losses = online.run(KEY, x, y)
+    bare, bare_losses = nt.online.run(
+        rule, nt.expectations.softmax(3, num_nodes=30), rule.init(online.guide.prior), x, y
+    )
+    # Two quadratures of one integral: three outputs by 20 nodes each, two differences by 30.
+    np.testing.assert_allclose(losses.expected, bare_losses.expected, rtol=1e-7)
+    np.testing.assert_allclose(state.posterior.loc, bare.posterior.loc, atol=1e-6)
+    assert int(state.rejected) == 0
+    wrong = nt.expectations.gauss_hermite(predictor="logits", num_outputs=4, num_nodes=4)
+    with pytest.raises(ValueError, match="num_outputs = 4"):
+        nt.OnlineVI(categorical, getattr(nt.guides, guide), rule, wrong).init(KEY, x, y)

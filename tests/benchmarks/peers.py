@@ -1,0 +1,284 @@
+"""Time of one online step beside other packages, in one process.
+
+Logistic and linear regression streams, float32, one datum a step, medians over repeats, compilation apart:
+NumPyro's SVI called once per datum and inside a scan, blackjax's mean-field VI inside a scan, river's linear
+models (Python per datum, float64), numba loops of the same arithmetic. The numba loop of the full covariance
+adds one row at a time to a square root of the covariance, as the rule does, compensated sums included; the
+script checks that the posteriors agree. ``Cover Type`` is one pass over streams of its size.
+Writes ``peers_py3X.csv`` and ``many_py3X.csv``.
+
+    python tests/benchmarks/peers.py
+"""
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+import numpyro
+import optax
+import pandas as pd
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal
+from online_step import DOCS, RULES, F, add, logistic_model, stream, timed
+from provenance import describe
+from river import linear_model
+
+import numpyro_tempered as nt
+
+ONE = F(1.0)
+
+
+@numba.njit
+def numba_rank_one(x, y):
+    """Exact Bayes for the squared loss by Potter's update, as NGVI on a full covariance."""
+    n, d = x.shape
+    m, m_error = np.zeros(d, F), np.zeros(d, F)
+    root, error = np.eye(d).astype(F), np.zeros((d, d), F)
+    v, w = np.empty(d, F), np.empty(d, F)
+    losses = np.empty((2, n), F)
+    for t in range(n):
+        u = F(0.0)
+        v[:] = F(0.0)
+        for i in range(d):
+            u += x[t, i] * m[i]
+            for j in range(d):
+                v[j] += root[i, j] * x[t, i]
+        total = F(0.0)
+        for j in range(d):
+            total += v[j] * v[j]
+        residual = y[t] - u
+        losses[0, t], losses[1, t] = residual * residual, residual * residual + total
+        s = ONE + F(2.0) * total
+        kappa = F(2.0) / (s + F(math.sqrt(s)))
+        for i in range(d):
+            projected = F(0.0)
+            for j in range(d):
+                projected += root[i, j] * v[j]
+            for j in range(d):
+                add(root[i], error[i], j, -kappa * projected * v[j])
+        w[:] = F(0.0)
+        for i in range(d):
+            for j in range(d):
+                w[j] += root[i, j] * (F(-2.0) * residual * x[t, i])
+        for i in range(d):
+            shift = F(0.0)
+            for j in range(d):
+                shift += root[i, j] * w[j]
+            add(m, m_error, i, -shift)
+    return m, root, losses
+
+
+def svi_contestants(x, y, num_steps):
+    """A jitted SVI.update called once per datum, and the same inside one scan."""
+    svi = SVI(logistic_model, AutoDiagonalNormal(logistic_model), numpyro.optim.Adam(0.01), Trace_ELBO())
+    start = svi.init(jax.random.key(0), x[:1], y[:1])
+    update = jax.jit(svi.update)
+
+    def per_datum():
+        state, loss = start, None
+        for t in range(num_steps):
+            state, loss = update(state, x[t : t + 1], y[t : t + 1])
+        return loss
+
+    @jax.jit
+    def scanned(state):
+        return jax.lax.scan(lambda s, row: svi.update(s, row[0], row[1]), state, (x[:, None], y[:, None]))
+
+    return per_datum, lambda: scanned(start)
+
+
+def blackjax_contestant(x, y):
+    """blackjax's mean-field VI with Adam, one datum and one draw a step, inside one scan."""
+
+    def log_density(theta, row, label):
+        logits = row @ theta
+        return label * logits - jax.nn.softplus(logits) - 0.5 * jnp.sum(jnp.square(theta)) / len(x)
+
+    optimizer = optax.adam(0.01)
+
+    def step(state, row):
+        algorithm = blackjax.meanfield_vi(lambda theta: log_density(theta, *row[1:]), optimizer, num_samples=1)
+        state, info = algorithm.step(row[0], state)
+        return state, info.elbo
+
+    start = blackjax.meanfield_vi(lambda theta: log_density(theta, x[0], y[0]), optimizer).init(
+        jnp.zeros(x.shape[1])
+    )
+    keys = jax.random.split(jax.random.key(0), len(x))
+    run = jax.jit(lambda state: jax.lax.scan(step, state, (keys, x, y)))
+    return lambda: run(start)
+
+
+def river_contestants(x, y, num_steps):
+    """river's linear models, a dictionary of features per datum."""
+    rows = [dict(enumerate(map(float, row))) for row in x[:num_steps]]
+    labels = [bool(label > 0) for label in y[:num_steps]]
+    targets = [float(label) for label in y[:num_steps]]
+
+    def learn(make, outcomes):
+        def run():
+            model = make()
+            for row, outcome in zip(rows, outcomes, strict=True):
+                model.predict_one(row)
+                model.learn_one(row, outcome)
+
+        return run
+
+    found = {
+        "river LogisticRegression": learn(linear_model.LogisticRegression, labels),
+        "river LinearRegression": learn(linear_model.LinearRegression, targets),
+    }
+    if x.shape[1] <= 100:
+        # It stores a covariance in dictionaries: minutes a run at d = 1000.
+        found["river BayesianLinearRegression"] = learn(linear_model.BayesianLinearRegression, targets)
+    return found
+
+
+def measure(d, num_rounds, repeats, slow_steps):
+    """The rows of the table for one dimension."""
+    host_x, host_y = stream(num_rounds, d)
+    x, y = jnp.asarray(host_x), jnp.asarray(host_y)
+    labels = (y > 0).astype(jnp.int32)
+    field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    hinge, squared = nt.expectations.hinge(), nt.expectations.squared()
+    ours, contestants, steps, found = {}, {}, {}, {}
+
+    def compiled(name, rule, expectation, prior):
+        state = rule.init(prior)
+
+        def run():
+            found[name] = nt.online.run(rule, expectation, state, x, y)
+            return found[name]
+
+        contestants[name], steps[name] = run, num_rounds
+
+    compiled("NGVI, hinge", nt.online.ngvi(), hinge, field)
+    rule, loop, options = RULES["NGVI"]
+
+    def by_numba():
+        loop(
+            host_x,
+            host_y,
+            np.empty(num_rounds, F),
+            np.empty(num_rounds, F),
+            np.zeros(2, F),
+            np.zeros(2, F),
+            *options,
+        )
+        return 0
+
+    contestants["numba, NGVI, hinge"], steps["numba, NGVI, hinge"] = by_numba, num_rounds
+    if d <= 100:
+        compiled(
+            "NGVI, full covariance", nt.online.ngvi(), squared, nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+        )
+
+        def rank_one():
+            found["rank one"] = numba_rank_one(host_x, host_y)
+            return 0
+
+        contestants["numba, full covariance"], steps["numba, full covariance"] = rank_one, num_rounds
+    guide = nt.guides.AutoOnlineDiagonalNormal(logistic_model)
+    online = nt.OnlineVI(logistic_model, guide, rule, nt.expectations.gauss_hermite(predictor="eta"))
+    begin = online.init(jax.random.key(0), x[:1], labels[:1])
+    contestants["NGVI, NumPyro model"], steps["NGVI, NumPyro model"] = (
+        lambda: online.run(begin, x, labels),
+        num_rounds,
+    )
+    per_datum, scanned = svi_contestants(x, labels, slow_steps)
+    contestants |= {"NumPyro SVI, per datum": per_datum, "NumPyro SVI, scan": scanned}
+    steps |= {"NumPyro SVI, per datum": slow_steps, "NumPyro SVI, scan": num_rounds}
+    contestants["blackjax meanfield_vi, scan"] = blackjax_contestant(x, labels.astype(jnp.float32))
+    steps["blackjax meanfield_vi, scan"] = num_rounds
+    for name, run in river_contestants(host_x, host_y, slow_steps).items():
+        contestants[name], steps[name] = run, slow_steps
+    _, median = timed(contestants, 1, repeats)
+    ours = {name: median[name] / steps[name] for name in contestants}
+    if d <= 100:
+        posterior, m, root = found["NGVI, full covariance"][0].posterior, *found["rank one"][:2]
+        np.testing.assert_allclose(posterior.loc, m, rtol=5e-3, atol=5e-4)
+        np.testing.assert_allclose(posterior.factor @ posterior.factor.T, root @ root.T, rtol=5e-3, atol=1e-5)
+    # Each against the one of ours that does its work.
+    reference = {
+        name: "NGVI, NumPyro model" for name in contestants if name.startswith(("NumPyro", "blackjax", "river"))
+    }
+    reference |= {"numba, NGVI, hinge": "NGVI, hinge", "numba, full covariance": "NGVI, full covariance"}
+    reference["river BayesianLinearRegression"] = "NGVI, full covariance"
+    reference["NGVI, NumPyro model"] = "NGVI, hinge"
+    return [
+        {"d": d, "contestant": name, "beside": mate, "time / time": ours[name] / ours[mate]}
+        for name, mate in reference.items()
+        if name in ours
+    ]
+
+
+def many_at_once(num_rounds, repeats, d=54, count=64):
+    """Cost of each of ``count`` configurations under one vmap, in single runs."""
+    host_x, host_y = stream(num_rounds, d)
+    x, y = jnp.asarray(host_x), jnp.asarray(host_y)
+    prior = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    hinge, rates = nt.expectations.hinge(), jnp.geomspace(0.1, 2.0, count)
+    rows = []
+    for name, make in (("NGVI", nt.online.ngvi), ("SVA", nt.online.sva), ("SVB", nt.online.svb)):
+        rule = make(0.5)
+        start = rule.init(prior)
+
+        @jax.jit
+        def together(rates, make=make):
+            return jax.vmap(lambda rate: nt.online.run(make(rate), hinge, make(rate).init(prior), x, y))(rates)
+
+        contestants = {
+            "one": lambda rule=rule, start=start: nt.online.run(rule, hinge, start, x, y),
+            "together": lambda together=together: together(rates),
+        }
+        _, median = timed(contestants, num_rounds, repeats)
+        ratio = median["together"] / count / median["one"]
+        rows.append({"rule": name, "d": d, "configurations": count, "time each / time of one run": ratio})
+    return rows
+
+
+def one_pass(num_rounds):
+    """Seconds of one pass of NGVI over a stream of the size of Cover Type."""
+    x, y = map(jnp.asarray, stream(num_rounds, 54))
+    rule, hinge = nt.online.ngvi(), nt.expectations.hinge()
+    state = rule.init(nt.families.MeanField(jnp.zeros(54), jnp.ones(54)))
+    jax.block_until_ready(nt.online.run(rule, hinge, state, x, y))
+    begin = time.process_time()
+    jax.block_until_ready(nt.online.run(rule, hinge, state, x, y))
+    return time.process_time() - begin
+
+
+def main():
+    """Measure and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="short streams, d = 2 and 30")
+    parser.add_argument("--output", type=Path, default=DOCS, help="folder for the tables")
+    options = parser.parse_args()
+    sizes = [(2, 1000), (30, 1000)] if options.small else [(2, 20_000), (30, 20_000), (54, 20_000), (1000, 2000)]
+    repeats, slow_steps = (2, 50) if options.small else (9, 500)
+    table = pd.DataFrame([row for d, n in sizes for row in measure(d, n, repeats, slow_steps)])
+    table = table.pivot_table(index=["contestant", "beside"], columns="d", values="time / time", sort=False)
+    table = table.map(lambda ratio: float(f"{ratio:.3g}")).reset_index()
+    many = pd.DataFrame(many_at_once(500 if options.small else 5000, repeats)).round(2)
+    num_rounds = 20_000 if options.small else 581_012
+    seconds = one_pass(num_rounds)
+    options.output.mkdir(parents=True, exist_ok=True)
+    python = f"py3{sys.version_info.minor}"
+    table.to_csv(options.output / f"peers_{python}.csv", index=False)
+    many.to_csv(options.output / f"many_{python}.csv", index=False)
+    print(table.to_string(index=False), many.to_string(index=False), sep="\n\n")
+    work = f"d and rounds {sizes}, median of {repeats} repeats, float32, numba {numba.__version__}"
+    passes = f"one pass of NGVI, hinge, over {num_rounds} rows at d = 54: {seconds:.2f} s of CPU time"
+    (options.output / f"peers_{python}.txt").write_text(describe(f"{work}; {passes}"))
+    print(passes)
+
+
+if __name__ == "__main__":
+    main()
