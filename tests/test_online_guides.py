@@ -1,5 +1,7 @@
 """Guides of every family, and the runs of models with them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +116,9 @@ def test_the_methods_of_the_guide(x64, name):
     np.testing.assert_allclose(family_of(q).kl(back, q), 0.0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize(
+    "name", ["low rank", *(pytest.param(n, marks=pytest.mark.slow) for n in ("diagonal", "full"))]
+)
 def test_guides_work_under_plain_svi(x64, name):
     """Stock NumPyro optimises the ELBO of the guide to the exact posterior."""
     x, y = data(10)
@@ -195,12 +199,17 @@ def test_rank_is_checked():
 # A posterior as the next prior, from any family to any other
 
 
+@functools.cache
+def twenty_rounds(name):
+    before = nt.OnlineVI(linear, GUIDES[name](linear), nt.online.ngvi(), ETA)
+    return before, before.run(KEY, *data(20))[0]
+
+
 @pytest.mark.parametrize("second", GUIDES)
 @pytest.mark.parametrize("first", GUIDES)
 def test_a_state_is_a_prior_in_every_family(x64, first, second):
     x, y = data(20)
-    before = nt.OnlineVI(linear, GUIDES[first](linear), nt.online.ngvi(), ETA)
-    state, _ = before.run(KEY, x, y)
+    before, state = twenty_rounds(first)
 
     def other_order(x, y=None):
         a = numpyro.sample("a", dist.Normal(1.0, 0.5))
@@ -226,7 +235,7 @@ def test_a_state_is_a_prior_in_every_family(x64, first, second):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("second", ["diagonal", "full"])
+@pytest.mark.parametrize("second", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
 def test_a_fit_is_a_prior_with_its_covariance(x64, second):
     x, y = data(20)
     fit = nt.fit_svi(KEY, linear, AutoMultivariateNormal, x, y, num_steps=100)
@@ -272,7 +281,7 @@ def gamma_rate(y):
         numpyro.sample("y", dist.Exponential(rate), obs=y)
 
 
-@pytest.mark.parametrize("name", ["diagonal", "full"])
+@pytest.mark.parametrize("name", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:the priors of")
 def test_the_residual_of_the_prior_is_added_once(x64, name):
     """Without data the corrected Gaussian is the best one for the prior itself, by an independent search."""

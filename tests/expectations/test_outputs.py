@@ -221,6 +221,7 @@ def test_a_linearised_network_is_the_extended_kalman_filter(x64, family):
         np.testing.assert_allclose(left @ left.T, covariance - np.outer(gain, jacobian @ covariance), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_linearised_network_with_classes(x64):
     def classes(theta, x):
         return jnp.stack([network(theta, x), network(theta[::-1], x), jnp.zeros((), theta.dtype)])
@@ -247,6 +248,7 @@ def test_a_linearised_network_with_classes(x64):
     np.testing.assert_allclose(dense(ours), grad_var, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_linearised_takes_a_loss_of_a_predictor(key):
     for wrong in (
         ex.monte_carlo(lambda theta, x: jnp.sum(theta)),

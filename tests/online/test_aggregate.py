@@ -320,6 +320,7 @@ def test_full_covariances_are_matched_in_mean_and_covariance(x64):
     np.testing.assert_array_equal(start.posterior.factor, np.zeros((3, 3)))
 
 
+@pytest.mark.slow
 def test_all_members_draw_the_same_numbers(key):
     loss = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
     rule = aggregate(sweep(nt.online.ngvi, step_size=[0.5, 0.5]), sweep(nt.online.ngvi, step_size=[0.5]))
@@ -378,6 +379,7 @@ def test_run_is_a_loop_of_update_bit_for_bit():
     ]
 
 
+@pytest.mark.slow
 def test_rows_that_are_off_count_nothing():
     rule = aggregate(sweep(nt.online.svb, step_size=[0.1, 1.0]))
     x, y = make_stream(5, dtype=jnp.float32)
@@ -404,6 +406,7 @@ def test_many_streams_under_vmap():
         np.testing.assert_allclose(weights(together)[k], weights(single), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_aggregate_runs_on_a_model(key):
     def model(x, y=None):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

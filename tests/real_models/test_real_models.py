@@ -20,7 +20,11 @@ import numpyro_tempered as nt
 ALPHA = 0.5
 
 
-@pytest.fixture(params=EXAMPLES, ids=lambda name: name.replace(", ", "-").replace(" ", "_"))
+# All of them run in tests/benchmarks/real_models.py too.
+FAST = [name if i % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(EXAMPLES)]
+
+
+@pytest.fixture(params=FAST, ids=lambda name: name.replace(", ", "-").replace(" ", "_"))
 def example(request):
     example = EXAMPLES[request.param]
     if not example.is_available:
