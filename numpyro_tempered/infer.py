@@ -255,8 +255,8 @@ class OnlineVI:
         self,
         state: OnlineVIState,
         *args: Any,
-        num_particles: int = 100,
-        num_iterations: int = 10,
+        num_particles: int = 1000,
+        num_iterations: int = 40,
         **kwargs: Any,
     ) -> OnlineVIState:
         """The state with the model's own prior in the place of the Gaussian that the run started at.
@@ -270,7 +270,7 @@ class OnlineVI:
             state: Of a run by an accumulating :func:`~numpyro_tempered.online.ngvi`.
             *args: Arguments of the model: shapes matter, data do not.
             num_particles: Draws for the expectation of the residual's gradients.
-            num_iterations: Passes to a fixed point.
+            num_iterations: Steps to a fixed point, each half of the way.
             **kwargs: Keyword arguments of the model.
 
         Returns:
@@ -279,11 +279,14 @@ class OnlineVI:
 
         Raises:
             TypeError: If the rule holds no evidence, or the family is low rank.
-            ValueError: If no Gaussian is left.
+            ValueError: If the run started from another posterior, or no Gaussian is left.
         """
         self.require_set_up()
         if not self.guide.moment_matched:
             return state
+        ours, own = (jax.tree.leaves(prior) for prior in (state.rule_state.prior, self.guide.prior))
+        if not all(np.array_equal(a, b) for a, b in zip(ours, own, strict=True)):
+            raise ValueError("the run started from another posterior, whose prior would be counted twice.")
         args, kwargs = plain_arrays((args, kwargs))
         # Another stream of keys than that of the rounds.
         key = jax.random.fold_in(state.rng_key, 2**31 - 2)

@@ -14,7 +14,6 @@ from numpyro_tempered._typing import Array
 from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.families import FullRank, Gain, LowRank, MeanField, family_of, low_rank
-from numpyro_tempered.families.base import carry
 from numpyro_tempered.fit import TemperedFit, unconstrained_moments
 from numpyro_tempered.guides import AutoOnlineLowRankNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.handlers import temper
@@ -145,20 +144,21 @@ def add_residual(
             "the residual of the prior adds to the precision of an accumulating ngvi on MeanField or FullRank, "
             f"got {rule.name} on {type(state.posterior).__name__}."
         )
-    family = family_of(state.posterior)
-    memory = state.memory
-    q = state.posterior
-    evaluate = jax.jit(lambda q, key: expectation.evaluate(q, rng_key=key))
-    for key in jax.random.split(rng_key, num_iterations):
-        evaluation = evaluate(q, key)
-        # From the data's natural parameters each time; the gradient is that at the latest q.
-        grad_loc = carry(evaluation.grad_loc, evaluation.grad_var, state.posterior.loc - q.loc)
-        q, memory = family.natural_step(
-            state.memory, state.posterior, state.prior, grad_loc, evaluation.grad_var, Gain(1.0)
-        )
+    family, anchor = family_of(state.posterior), state.posterior
+    if isinstance(anchor, FullRank):
+        anchor = anchor._replace(factor=anchor.scale_tril)
+
+    def closer(_: Any, q: Any) -> Any:
+        # Half way to the update at q, with the same draws each time, so that there is a fixed point.
+        found = expectation.evaluate(q, rng_key=rng_key)
+        half = Gain(0.5, 0.5, 0.5)
+        moved, _ = family.natural_step(family.start(q), q, anchor, found.grad_loc, found.grad_var, half)
+        return moved
+
+    q = jax.jit(lambda start: jax.lax.fori_loop(0, num_iterations, closer, start))(anchor)
     if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(q)):
         raise ValueError(
             "the residual of the prior leaves no Gaussian posterior here: give the sites priors closer to Normal "
             "on the unconstrained scale, or more data first."
         )
-    return state._replace(posterior=q, memory=memory)
+    return state._replace(posterior=q, memory=family.start(q))

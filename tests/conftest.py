@@ -15,6 +15,13 @@ def enable_x64():
     return context(True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_programs_of_other_modules():
+    """Thousands of compiled programs take gigabytes, and time with them."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     with enable_x64():

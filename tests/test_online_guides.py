@@ -299,7 +299,7 @@ def test_the_residual_of_the_prior_is_added_once(x64, name):
     online = nt.OnlineVI(gamma_rate, GUIDES[name](gamma_rate), nt.online.ngvi())
     state = online.init(KEY, jnp.ones(1))
     start = family_of(state.posterior).marginal_scale(state.posterior)[0]
-    corrected = online.with_prior(state, jnp.ones(1), num_particles=2000, num_iterations=12)
+    corrected = online.with_prior(state, jnp.ones(1), num_particles=2000)
     q = corrected.posterior
     scale = float(family_of(q).marginal_scale(q)[0])
     assert abs(float(start) / np.exp(log_s) - 1) > 0.01
@@ -307,6 +307,16 @@ def test_the_residual_of_the_prior_is_added_once(x64, name):
     np.testing.assert_allclose(q.loc[0], m, atol=5 * np.exp(log_s) / np.sqrt(2000))
     np.testing.assert_allclose(scale, np.exp(log_s), rtol=5 * 0.5 * np.exp(log_s) / np.sqrt(2000))
     assert int(corrected.count) == int(state.count)
+
+
+@pytest.mark.filterwarnings("ignore:the priors of")
+def test_a_run_from_a_posterior_has_its_prior_already(x64):
+    online = nt.OnlineVI(gamma_rate, AutoOnlineDiagonalNormal, nt.online.ngvi())
+    first = online.init(KEY, jnp.ones(1))
+    second = online.init(KEY, jnp.ones(1), prior=MeanField(jnp.ones(1), jnp.ones(1)))
+    assert online.with_prior(first, jnp.ones(1)).count == 0
+    with pytest.raises(ValueError, match="counted twice"):
+        online.with_prior(second, jnp.ones(1))
 
 
 def test_the_residual_needs_evidence_and_a_matched_prior(x64):

@@ -71,7 +71,8 @@ def ngvi(
             is ``evidence`` with a schedule.
         negative: What becomes of negative curvature, from a loss that is not convex: ``"reject"`` takes it,
             and rejects the round if a precision would not stay positive; ``"floor"`` leaves it out and counts
-            the round in ``state.floored``.
+            the round in ``state.floored``. Where many data have some, the floor leaves the posterior too
+            narrow: the sum of the curvatures is what it needs.
         num_local_steps: Evaluations in a round. With 1 the datum is taken as it looks from q_t, as in CA19; with
             more, as it looks from the posterior it leads to: each but the last moves a copy of q half way to the
             update at itself, towards the fixed point of streaming variational Bayes. It matters where the

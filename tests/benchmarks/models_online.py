@@ -287,7 +287,7 @@ def measure(name, source, model, replications, sizes):
             "gap, first replication": gap[0],
             "values": len(np.concatenate([p.held[LEVELS[0]] for p in posteriors])) if known else 0,
             **{
-                f"coverage of {100 * level:.0f}%": coverage(posteriors, level) if known else ""
+                f"coverage of {100 * level:.0f}%": coverage(posteriors, level) if known else np.nan
                 for level in LEVELS
             },
             "rejected rounds": rejected,
@@ -341,7 +341,7 @@ def main():
         if output is not None:
             table.to_csv(output / "models_online.csv", index=False)
             text = describe(f"{sizes}, {NUM_LOCAL_STEPS} local steps, {NUM_PARTICLES} particles, float32")
-            (output / "models_online.txt").write_text(table.to_string(index=False) + "\n\n" + text)
+            (output / "models_online.txt").write_text(table.to_string(index=False, na_rep="") + "\n\n" + text)
 
 
 if __name__ == "__main__":
