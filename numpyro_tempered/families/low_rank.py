@@ -176,9 +176,7 @@ def truncate(columns: Array, signs: Array, rank: int) -> tuple[Array, Array]:
     kept = jnp.maximum(strength[-rank:], 0.0)
     factor = matmul(basis, directions[:, -rank:]) * jnp.sqrt(kept)[None, :]
     whole = jnp.sum(jnp.square(columns) * signs[None, :], axis=1)
-    rest = whole - jnp.sum(jnp.square(factor), axis=1)
-    # What is left of a positive sum is positive, but for the rounding of its largest terms.
-    return factor, jnp.where(jnp.all(signs > 0), jnp.maximum(rest, 0.0), rest)
+    return factor, whole - jnp.sum(jnp.square(factor), axis=1)
 
 
 def natural_step(
@@ -212,7 +210,10 @@ def natural_step(
         )
         force = force + gain.pull * back
     factor, rest = truncate(jnp.concatenate(columns, axis=1), jnp.concatenate(signs), q.precision_factor.shape[1])
-    diag = memory.precision_diag.add(added + rest)
+    # What is left of a positive sum is positive. Its rounding, of either sign, keeps the diagonal right on long
+    # streams; only one that would use the diagonal up is left out.
+    lost = jnp.all(weights >= 0) & (rest < -0.5 * q.precision_diag)
+    diag = memory.precision_diag.add(added + jnp.where(lost, 0.0, rest))
     valid = jnp.all(diag.value > 0)
     moved = LowRank(q.loc, jnp.where(valid, diag.value, jnp.nan), factor)
     loc = memory.loc.add(-times_covariance(moved, force[None, :])[0])
