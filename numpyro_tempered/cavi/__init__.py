@@ -1,0 +1,1 @@
+"""Tempered coordinate ascent for mixtures, and its kin."""

@@ -1,0 +1,1 @@
+"""Conjugate components of mixtures."""

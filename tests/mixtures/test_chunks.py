@@ -1,0 +1,188 @@
+"""Coordinate ascent over chunks: the numbers of a fit in memory, however the rows are cut."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numpyro_tempered as nt
+from numpyro_tempered.cavi import chunk_passes
+from numpyro_tempered.cavi.chunk_reading import survey
+from numpyro_tempered.cavi.chunks import fit_chunks
+from numpyro_tempered.cavi.mixture import fit
+from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.components.gaussian import gaussian
+from numpyro_tempered.components.known_variance import known_variance
+from numpyro_tempered.components.poisson import poisson
+
+COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
+OPTIONS = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_samples": 4, "tolerance": 1e-6}
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(180, 2)), 0.5 * rng.normal(size=(120, 2)) + [3.0, 2.0]])
+    return rng.permutation(x) + 1e3
+
+
+X = data()
+
+
+def cut(*cuts, rows=X):
+    """The rows in pieces, as a function that makes them anew."""
+    return lambda: (rows[a:b] for a, b in zip((0, *cuts), (*cuts, len(rows)), strict=True))
+
+
+def assert_same(ours, expected):
+    assert (ours.num_iter, ours.converged, ours.total) == (expected.num_iter, True, expected.total)
+    for name in ("objective", "trace", "objectives", "counts"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(expected, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(ours.bound, expected.bound, rtol=1e-7)
+    np.testing.assert_allclose(ours.posterior.loc, expected.posterior.loc, rtol=1e-9)
+    np.testing.assert_allclose(ours.problem.base, expected.problem.base, rtol=1e-10)
+
+
+# Chunks of one row, without a row, and larger than a block; all in blocks of 64 rows.
+CUTS = [(), (1, 1, 200), tuple(range(50, 300, 50))]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_chunks_give_the_fit_of_the_rows_in_memory(cuts, key, x64):
+    expected = fit(key, X, COMPONENT, **OPTIONS)
+    assert_same(fit_chunks(key, cut(*cuts), COMPONENT, size=64, **OPTIONS), expected)
+
+
+def test_one_compilation_serves_all_chunks(key, x64):
+    fit_chunks(key, [X], COMPONENT, size=64, **OPTIONS)
+    before = [each._cache_size() for each in (chunk_passes.add_sums, chunk_passes.add_final)]
+    fit_chunks(key, [X[:7], X[7:100], X[100:299]], COMPONENT, size=64, **OPTIONS)
+    assert [each._cache_size() for each in (chunk_passes.add_sums, chunk_passes.add_final)] == before
+
+
+def test_weights_and_missing_entries(key, x64):
+    weight = np.arange(len(X)) % 3
+    x = X.copy()
+    x[::7, 0], x[3] = np.nan, np.nan
+    expected = fit(key, x, COMPONENT, sample_weight=weight, **OPTIONS)
+    pieces = [(x[:64], weight[:64]), (x[64:], weight[64:])]
+    assert_same(fit_chunks(key, pieces, COMPONENT, size=64, **OPTIONS), expected)
+
+
+def test_a_warm_start_gives_the_trajectory_of_the_fit_in_memory(key, x64):
+    # The second restart starts from rows drawn at random, of which there are enough for all.
+    first = fit(key, X, COMPONENT, **(OPTIONS | {"alpha": 0.01}))
+    options = OPTIONS | {"warm_start": first}
+    expected = fit(key, X, COMPONENT, **options)
+    assert expected.num_iter > 2
+    assert_same(fit_chunks(key, cut(100), COMPONENT, size=64, **options), expected)
+
+
+def test_single_precision_keeps_the_objective(key, x64):
+    expected = fit(key, X, COMPONENT, **OPTIONS)
+    with jax.enable_x64(False) if hasattr(jax, "enable_x64") else jax.experimental.disable_x64():
+        ours = fit_chunks(key, cut(100), COMPONENT, size=64, **OPTIONS)
+    assert ours.trace.dtype == np.float32
+    np.testing.assert_allclose(ours.objective, expected.objective, atol=2e-2)
+
+
+@given(st.lists(st.integers(0, 40), max_size=4), st.integers(0, 3))
+@settings(max_examples=25, deadline=None)
+def test_what_starts_see_does_not_depend_on_the_cut(cuts, seed):
+    rows = np.arange(40.0)
+    key = jax.random.key(seed)
+    found = survey(key, cut(*sorted(cuts), rows=rows), diagonal_gaussian(1), 12)
+    expected = survey(key, [rows], diagonal_gaussian(1), 12)
+    np.testing.assert_array_equal(found.sample.rows, expected.sample.rows)
+    assert len(found.sample.rows) == 12
+    assert (found.num_rows, found.total, found.sample.total) == (40, 40.0, 12.0)
+
+
+def test_the_sample_is_uniform():
+    # Each of 40 rows is in a sample of 10 with probability 1/4.
+    draws = 400
+    held = np.zeros(40)
+    for key in jax.random.split(jax.random.key(0), draws):
+        sample = survey(key, [np.arange(25.0), np.arange(25.0, 40.0)], diagonal_gaussian(1), 10).sample
+        held[np.round(np.asarray(sample.rows)[:, 0] + sample.centre[0]).astype(int)] += 1
+    assert held.sum() == 10 * draws
+    np.testing.assert_allclose(held / draws, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws))
+
+
+def test_chunks_that_cannot_be_read_again_are_named(key):
+    one = iter([X[:10], X[10:]])
+    with pytest.raises(TypeError, match="chunks is an iterator, which is used up by one pass; expected a list"):
+        fit_chunks(key, one, COMPONENT, num_components=2)
+    with pytest.raises(TypeError, match="chunks is one array; expected a list of arrays"):
+        fit_chunks(key, X, COMPONENT, num_components=2)
+    with pytest.raises(TypeError, match="chunks gave a int; expected an iterable"):
+        fit_chunks(key, lambda: 3, COMPONENT, num_components=2)
+    with pytest.raises(ValueError, match=r"the stream has no chunk\. An iterator is used up"):
+        fit_chunks(key, lambda: one, COMPONENT, num_components=2)
+    shrinking = [[X], [X[:200]]]
+    with pytest.raises(ValueError, match="a pass over the chunks gave 200 rows, the first pass 300"):
+        fit_chunks(key, lambda: shrinking.pop(0), COMPONENT, num_components=2)
+
+
+WRONG = {
+    "no chunk": ([], ValueError, "the chunks hold no row"),
+    "no row": ([X[:0]], ValueError, "the chunks hold no row"),
+    "another width": ([X, X[:, :1]], ValueError, r"chunk 1: known_variance: the data have shape \(300, 1\)"),
+    "infinite": ([X, X * np.inf], ValueError, "chunk 1: .* row 0, column 0 of the data is inf"),
+    "words": ([X, np.array([["a", "b"]])], TypeError, "chunk 1: .* numbers are needed"),
+    "three arrays": ([(X, X, X)], ValueError, "chunk 0 is a tuple of 3"),
+    "weights of another length": ([(X, np.ones(3))], ValueError, r"chunk 0: sample_weight has shape \(3,\)"),
+    "negative weights": ([X, (X, -np.ones(300))], ValueError, "chunk 1: sample_weight must be finite"),
+    "no weight": ([(X, np.zeros(300))], ValueError, "no row has both a positive weight"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_chunks_are_named(name, key):
+    chunks, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        fit_chunks(key, chunks, COMPONENT, num_components=2)
+
+
+def test_wrong_arguments_are_named(key):
+    with pytest.raises(TypeError, match="component is a str; expected a component"):
+        fit_chunks(key, [X], "gaussian", num_components=2)
+    with pytest.raises(ValueError, match="column 1 has missing entries"):
+        fit_chunks(key, [np.array([[0.0, np.nan]])], gaussian(2), num_components=2)
+    with pytest.raises(ValueError, match="row 1, column 0 of the data is -1; expected"):
+        fit_chunks(key, [np.array([[2], [-1]])], poisson(1), num_components=2)
+    with pytest.raises(ValueError, match="num_start_rows must be an integer of at least 1"):
+        fit_chunks(key, [X], COMPONENT, num_components=2, num_start_rows=0)
+
+
+def test_what_has_not_converged_is_said(key, x64, capsys):
+    with pytest.warns(UserWarning, match="has not converged in max_iter=1 passes"):
+        result = fit_chunks(key, [X], COMPONENT, size=64, progress_bar=True, **(OPTIONS | {"max_iter": 1}))
+    assert (result.num_iter, result.converged) == (1, False)
+    assert "passes" in capsys.readouterr().err
+
+
+def test_row_groups_of_a_parquet_file(key, x64, tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.table({"a": X[:, 0], "b": X[:, 1]}), path, row_group_size=70)
+
+    def chunks():
+        with parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group).to_pandas().to_numpy()
+
+    assert len(list(chunks())) == 5
+    expected = fit(key, X, COMPONENT, **OPTIONS)
+    assert_same(fit_chunks(key, chunks, COMPONENT, size=64, **OPTIONS), expected)
+
+
+def test_row_groups_of_a_parquet_file_are_chunks(key, x64, tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame({"a": X[:, 0], "label": 0.0, "b": X[:, 1]}).to_parquet(path, row_group_size=70)
+    from_file = fit_chunks(
+        key, lambda: nt.tables.parquet_chunks(path, features=["a", "b"]), COMPONENT, size=64, **OPTIONS
+    )
+    assert_same(from_file, fit(key, X, COMPONENT, **OPTIONS))

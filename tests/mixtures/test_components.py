@@ -1,0 +1,360 @@
+"""Components by themselves: identities of their functions, densities by scipy, and what they refuse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mixture_oracles as oracle
+import numpy as np
+import pytest
+from conftest import enable_x64
+from mixture_families import FAMILIES, K, N, complete_mixed, component_of, some_data
+from scipy import stats
+from scipy.special import digamma, gammaln
+
+from numpyro_tempered.cavi.checking import _draw_with_ratio, check_component
+from numpyro_tempered.components import special
+from numpyro_tempered.components.base import broadcast_prior
+from numpyro_tempered.components.bernoulli import bernoulli
+from numpyro_tempered.components.categorical import categorical
+from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.components.exponential import exponential
+from numpyro_tempered.components.gaussian import gaussian
+from numpyro_tempered.components.known_variance import known_variance
+from numpyro_tempered.components.multinomial import multinomial
+from numpyro_tempered.components.poisson import poisson
+from numpyro_tempered.components.product import product
+from numpyro_tempered.components.scaling import scaled_to
+from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
+from numpyro_tempered.components.tied_gaussian import tied_gaussian
+
+NAMES = tuple(FAMILIES)
+# Compiled in seconds each; the product of all families of independent columns in half a minute.
+QUICK = ("known_variance", "gaussian", "tied_gaussian", "exponential")
+ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
+def posterior_of(name, alpha=0.5):
+    """A posterior in double precision, and that of the oracle; call it within x64."""
+    component, x = component_of(name), some_data(name)
+    prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), component.prior)
+    if np.isnan(x).any():
+        component = component.with_missing()
+    w = alpha * np.random.default_rng(1).dirichlet(np.ones(K), size=N)
+    statistics = component.statistics(jnp.asarray(x.T))
+    q = component.update(prior, jnp.asarray(w.sum(axis=0)), jnp.asarray(w.T) @ statistics.T)
+    return component, prior, x, q, oracle.posteriors(FAMILIES[name].oracle, x, w)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_functions_of_a_component_belong_together(name, key):
+    x = some_data(name)
+    if name == "product":
+        # Its empty column has no derivative, and the form for missing entries needs complete rows beside it.
+        x[:, 7] = np.linspace(-1, 1, N)
+        x[:3] = complete_mixed(np.array([[1.0, -2.0], [-3.0, 0.25], [2.0, 4.0]]))
+    check_component(key, component_of(name), x)
+
+
+BREAKS = {
+    "kl": (lambda c: {"kl": lambda q, p: 1.01 * c.kl(q, p)}, "kl and log_evidence, the two forms"),
+    "coefficients": (
+        lambda c: {"coefficients": lambda q: (c.coefficients(q)[0], 1.01 * c.coefficients(q)[1])},
+        "coefficients and the derivatives",
+    ),
+    "update": (lambda c: {"update": lambda p, n, s: c.update(p, 1.01 * n, s)}, "draw or update"),
+    "log_evidence": (
+        lambda c: {"log_evidence": lambda p, n, s: 1.01 * c.log_evidence(p, n, s)},
+        ".* and log_evidence",
+    ),
+    "log_predictive": (
+        lambda c: {"log_predictive": lambda q, x: 1.01 * c.log_predictive(q, x)},
+        "log_predictive and the gain",
+    ),
+    "log_base": (lambda c: {"log_base": lambda x: c.log_base(x) + 0.1}, "distribution and coefficients_at"),
+    "translate": (lambda c: {"translate": lambda q, s: c.translate(q, 1.01 * s)}, "translate and log_predictive"),
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_wrong_function_is_named(broken, key):
+    component = component_of("known_variance")
+    change, message = BREAKS[broken]
+    with pytest.raises(ValueError, match=f"known_variance: {message}"):
+        check_component(key, component._replace(**change(component)), some_data("known_variance"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_predictive_density_is_that_of_scipy(name, x64):
+    component, _, x, q, expected_q = posterior_of(name)
+    expected = [[FAMILIES[name].oracle.predictive(qj, row) for row in x] for qj in expected_q]
+    np.testing.assert_allclose(component.log_predictive(q, jnp.asarray(x.T)), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_predictive_masses_of_discrete_rows_sum_to_one(x64):
+    component, _, _, q, _ = posterior_of("multinomial")
+    rows = np.array([[i, 5 - i] for i in range(6)], float)
+    np.testing.assert_allclose(
+        np.exp(component.log_predictive(q, jnp.asarray(rows.T))).sum(axis=1), 1, rtol=1e-12
+    )
+    component, _, _, q, _ = posterior_of("categorical")
+    rows = np.array([[i, j] for i in range(2) for j in range(3)], float)
+    np.testing.assert_allclose(
+        np.exp(component.log_predictive(q, jnp.asarray(rows.T))).sum(axis=1), 1, rtol=1e-12
+    )
+    component, _, _, q, _ = posterior_of("poisson")
+    every = np.stack([np.arange(300.0), np.full(300, np.nan)])
+    np.testing.assert_allclose(np.exp(component.log_predictive(q, jnp.asarray(every))).sum(axis=1), 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "spherical_gaussian", "exponential"])
+def test_predictive_densities_integrate_to_one(name, x64):
+    """By the sinh-stretched trapezoid, which reaches into the tails of Student's t."""
+    component, _, _, q, _ = posterior_of(name)
+    t = np.linspace(-8, 8, 401)
+    nodes, slopes = np.sinh(1.5 * t), 1.5 * np.cosh(1.5 * t)
+    if name == "exponential":
+        nodes, slopes = np.exp(4 * t), 4 * np.exp(4 * t)
+    grid = np.stack(np.meshgrid(nodes, nodes)).reshape(2, -1)
+    weights = np.outer(slopes, slopes).ravel() * (t[1] - t[0]) ** 2
+    total = np.exp(component.log_predictive(q, jnp.asarray(grid))) @ weights
+    np.testing.assert_allclose(total, 1.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_kl_is_the_mean_log_ratio_of_draws(name, key, x64):
+    component, prior, _, q, _ = posterior_of(name)
+    priors = broadcast_prior(prior, K)
+    keys = jax.random.split(key, 20_000)
+    ratios = jax.jit(jax.vmap(lambda k: _draw_with_ratio(k, component, q, priors)[1]))(keys)
+    se = float(ratios.std()) / np.sqrt(len(keys))
+    assert abs(float(ratios.mean()) - float(component.kl(q, prior))) < 5 * se
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_posterior_has_the_components_first(name, x64):
+    """So that components are picked and put in order by their index."""
+    component, prior, _, q, _ = posterior_of(name)
+    assert all(leaf.shape[0] == K for leaf in jax.tree.leaves(q))
+    swapped = jax.tree.map(lambda leaf: leaf[::-1], q)
+    for a, b in zip(component.coefficients(swapped), component.coefficients(q), strict=True):
+        np.testing.assert_allclose(a, b[::-1], rtol=1e-12)
+    np.testing.assert_allclose(component.kl(swapped, prior), component.kl(q, prior), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_arguments_give_the_same_functions(name):
+    """What is compiled is found again by them."""
+    one, other = FAMILIES[name].make(), FAMILIES[name].make()
+    assert one._replace(prior=None) == other._replace(prior=None)
+    hash(one._replace(prior=None))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "product"])
+def test_the_maximum_likelihood_has_the_largest_likelihood(name, x64):
+    component, prior, x, _, _ = posterior_of(name)
+    w = np.random.default_rng(1).dirichlet(np.ones(K), size=N)
+    counts, sums = jnp.asarray(w.sum(axis=0)), jnp.asarray(w.T) @ component.statistics(jnp.asarray(x.T)).T
+
+    def log_likelihood(parameters):
+        c, weights = component.coefficients_at(parameters)
+        return float(counts @ c + jnp.sum(jnp.where(sums == 0, 0.0, sums * weights)))
+
+    best = component.maximum_likelihood(prior, counts, sums)
+    top = log_likelihood(best)
+    for parameter, values in best.items():
+        for step in (0.99, 1.01):
+            if parameter.endswith("scale") or "probs" in parameter:
+                continue  # known, or bound to sum to 1
+            assert log_likelihood(best | {parameter: values * step}) < top
+    if "probs" in best:
+        family = FAMILIES[name].oracle
+        for theta in family.some_parameters():
+            if name == "categorical":
+                theta = [np.pad(p, (0, 3 - len(p))) for p in theta]
+            assert log_likelihood({"probs": jnp.asarray(np.broadcast_to(theta, best["probs"].shape))}) < top
+
+
+@pytest.mark.parametrize(
+    ("name", "each", "shared"),
+    [
+        ("known_variance", 2, 0),
+        ("diagonal_gaussian", 4, 0),
+        ("spherical_gaussian", 3, 0),
+        ("gaussian", 5, 0),
+        ("tied_gaussian", 2, 3),
+        ("bernoulli", 2, 0),
+        ("poisson", 2, 0),
+        ("exponential", 2, 0),
+        ("categorical", 3, 0),
+        ("multinomial", 1, 0),
+        ("product", 2 + 4 + 3 + 1 + 1 + 1 + 3, 0),
+    ],
+)
+def test_free_parameters_are_counted(name, each, shared):
+    assert component_of(name).num_parameters(4) == 4 * each + shared
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_of_another_kind_are_refused_by_row_and_column(name):
+    bad, message = FAMILIES[name].bad
+    with pytest.raises((ValueError, TypeError), match=message):
+        component_of(name).check(bad)
+    with pytest.raises((ValueError, TypeError), match=message):
+        component_of(name).check(jnp.asarray(bad) if np.asarray(bad).dtype.kind != "U" else bad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_coordinates_are_finite_without_a_spread_and_without_entries(name):
+    x = some_data(name)
+    for rows in (x, np.repeat(x[:1], N, axis=0), np.full_like(x, np.nan) if FAMILIES[name].missing else x):
+        points = component_of(name).coordinates(jnp.asarray(rows, jnp.float32))
+        assert points.shape[0] == N
+        assert np.isfinite(points).all()
+
+
+REFUSED = [
+    (lambda: diagonal_gaussian(2, mean_precision=0.0), "mean_precision must be positive, got 0.0"),
+    (lambda: diagonal_gaussian(2, loc=np.nan), "loc must be finite"),
+    (lambda: diagonal_gaussian(2, loc=[0.0, 1.0, 2.0]), r"loc has shape \(3,\); expected \(\) or \(2,\)"),
+    (lambda: diagonal_gaussian(2, rate=1.0, variance=1.0), "give rate or variance, not both"),
+    (lambda: diagonal_gaussian(0), "number of columns must be an integer of at least 1, got 0"),
+    (lambda: spherical_gaussian(2, rate=[1.0, 2.0]), r"rate has shape \(2,\); expected one number"),
+    (lambda: spherical_gaussian(2, variance=-1.0), "variance must be positive"),
+    (lambda: gaussian(2, df=1.0), "df must be greater than d - 1 = 1, got 1.0"),
+    (lambda: gaussian(2, scale=[[1.0, 2.0], [2.0, 1.0]]), "scale must be symmetric and positive definite"),
+    (lambda: gaussian(2, scale=1.0, variance=1.0), "give scale or variance, not both"),
+    (lambda: tied_gaussian(2, scale=np.eye(3)), r"scale has shape \(3, 3\); expected \(2, 2\)"),
+    (lambda: known_variance(2, scale=[1.0, 0.0]), "scale must be positive"),
+    (lambda: bernoulli(2, ones=0.0), "ones must be positive"),
+    (lambda: poisson(2, rate=np.inf), "rate must be finite"),
+    (lambda: exponential(1, concentration="a"), "concentration must be numbers"),
+    (lambda: categorical([2, 0]), r"levels must be integers of at least 1, one a column, got \[2, 0\]"),
+    (lambda: categorical([2.5]), "levels must be integers"),
+    (lambda: multinomial(2, total_count=0), "total_count must be an integer of at least 1, got 0"),
+    (lambda: product({"a": poisson(1)}, {"b": 1}), r"parts are \['a'\], columns are given for \['b'\]"),
+    (lambda: product({"a": poisson(1)}, {"a": [1]}), r"each of the columns 0 ... d-1 must belong to one part"),
+    (lambda: product({"a": poisson(1), "b": poisson(1)}, {"a": 1, "b": [1]}), "all numbers or all indices"),
+    (lambda: product({"a": poisson}, {"a": 1}), "part 'a' is a function; expected a component"),
+    (lambda: scaled_to([[1.0, 5.1], [2.0, 5.1]]), "column 1 of the data has no two different values"),
+    (lambda: scaled_to([[1.0], [2.0]], fraction=0.0), "fraction must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_hyperparameters_out_of_range_are_refused(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_codes_of_minus_one_are_missing():
+    component = categorical([2, 3])
+    np.testing.assert_array_equal(component.check([[-1, 2], [1, -1]]), [[np.nan, 2], [1, np.nan]])
+    np.testing.assert_array_equal(component.check(jnp.array([[-1, 2]])), [[np.nan, 2]])
+
+
+def test_a_product_takes_missing_entries_where_its_parts_do():
+    parts = {"size": gaussian(1), "kind": categorical([2])}
+    component = product(parts, {"size": 1, "kind": 1})
+    assert np.isnan(component.check([[1.0, np.nan]])[0, 1])
+    with pytest.raises(ValueError, match=r"column 0 has missing entries .* gaussian of part 'size'"):
+        component.check([[np.nan, 1.0]])
+
+
+def test_a_product_is_its_parts_whatever_the_order_of_columns(x64):
+    parts = {"size": known_variance(2), "kind": categorical([3])}
+    one = product(parts, {"size": 2, "kind": 1})
+    other = product(parts, {"size": [2, 0], "kind": [1]})
+    x = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, 0.0]])
+    moved = x[:, [1, 2, 0]]
+    np.testing.assert_array_equal(one.statistics(jnp.asarray(x.T)), other.statistics(jnp.asarray(moved.T)))
+
+
+@pytest.mark.slow
+def test_distributions_draw_rows_and_give_their_density(key):
+    """As the components of NumPyro's mixtures; floating codes are taken as codes."""
+    parts = {"size": known_variance(1), "kind": categorical([2, 2]), "times": multinomial(2, total_count=4)}
+    component = product(parts, {"size": [1], "kind": [0, 4], "times": [2, 3]})
+    q = broadcast_prior(component.prior, 3)
+    keys = iter(jax.random.split(key, 20))
+    parameters = component.draw(lambda name, fn: fn.sample(next(keys)), q)
+    fn = component.distribution(parameters)
+    rows = fn.sample(key, (5,))
+    assert rows.shape == (5, 3, 5)
+    component.check(rows.reshape(15, 5))
+    np.testing.assert_array_equal(rows[..., 2:4].sum(axis=-1), 4)
+    c, w = component.coefficients_at(parameters)
+    columns = rows[:, 1].T
+    expected = c[:, None] + w @ component.statistics(columns) + component.log_base(columns)
+    np.testing.assert_allclose(fn.log_prob(rows[:, 1][:, None]).T, expected, rtol=1e-5)
+    # A distribution is a pytree of its arrays.
+    leaves, tree = jax.tree.flatten(fn)
+    np.testing.assert_array_equal(jax.tree.unflatten(tree, leaves).log_prob(rows), fn.log_prob(rows))
+
+
+def test_scaled_to_leaves_missing_entries_out_and_scales_with_the_data():
+    x = np.array([[0.0, 10.0], [2.0, np.nan], [4.0, 30.0]])
+    one, other = scaled_to(x), scaled_to(1000 * x + 5)
+    np.testing.assert_allclose(one["loc"], [2.0, 20.0])
+    np.testing.assert_allclose(one["variance"], 0.1 * np.array([8 / 3, 100.0]))
+    np.testing.assert_allclose(other["loc"], 1000 * one["loc"] + 5)
+    np.testing.assert_allclose(other["variance"], 1e6 * one["variance"])
+    assert one["mean_precision"] == other["mean_precision"] == 0.1
+    for family in (diagonal_gaussian, spherical_gaussian, gaussian, tied_gaussian):
+        np.testing.assert_allclose(family(2, **one).prior.loc, one["loc"])
+    np.testing.assert_allclose(np.diag(gaussian(2, df=5.0, **one).prior.scale), 5 * one["variance"], rtol=1e-6)
+
+
+# Digits of float32 where the data are many.
+LARGE = np.array([0.25, 3.0, 15.0, 17.0, 400.0, 1e6])
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (special.log_gamma_slack, lambda a: a * digamma(a) - gammaln(a) - a),
+        (special.stirling_error, lambda a: gammaln(a) - (a - 0.5) * np.log(a) + a - 0.5 * np.log(2 * np.pi)),
+        (lambda a: special.log_choose(a, 3.0 + 0 * a), lambda a: np.log(a * (a + 1) * (a + 2) / 6)),
+        (special.log_gamma_half_step, lambda a: gammaln(a + 0.5) - gammaln(a)),
+    ],
+)
+def test_special_functions_keep_their_digits(function, expected):
+    single = function(jnp.asarray(LARGE, jnp.float32))
+    with enable_x64():
+        double = function(jnp.asarray(LARGE))
+    # scipy's differences leave 1e-10 at 10^6.
+    np.testing.assert_allclose(double, expected(LARGE), rtol=1e-9, atol=3e-9)
+    # Below 16 terms of up to 40 are subtracted, each rounded to 2e-6.
+    np.testing.assert_allclose(single, double, rtol=3e-6, atol=1e-5)
+
+
+def test_divergences_keep_their_digits_at_a_million_data():
+    """A difference of log-gammas of 10^7 would leave a nat."""
+    counts = np.array([1e6, 3e5])
+    cases = {
+        "gaussian": np.array([[0.5, -0.25, 1.0, 0.5, 2.0]] * 2) * counts[:, None],
+        "tied_gaussian": np.array([[0.5, -0.25, 1.0, 0.5, 2.0]] * 2) * counts[:, None],
+        "poisson": np.array([[2.0, 7.0]] * 2) * counts[:, None],
+        "categorical": np.array([[0.25, 0.75, 0.5, 0.25, 0.25]] * 2) * counts[:, None],
+        "multinomial": np.array([[2.0, 7.0]] * 2) * counts[:, None],
+    }
+    for name, sums in cases.items():
+        component, values = component_of(name), []
+        for dtype, context in (
+            (jnp.float32, functools.partial(jax.numpy_dtype_promotion, "standard")),
+            (jnp.float64, enable_x64),
+        ):
+            with context():
+                prior = jax.tree.map(
+                    lambda leaf, dtype=dtype: jnp.asarray(np.asarray(leaf), dtype), component.prior
+                )
+                q = component.update(prior, jnp.asarray(counts, dtype), jnp.asarray(sums, dtype))
+                values.append(float(component.kl(q, prior)))
+        np.testing.assert_allclose(values[0], values[1], rtol=2e-5, err_msg=name)
+
+
+def test_predictive_masses_keep_their_digits_at_a_million_data():
+    q = poisson(1).prior._replace(concentration=jnp.float32([7e6]), rate=jnp.float32([1e6]))
+    value = poisson(1).log_predictive(jax.tree.map(lambda leaf: leaf[None], q), jnp.float32([[5.0]]))
+    np.testing.assert_allclose(value[0, 0], stats.nbinom.logpmf(5, 7e6, 1e6 / (1e6 + 1)), atol=1e-5)

@@ -1,0 +1,126 @@
+"""Fits of data that have little to tell: a right answer or a clear error, never NaN."""
+
+import jax
+import numpy as np
+import pytest
+from mixture_families import FAMILIES, component_of, some_data
+
+from numpyro_tempered.cavi.mixture import fit
+from numpyro_tempered.cavi.starts import given_responsibilities, random_responsibilities
+from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.components.gaussian import gaussian
+from numpyro_tempered.components.known_variance import known_variance
+from numpyro_tempered.components.scaling import scaled_to
+
+# One shape for all, compiled once a component.
+OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}
+RAW = some_data("gaussian")
+CASES = {
+    "as it is": RAW,
+    "duplicates": np.repeat(RAW[:1], len(RAW), axis=0),
+    "two distinct rows": np.repeat(RAW[:2], len(RAW) // 2, axis=0),
+    "a constant column": RAW * [1.0, 0.0],
+    "far away": RAW + 1e8,
+    "a tiny scale": 1e-20 * RAW,
+    "a large scale": 1e12 * RAW,
+}
+COMPONENTS = {"diagonal_gaussian": lambda: diagonal_gaussian(2), "gaussian": lambda: gaussian(2)}
+
+
+def numbers(result):
+    """All of a fit."""
+    arrays = jax.tree.leaves((result.factors, result.posterior, result.counts, result.trace, result.objectives))
+    return np.concatenate([np.ravel(a) for a in [*arrays, result.objective, *result.bound]])
+
+
+# So far from its prior, or so much wider, that single precision does not hold the matrix.
+TOO_FAR = {("gaussian", "far away"), ("gaussian", "a large scale")}
+
+
+@pytest.mark.parametrize("family", COMPONENTS)
+def test_data_without_a_spread_and_of_any_scale_are_fitted_without_nan(family, key):
+    for case, x in CASES.items():
+        if (family, case) in TOO_FAR:
+            with pytest.raises(FloatingPointError, match="no restart of 'gaussian' kept a finite objective"):
+                fit(key, x, COMPONENTS[family](), alpha=0.5, **OPTIONS)
+            continue
+        result = fit(key, x, COMPONENTS[family](), alpha=0.5, **OPTIONS)
+        assert np.isfinite(numbers(result)).all(), case
+        assert result.converged, case
+        np.testing.assert_allclose(result.counts.sum(), len(x), rtol=1e-5)
+
+
+def test_the_place_of_the_data_does_not_matter_where_the_prior_goes_along(key):
+    one, other = (
+        fit(key, x, diagonal_gaussian(2, **scaled_to(x)), alpha=0.5, **OPTIONS).objective
+        for x in (RAW, RAW + 4096)
+    )
+    # The prior's mean is held in single precision: 4096 to 2e-4.
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+def test_scales_beyond_single_precision_are_refused(key):
+    with pytest.raises((FloatingPointError, ValueError)):
+        fit(key, 1e30 * RAW, diagonal_gaussian(2), alpha=0.5, **OPTIONS)
+
+
+def test_one_row_is_shared_by_more_components(key):
+    result = fit(key, RAW[:1], diagonal_gaussian(2), alpha=0.5, **OPTIONS)
+    assert np.isfinite(numbers(result)).all()
+    np.testing.assert_allclose(result.counts.sum(), 1, rtol=1e-6)
+
+
+def test_an_empty_component_stays_at_its_prior(key):
+    """Its responsibilities vanish with the digamma of a small concentration."""
+    start = given_responsibilities(np.zeros(len(RAW), int))
+    component = diagonal_gaussian(2, rate=0.01)
+    result = fit(key, 1e-3 * RAW, component, concentration=1e-3, start=start, **OPTIONS)
+    assert result.num_occupied == 1
+    np.testing.assert_allclose(result.posterior.rate[1:], 0.01, rtol=1e-5)
+
+
+BAD = [
+    ({"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
+    ({"alpha": -1.0}, "alpha must be positive and finite, got -1.0"),
+    ({"alpha": np.nan}, "alpha must be positive and finite, got nan"),
+    ({"sample_weight": -np.ones(12)}, "sample_weight must be finite and not negative"),
+    ({"sample_weight": np.ones(3)}, r"sample_weight has shape \(3,\); expected \(12,\)"),
+    ({"sample_weight": np.zeros(12)}, "no row has both a positive weight"),
+    ({"num_components": 0}, "num_components must be an integer of at least 1, got 0"),
+    ({"concentration": 0.0}, "concentration must be positive"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_options_out_of_range_are_refused(options, message, key):
+    with pytest.raises(ValueError, match=message):
+        fit(key, RAW, diagonal_gaussian(2), **(OPTIONS | options))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not FAMILIES[name].missing])
+def test_missing_entries_are_refused_where_they_are_not_marginalised(name, key):
+    x = some_data(name)
+    x[3, 1] = np.nan
+    with pytest.raises(ValueError, match=f"{name}: column 1 has missing entries"):
+        fit(key, x, component_of(name), **OPTIONS)
+
+
+def test_a_wrong_divergence_makes_the_objective_fall_and_is_refused(key):
+    """The components part, away from their common prior, and what is charged for this is too much."""
+    right = known_variance(2, prior_scale=0.5)
+    wrong = right._replace(kl=lambda q, p: 20.0 * right.kl(q, p))
+    with pytest.raises(RuntimeError, match="update, coefficients and kl of the component 'known_variance'"):
+        fit(key, RAW, wrong, start=random_responsibilities(), **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_finds_what_float64_finds(name, key, x64):
+    """The objective is evaluated in double precision at both optima, from one start."""
+    x = some_data(name)
+    start = given_responsibilities(np.random.default_rng(0).dirichlet(np.ones(3), size=len(x)))
+    values = [
+        fit(key, x.astype(dtype), component_of(name), start=start, alpha=0.5, **OPTIONS).objective
+        for dtype in (np.float32, np.float64)
+    ]
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-4)

@@ -1,0 +1,148 @@
+"""What a fitted mixture says of data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import enable_x64
+from scipy.special import logsumexp
+from scipy.stats import multivariate_t
+
+import numpyro_tempered as nt
+
+CENTRES = np.array([[-6.0, 0.0], [0.0, 5.0], [6.0, 0.0]])
+SIZES = (30, 90, 60)
+
+
+def draw(seed=3):
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(3), SIZES)
+    return CENTRES[labels] + rng.normal(size=(sum(SIZES), 2)), labels
+
+
+@pytest.fixture(scope="module")
+def data():
+    return draw()
+
+
+@pytest.fixture(scope="module")
+def fit(data):
+    with enable_x64():
+        component = nt.mixtures.gaussian(2, mean_precision=0.1, df=4.0)
+        return nt.mixtures.fit(jax.random.key(0), data[0], component, num_components=3, alpha=0.5, num_samples=0)
+
+
+def predictive_oracle(fit, x):
+    """Student's t of each component by scipy, from the normal-Wishart posteriors."""
+    q, a = fit.posterior, np.asarray(fit.factors.concentration)
+    parts = []
+    for j in range(3):
+        df = float(q.df[j]) - 1.0
+        shape = np.asarray(q.scale[j]) * (1.0 + 1.0 / float(q.mean_precision[j])) / df
+        parts.append(np.log(a[j] / a.sum()) + multivariate_t(np.asarray(q.loc[j]), shape, df).logpdf(x))
+    return logsumexp(parts, axis=0)
+
+
+def test_responsibilities_are_those_that_the_sums_were_made_of(fit, data, x64):
+    omega = nt.mixtures.responsibilities(fit, data[0])
+    np.testing.assert_allclose(omega.sum(axis=1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(omega.sum(axis=0), fit.counts, rtol=1e-10)
+
+
+def test_the_labels_are_found(fit, data, x64):
+    found, labels = np.asarray(nt.mixtures.predict(fit, data[0])), data[1]
+    table = np.array([[np.sum((found == j) & (labels == k)) for k in range(3)] for j in range(3)])
+    assert table.max(axis=0).sum() >= 0.98 * len(labels)
+
+
+def test_the_predictive_density_is_a_mixture_of_t(fit, x64):
+    x = np.random.default_rng(0).normal(size=(50, 2)) * 8.0
+    np.testing.assert_allclose(nt.mixtures.log_predictive(fit, x), predictive_oracle(fit, x), rtol=1e-10)
+
+
+def test_the_predictive_density_is_not_that_of_expected_logarithms(fit, x64):
+    # exp(E log q) integrates to less than 1, and is lower everywhere by Jensen's inequality.
+    x = np.random.default_rng(0).normal(size=(50, 2)) * 8.0
+    plug_in = jax.scipy.special.logsumexp(
+        jnp.log(fit.factors.concentration / fit.factors.concentration.sum())
+        + jnp.stack([_expected_log_density(fit, row) for row in x]),
+        axis=1,
+    )
+    assert np.all(np.asarray(nt.mixtures.log_predictive(fit, x)) > np.asarray(plug_in))
+
+
+def _expected_log_density(fit, row):
+    constant, weights = fit.component.coefficients(fit.posterior)
+    return constant + weights @ fit.component.statistics(row[:, None])[:, 0] - jnp.log(2.0 * jnp.pi)
+
+
+def test_draws_have_the_moments_of_the_predictive(fit, x64):
+    rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 40_000)
+    a, q = np.asarray(fit.factors.concentration), fit.posterior
+    share = a / a.sum()
+    np.testing.assert_allclose(np.bincount(labels, minlength=3) / 40_000, share, atol=5 * 0.5 / 200)
+    np.testing.assert_allclose(
+        rows.mean(axis=0), share @ np.asarray(q.loc), atol=5 * rows.std(axis=0).max() / 200
+    )
+
+
+def test_parameters_are_drawn_in_the_coordinates_of_the_data(fit, x64):
+    draws = nt.mixtures.sample_parameters(jax.random.key(2), fit, 2000)
+    assert draws["weights"].shape == (2000, 3)
+    assert draws["precision"].shape == (2000, 3, 2, 2)
+    se = draws["loc"].std(axis=0) / np.sqrt(2000)
+    np.testing.assert_array_less(np.abs(draws["loc"].mean(axis=0) - fit.posterior.loc), 5 * se)
+    np.testing.assert_allclose(draws["weights"].sum(axis=1), 1.0, rtol=1e-10)
+
+
+def test_relabelling_changes_nothing_else(fit, data, x64):
+    ordered = nt.mixtures.relabel(fit)
+    assert np.all(np.diff(ordered.counts) <= 0)
+    reverse = nt.mixtures.relabel(ordered, [2, 1, 0])
+    np.testing.assert_array_equal(reverse.posterior.loc, ordered.posterior.loc[::-1])
+    np.testing.assert_array_equal(reverse.problem.concentration, ordered.problem.concentration[::-1])
+    for each in (ordered, reverse):
+        np.testing.assert_allclose(
+            nt.mixtures.log_predictive(each, data[0]), nt.mixtures.log_predictive(fit, data[0]), rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [1, 2, 3]])
+def test_relabelling_takes_a_permutation(fit, order):
+    with pytest.raises(ValueError, match=r"permutation of 0 \.\.\. 2"):
+        nt.mixtures.relabel(fit, order)
+
+
+def test_fresh_rows_may_have_missing_entries_where_the_family_allows(data):
+    component = nt.mixtures.diagonal_gaussian(2, mean_precision=0.1)
+    fit = nt.mixtures.fit(jax.random.key(0), data[0], component, num_components=3, num_samples=0)
+    rows = np.array([[-6.0, np.nan], [np.nan, np.nan]])
+    density = np.asarray(nt.mixtures.log_predictive(fit, rows))
+    grid = np.linspace(-60.0, 60.0, 20_001)
+    both = np.stack([np.full_like(grid, -6.0), grid], axis=1)
+    marginal = np.exp(np.asarray(nt.mixtures.log_predictive(fit, both), np.float64)).sum() * (grid[1] - grid[0])
+    np.testing.assert_allclose(density[0], np.log(marginal), atol=1e-3)
+    np.testing.assert_allclose(density[1], 0.0, atol=1e-6)
+    assert np.all(np.isfinite(nt.mixtures.responsibilities(fit, rows)))
+
+
+def test_fresh_rows_are_checked(fit):
+    with pytest.raises(ValueError, match=r"shape \(4, 3\); \(n, 2\)"):
+        nt.mixtures.log_predictive(fit, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match="missing entries"):
+        nt.mixtures.responsibilities(fit, np.array([[np.nan, 0.0]]))
+
+
+def test_methods_compile_and_map_over_rows(fit, data, x64):
+    rows = jnp.asarray(data[0][:6])
+    together = nt.mixtures.log_predictive(fit, rows)
+    mapped = jax.vmap(lambda row: nt.mixtures.log_predictive(fit, row[None])[0])(rows)
+    np.testing.assert_allclose(mapped, together, rtol=1e-5)
+
+
+def test_single_precision_stays_single_beside_double(data, x64):
+    component = nt.mixtures.known_variance(2, prior_scale=10.0)
+    x = data[0].astype(np.float32)
+    fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2, num_samples=0)
+    assert fit.trace.dtype == np.float32
+    assert nt.mixtures.log_predictive(fit, x).dtype == np.float32
