@@ -1,6 +1,18 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
-from numpyro_tempered import bounds, expectations, families, guides, hindsight, online, optim, plots, tables
+from numpyro_tempered import (
+    bounds,
+    expectations,
+    families,
+    guides,
+    hindsight,
+    mixtures,
+    online,
+    optim,
+    plots,
+    ppca,
+    tables,
+)
 from numpyro_tempered.elbo import ExpectedNLL
 from numpyro_tempered.fit import TemperedFit, fit_svi
 from numpyro_tempered.handlers import temper
@@ -29,10 +41,12 @@ __all__ = [
     "hindsight",
     "loo",
     "marginalize",
+    "mixtures",
     "online",
     "optim",
     "path_table",
     "plots",
+    "ppca",
     "regret_ledger",
     "regret_table",
     "tables",

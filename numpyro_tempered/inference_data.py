@@ -13,6 +13,7 @@ from numpyro.infer import MCMC
 
 from numpyro_tempered._typing import Array
 from numpyro_tempered.arviz_data import Coords, Dims, assemble, dataset, group, variable_name, versions
+from numpyro_tempered.cavi.result import MixtureFit
 from numpyro_tempered.fit import TemperedFit
 from numpyro_tempered.infer import OnlineVI
 from numpyro_tempered.likelihood import (
@@ -25,6 +26,7 @@ from numpyro_tempered.likelihood import (
     other_scale,
     subsamples,
 )
+from numpyro_tempered.mixture_bridges import from_mixture
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.online_state import OnlineVIState
 from numpyro_tempered.predictive import replicate
@@ -61,14 +63,22 @@ def to_inference_data(
     (the trace of the loss and the parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where
     it differs by site), the rule or algorithm, versions. A slash in a site's name becomes a dot.
 
+    Of a mixture: draws of ``weights`` and of the components' parameters with dims ``component``, ``feature``, and
+    ``level`` (of a category) or ``other_feature`` (of a matrix); the log-likelihood of each row, summed over the
+    components, of its observed entries; in ``variational`` F at each pass and of each restart, concentrations and
+    counts; attributes ``objective`` (F), ``elbo`` and ``elbo_se`` (E1), ``num_components``, ``num_occupied``,
+    ``converged``. The factors tell components apart, so that no draw has labels switched: components stand from
+    the largest to the smallest count, or as ``order`` says.
+
     Args:
         result: A ``TemperedFit``; an ``MCMC`` that has run a model, with any kernel; an ``OnlineVI``, followed
-            by its state and the data it has seen; or the draws of any other algorithm, a dictionary of arrays
-            ``(S, ...)`` by site, followed by the tempered model and its arguments.
-        *data: For an online run ``state, *args``, for draws ``model, *args``.
+            by its state and the data it has seen; a ``MixtureFit``, followed by its data; or the
+            draws of any other algorithm, a dictionary of arrays ``(S, ...)`` by site, followed by the tempered
+            model and its arguments.
+        *data: For an online run ``state, *args``, for a mixture ``x``, for draws ``model, *args``.
         num_samples: Draws from a variational posterior.
         rng_key: For what is drawn here; by default the key kept in the fit or state, or that of the MCMC's
-            last state. Draws given as such bring none.
+            last state. Draws given as such bring none; nor does a mixture, which needs one.
         coords: Coordinate values by dimension.
         dims: Names of the event dimensions by variable, without chain and draw.
         log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
@@ -77,7 +87,8 @@ def to_inference_data(
             series each replicate is one step ahead.
         group_by_chain: Whether the draws given are ``(C, S, ...)``, by chain.
         losses: For an online run, the losses that ``run`` returned, to be kept as its trace.
-        **kwargs: For an online run or draws, keyword arguments of the model.
+        **kwargs: For an online run or draws, keyword arguments of the model; for a mixture ``sample_weight``,
+            as in its fit, and ``order``, the old number of each component.
 
     Returns:
         ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x.
@@ -118,14 +129,22 @@ def to_inference_data(
                 "an online run is to_inference_data(online, state, *data): the state, then the data."
             )
         run = from_online(result, data[0], data[1:], kwargs, num_samples, rng_key, losses)
+    elif isinstance(result, MixtureFit):
+        if len(data) != 1 or rng_key is None:
+            raise ValueError(
+                "a mixture is to_inference_data(fit, x, rng_key=key): the data that it was fitted to, and a key."
+            )
+        run, named = from_mixture(rng_key, result, data[0], num_samples=num_samples, **kwargs)
+        dims = {**named, **(dims or {})}
     elif isinstance(result, Mapping):
         if not data or not callable(data[0]):
             raise TypeError("draws are to_inference_data(samples, model, *args): the tempered model is missing.")
         run = from_draws(result, data[0], data[1:], kwargs, group_by_chain, rng_key)
     else:
         raise TypeError(
-            "to_inference_data takes a TemperedFit, an MCMC, an OnlineVI with its state and data, or a "
-            f"dictionary of draws with its model and data, got {type(result).__name__}."
+            "to_inference_data takes a TemperedFit, an MCMC, an OnlineVI with its state and data, a "
+            "MixtureFit with its data and a key, or a dictionary of draws with its model and data, got "
+            f"{type(result).__name__}."
         )
     groups, attrs = _evaluate(run, log_lik, posterior_predictive)
     return _to_arviz(groups, attrs | versions(), coords, dims)

@@ -52,7 +52,8 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
 
     Args:
         fits: Results of :func:`fit_svi` by model name, on the same observed values and with the same
-            alpha. Features may differ.
+            alpha. Features may differ. Mixtures take part by
+            :func:`numpyro_tempered.mixtures.as_tempered_fit`.
         log_prior: log b_K by name, or a callable from names to that, such as :func:`dyadic`; uniform
             over the given models by default. The weights must be positive and sum to at most 1.
         num_samples: Draws of the selected model's posterior.
@@ -89,7 +90,10 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
         raise ValueError("compare needs at least one fit.")
     for name, fit in fits.items():
         if not isinstance(fit, TemperedFit):
-            raise TypeError(f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi.")
+            raise TypeError(
+                f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi. A mixture becomes one by "
+                "nt.mixtures.as_tempered_fit(rng_key, fit, x)."
+            )
         if not math.isfinite(fit.elbo.value):
             raise ValueError(
                 f"fits[{name!r}] has an ELBO of {fit.elbo.value}: a guide that is a point (AutoDelta) bounds "
@@ -97,7 +101,7 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
             )
     _check_same_data(fits)
     names = list(fits)
-    log_weights = _check_log_prior(names, log_prior)
+    log_weights = check_log_prior(names, log_prior)
     elbos = np.array([fit.elbo.value for fit in fits.values()])
     criterion = elbos + log_weights
     order = np.argsort(-criterion, kind="stable")
@@ -151,7 +155,12 @@ def comparison_table(data: Any) -> Any:
     return group(data, "model_comparison").to_dataframe().sort_values("rank")
 
 
-def _check_log_prior(names: list[Any], log_prior: LogPrior) -> np.ndarray:
+def check_log_prior(names: list[Any], log_prior: LogPrior) -> np.ndarray:
+    """The logarithms of the prior weights b_K of models, uniform by default.
+
+    Raises:
+        ValueError: If a model has none, one is not positive, or they sum to more than 1.
+    """
     if log_prior is None:
         return np.full(len(names), -math.log(len(names)))
     given = log_prior(names) if callable(log_prior) else log_prior

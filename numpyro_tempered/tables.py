@@ -10,13 +10,14 @@ __all__ = ["frame_chunks", "parquet_chunks"]
 
 
 def frame_chunks(
-    frame: Any, outcome: str, *, features: Sequence[str] | None = None, size: int = 65536
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    frame: Any, outcome: str | None = None, *, features: Sequence[str] | None = None, size: int = 65536
+) -> Iterator[Any]:
     """The rows of a pandas DataFrame as chunks ``(x, y)`` for :func:`~numpyro_tempered.online.run_chunks`.
 
     Args:
         frame: The data frame.
-        outcome: Name of the outcome's column.
+        outcome: Name of the outcome's column; without one chunks are ``x`` alone, as for
+            :func:`~numpyro_tempered.mixtures.fit_chunks`.
         features: Names of the features' columns, in the order of the parameters; by default all others.
         size: Rows in a chunk, of which only one is held in memory as an array.
 
@@ -41,13 +42,17 @@ def frame_chunks(
 
 
 def parquet_chunks(
-    path: str | os.PathLike[str], outcome: str, *, features: Sequence[str] | None = None, size: int = 65536
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    path: str | os.PathLike[str],
+    outcome: str | None = None,
+    *,
+    features: Sequence[str] | None = None,
+    size: int = 65536,
+) -> Iterator[Any]:
     """The rows of a Parquet file as chunks ``(x, y)``, read row group by row group.
 
     Args:
         path: The file.
-        outcome: Name of the outcome's column.
+        outcome: Name of the outcome's column; without one chunks are ``x`` alone.
         features: Names of the features' columns, in the order of the parameters; by default all others. Only
             these columns are read.
         size: Most rows in a chunk; a chunk never crosses a row group.
@@ -77,22 +82,24 @@ def parquet_chunks(
         ) from error
     with parquet.ParquetFile(path) as file:
         names = _columns(list(file.schema_arrow.names), outcome, features)
+        needed = names if outcome is None else [*names, outcome]
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=[*names, outcome]):
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=needed):
                 yield _arrays(batch.to_pandas(), names, outcome)
 
 
-def _columns(present: list[Any], outcome: str, features: Sequence[str] | None) -> list[str]:
+def _columns(present: list[Any], outcome: str | None, features: Sequence[str] | None) -> list[str]:
     names = [name for name in present if name != outcome] if features is None else list(features)
-    absent = [name for name in (*names, outcome) if name not in present]
+    needed = names if outcome is None else [*names, outcome]
+    absent = [name for name in needed if name not in present]
     if absent or not names:
         raise ValueError(
-            f"the table needs an outcome and at least one feature; {absent} are not among {present}."
+            f"the table needs its outcome and at least one feature; {absent} are not among {present}."
         )
     return names
 
 
-def _arrays(frame: Any, names: list[str], outcome: str) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(frame: Any, names: list[str], outcome: str | None) -> Any:
     def numbers(name: str) -> np.ndarray:
         try:
             return frame[name].to_numpy(dtype=float, na_value=np.nan)
@@ -101,4 +108,5 @@ def _arrays(frame: Any, names: list[str], outcome: str) -> tuple[np.ndarray, np.
                 f"column {name!r} holds {frame[name].dtype}, not numbers: encode it, or leave it out (features=)."
             ) from error
 
-    return np.stack([numbers(name) for name in names], axis=1), numbers(outcome)
+    x = np.stack([numbers(name) for name in names], axis=1)
+    return x if outcome is None else (x, numbers(outcome))

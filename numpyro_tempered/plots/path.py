@@ -1,0 +1,89 @@
+"""The path of tempered posteriors, drawn."""
+
+from typing import Any
+
+import numpy as np
+
+
+def plot_path(data: Any, axes: Any = None) -> Any:
+    r"""The expected log-likelihood and the evidence (or the ELBO) along a path of tempered posteriors.
+
+    Alpha is drawn on the scale of its fifth root, on which the default grid is even. Bars are two Monte Carlo
+    standard errors. The first panel has the height of the alphas above a thousandth of the largest: below them
+    the log-likelihood can fall without bound. The band in the second panel holds the integral between its
+    Riemann sums. That panel is no guide to alpha: its slope is the first panel, whose sign depends on the
+    units of the data.
+
+    Args:
+        data: The result of :func:`numpyro_tempered.temper_path`.
+        axes: Two Matplotlib axes; a new figure by default.
+
+    Returns:
+        The two axes.
+
+    Raises:
+        ValueError: If ``data`` has no path, or ``axes`` are not two.
+
+    Example:
+        >>> import matplotlib; matplotlib.use("agg")
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> path = nt.temper_path(jax.random.key(0), model, AutoNormal, 1.0, alphas=[0.1, 1.0], num_steps=500)
+        >>> left, right = nt.plots.plot_path(path)
+        >>> right.get_ylabel()
+        'ELBO (nats)'
+    """
+    import matplotlib.pyplot as plt
+
+    from numpyro_tempered.path import path_table
+
+    table = path_table(data)
+    if axes is None:
+        _, axes = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
+    if np.size(axes) != 2:
+        raise ValueError(f"plot_path draws on two axes, got {np.size(axes)}.")
+    left, right = np.ravel(axes)
+    sampled = "log_z" in table
+    alpha = table.index.to_numpy()
+    mean = table["expected_log_lik"].where(np.isfinite(table["expected_log_lik"]))
+    bar = 2.0 * table["expected_log_lik_se"]
+    shown = alpha > 1e-3 * alpha.max()
+    left.errorbar(alpha, mean, yerr=bar.where(shown), fmt="o-", markersize=4, capsize=3)
+    bottom, top = (mean - bar)[shown].min(), (mean + bar)[shown].max()
+    left.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
+    left.set_ylabel("expected log-likelihood (nats)")
+    rule, check, label, check_label = (
+        ("log_z", "log_z_stones", "by integration", "by stepping stones")
+        if sampled
+        else ("elbo", "elbo_integral", "by draws", "by integration")
+    )
+    right.errorbar(
+        alpha, table[rule], yerr=2.0 * table[f"{rule}_se"], fmt="o-", markersize=4, capsize=3, label=label
+    )
+    right.errorbar(alpha, table[check], yerr=2.0 * table[f"{check}_se"], fmt="x--", capsize=3, label=check_label)
+    name = "log_z" if sampled else "elbo"
+    lower, upper = table[f"{name}_left"], table[f"{name}_right"]
+    right.fill_between(alpha, lower, upper, where=np.isfinite(lower), alpha=0.2, label="Riemann sums")
+    right.set_ylabel("log evidence (nats)" if sampled else "ELBO (nats)")
+    right.set_title("not to be maximised over alpha", fontsize="medium")
+    right.legend(frameon=False)
+    ticks = [a for a in (0.0, 1e-4, 1e-2, 0.1, 0.3, 1.0) if a <= alpha.max()]
+    for ax in (left, right):
+        ax.set_xscale("function", functions=(_fifth_root, _fifth_power))
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        # Margins of the scale itself: a fifth root is steep at 0.
+        ax.set_xlim(*_fifth_power(np.array([-0.03, 1.03]) * _fifth_root(alpha.max())))
+        ax.set_xlabel("alpha")
+        ax.grid(alpha=0.3)
+    return left, right
+
+
+def _fifth_root(alpha: np.ndarray) -> np.ndarray:
+    return np.sign(alpha) * np.abs(alpha) ** 0.2
+
+
+def _fifth_power(root: np.ndarray) -> np.ndarray:
+    return np.asarray(root) ** 5

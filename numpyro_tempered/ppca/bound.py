@@ -1,0 +1,117 @@
+"""The ELBO of tempered probabilistic PCA, with every constant."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered._typing import Array
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores, in_double
+
+
+def second_moments(mask: Any, loc: Any, cov: Any, xp: Any = jnp) -> Any:
+    """Sums of E[v v'] over the rows of ``mask``, one for each of its columns; a single one without a mask.
+
+    The same sum serves both ways: over rows with the z of rows, and over features with the w of features and
+    the mask transposed.
+    """
+    if mask is None:
+        return (loc.T @ loc + loc.shape[0] * cov[0])[None]
+    return xp.einsum("ij,ikl->jkl", mask, cov + loc[:, :, None] * loc[:, None, :])
+
+
+def with_one(z: Scores, xp: Any = jnp) -> Scores:
+    """The Gaussians of (z, 1)."""
+    loc = xp.concatenate([z.loc, xp.ones_like(z.loc[:, :0], shape=(z.loc.shape[0], 1))], axis=1)
+    return Scores(loc, xp.pad(z.cov, ((0, 0), (0, 1), (0, 1))))
+
+
+def squared_error(q: Posterior, z: Scores, rows: Rows, xp: Any = jnp) -> Any:
+    """Sum over observed entries of E[(x - w̃'(z, 1))²], as squares and traces, which do not cancel."""
+    d, augmented = q.loc.shape[0], with_one(z, xp)
+    residual = rows.x - augmented.loc @ q.loc.T
+    if rows.mask is not None:
+        residual = residual * rows.mask
+    over_rows = second_moments(rows.mask, augmented.loc, augmented.cov, xp)
+    loadings = q.loc[:, :-1]
+    across = None if rows.mask is None else rows.mask.T
+    over_features = second_moments(across, loadings, xp.zeros_like(q.cov[:, :-1, :-1]), xp)
+    return (
+        xp.sum(residual**2)
+        + d // q.cov.shape[0] * xp.sum(q.cov * over_rows)
+        + z.loc.shape[0] // z.cov.shape[0] * xp.sum(z.cov * over_features)
+    )
+
+
+def squared_loadings(q: Posterior, xp: Any = jnp) -> Any:
+    """E|W_k|² of each column of W, shape ``(K,)``."""
+    d = q.loc.shape[0]
+    variances = xp.diagonal(q.cov[:, :-1, :-1], axis1=1, axis2=2)
+    return xp.sum(q.loc[:, :-1] ** 2, axis=0) + d // q.cov.shape[0] * xp.sum(variances, axis=0)
+
+
+def log_det(cov: Any, xp: Any = jnp) -> Any:
+    """The sum of the log determinants of a stack of positive definite matrices."""
+    return 2.0 * xp.sum(xp.log(xp.diagonal(xp.linalg.cholesky(cov), axis1=1, axis2=2)))
+
+
+def shapes(prior: Prior, alpha: Any, num_observed: Any, d: int, ard: bool) -> tuple[Any, Any]:
+    """Shapes of the Gamma posteriors of τ and of λ; without ARD d/2, the power of λ in the density of W."""
+    return prior.noise_shape + 0.5 * alpha * num_observed, 0.5 * d + (prior.ard_shape if ard else 0.0)
+
+
+def varying_terms(
+    q: Posterior, z: Scores, rows: Rows, prior: Prior, alpha: Any, ard: bool, active: Any = None, xp: Any = jnp
+) -> Array:
+    r"""The terms of the ELBO that depend on the factors; :func:`constant` has the others.
+
+    The z carry alpha in model and guide. As a Gamma posterior keeps its shape a, the digammas in
+    :math:`E\log\tau` and in its KL cancel, and what is left of them is :math:`a\log E\tau - b_0 E\tau`.
+    """
+    (n, d), k = rows.x.shape, z.loc.shape[1]
+    num_observed = n * d if rows.mask is None else xp.sum(rows.mask)
+    a, c = shapes(prior, alpha, num_observed, d, ard)
+    tau, precision = q.noise_precision, q.loading_precision
+    active = xp.ones_like(precision) if active is None else active
+    log_det_z = n // z.cov.shape[0] * log_det(z.cov, xp) if k else 0.0
+    trace_z = n // z.cov.shape[0] * xp.sum(xp.diagonal(z.cov, axis1=1, axis2=2))
+    shared = d // q.cov.shape[0]
+    off_mean = xp.sum((q.loc[:, -1] - prior.mean) ** 2) + shared * xp.sum(q.cov[:, -1, -1])
+    return xp.stack(
+        [
+            -0.5 * alpha * tau * squared_error(q, z, rows, xp),
+            a * xp.log(tau),
+            -prior.noise_rate * tau,
+            -0.5 * alpha * (xp.sum(z.loc**2) + trace_z - n * k - log_det_z),
+            0.5 * shared * log_det(q.cov + xp.diag(xp.append(1.0 - active, 0.0))[None], xp),
+            -0.5 * off_mean / prior.mean_scale**2,
+            -0.5 * xp.sum(precision * squared_loadings(q, xp)),
+            xp.sum(active * (c * xp.log(precision) - (prior.ard_rate if ard else 0.0) * precision)),
+        ]
+    )
+
+
+def constant(prior: Prior, alpha: float, num_observed: int, d: int, k: int, ard: bool) -> float:
+    """The terms of the ELBO that depend on sizes and prior alone, in float64."""
+    a, c = shapes(prior, alpha, num_observed, d, ard)
+    likelihood = -0.5 * alpha * num_observed * math.log(2.0 * math.pi)
+    mean = -d * math.log(prior.mean_scale)
+    gammas = _gamma_constant(a, prior.noise_shape, prior.noise_rate)
+    if ard:
+        gammas += k * _gamma_constant(c, prior.ard_shape, prior.ard_rate)
+    return likelihood + mean + 0.5 * d * (k + 1) + gammas
+
+
+def _gamma_constant(shape: float, prior_shape: float, prior_rate: float) -> float:
+    posterior = math.lgamma(shape) + shape - shape * math.log(shape)
+    return posterior - math.lgamma(prior_shape) + prior_shape * math.log(prior_rate)
+
+
+def elbo(q: Posterior, z: Scores, rows: Rows, prior: Prior, alpha: float, ard: bool) -> float:
+    """The ELBO in float64 on the host, at any factors whose Gammas have the shapes of :func:`shapes`."""
+    q, z, rows = in_double(q), in_double(z), in_double(rows)
+    (n, d), k = rows.x.shape, z.loc.shape[1]
+    num_observed = n * d if rows.mask is None else int(rows.mask.sum())
+    varying = varying_terms(q, z, rows, prior, alpha, ard, xp=np)
+    return float(varying.sum()) + constant(prior, alpha, num_observed, d, k, ard)

@@ -1,0 +1,330 @@
+"""What a fitted probabilistic PCA says: scores, imputation, densities, draws and axes."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered._typing import Array
+from numpyro_tempered.ppca.ascent import update_scores
+from numpyro_tempered.ppca.base import Posterior, PPCAFit, Rows, Scores, as_matrix, as_rows, in_full_precision
+from numpyro_tempered.ppca.bound import with_one
+
+_scores = jax.jit(in_full_precision(update_scores))
+
+
+class Imputed(NamedTuple):
+    """Data with their missing entries filled.
+
+    Attributes:
+        x: The data, predictive means in the place of NaN, float64, shape ``(n, d)``.
+        scale: Standard deviations of what was filled in, 0 where observed, shape ``(n, d)``.
+    """
+
+    x: np.ndarray
+    scale: np.ndarray
+
+
+class LogDensity(NamedTuple):
+    """Monte Carlo estimates of log predictive densities of rows.
+
+    Attributes:
+        value: Log of the average density over draws of the posterior, shape ``(n,)``.
+        se: Its Monte Carlo standard error (delta method), shape ``(n,)``.
+    """
+
+    value: Array
+    se: Array
+
+
+class Draws(NamedTuple):
+    """Draws of the parameters.
+
+    Attributes:
+        mean: m in units of the data, shape ``(num_samples, d)``.
+        loadings: W, shape ``(num_samples, d, K)``.
+        noise_precision: τ, shape ``(num_samples,)``.
+    """
+
+    mean: Array
+    loadings: Array
+    noise_precision: Array
+
+
+class Axes(NamedTuple):
+    """Principal axes of the posterior mean of W.
+
+    Attributes:
+        directions: Orthonormal columns, the largest entry of each positive, shape ``(d, K)``.
+        variances: Variance of x along them, noise included, in decreasing order, shape ``(K,)``.
+        noise_variance: Variance along any other direction.
+    """
+
+    directions: np.ndarray
+    variances: np.ndarray
+    noise_variance: float
+
+
+def _prepare(fit: PPCAFit, x: Any) -> tuple[Posterior, Rows]:
+    values = as_matrix(x, len(fit.origin))
+    q = fit.posterior
+    rows = as_rows(values, fit.origin, q.loc.dtype)
+    # With a mask each feature has its own covariance, and each row.
+    if rows.mask is not None or q.cov.shape[0] > 1:
+        mask = jnp.ones_like(rows.x) if rows.mask is None else rows.mask
+        q = q._replace(cov=jnp.broadcast_to(q.cov, (q.loc.shape[0], *q.cov.shape[1:])))
+        rows = rows._replace(mask=mask)
+    return q, rows
+
+
+def transform(fit: PPCAFit, x: Any) -> Scores:
+    """The variational posterior of z given rows, new or old; missing entries (NaN) are marginalised.
+
+    Args:
+        fit: A fitted model.
+        x: Data, shape ``(n, d)``.
+
+    Returns:
+        :class:`Scores`; a row without any entry has the prior N(0, I).
+
+    Raises:
+        ValueError: If the shape does not fit or an entry is infinite.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.eye(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> nt.ppca.transform(fit, [[0.3, np.nan, 0.3]]).loc.shape
+        (1, 1)
+    """
+    return _scores(*_prepare(fit, x))
+
+
+def impute(fit: PPCAFit, x: Any) -> Imputed:
+    r"""Fill in missing entries by their predictive means :math:`E_q[m_j + W_jz_i]`.
+
+    Args:
+        fit: A fitted model.
+        x: Data, shape ``(n, d)``, NaN where missing.
+
+    Returns:
+        :class:`Imputed`, with the predictive standard deviations under the variational posterior, noise included.
+
+    Raises:
+        ValueError: If the shape does not fit or an entry is infinite.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.01 * np.eye(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> print(nt.ppca.impute(fit, [[1.0, np.nan, 1.0]]).x.round(1))
+        [[1. 1. 1.]]
+    """
+    values = as_matrix(x, len(fit.origin))
+    mean, spread = _predict(*_prepare(fit, values))
+    # E[1/τ] of a Gamma; infinite for shapes up to 1, as it should be.
+    excess = max(fit.noise_shape - 1.0, 0.0)
+    noise = fit.noise_variance * fit.noise_shape / excess if excess else np.inf
+    missing = np.isnan(values)
+    filled = fit.origin + np.asarray(mean, np.float64)
+    scale = np.sqrt(np.asarray(spread, np.float64) + noise)
+    return Imputed(np.where(missing, filled, values), np.where(missing, scale, 0.0))
+
+
+def reconstruct(fit: PPCAFit, x: Any) -> np.ndarray:
+    """Rows as the factors see them, E[m + W z], at every entry, observed or missing.
+
+    Args:
+        fit: A fitted model.
+        x: Data, shape ``(n, d)``, NaN where missing.
+
+    Returns:
+        Shape ``(n, d)``, in units of the data.
+
+    Raises:
+        ValueError: If the shape does not fit or an entry is infinite.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.01 * np.eye(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> print(nt.ppca.reconstruct(fit, [[1.1, 1.0, 0.9]]).round(1))
+        [[1. 1. 1.]]
+    """
+    q, rows = _prepare(fit, x)
+    return fit.origin + np.asarray(_predict(q, rows)[0], np.float64)
+
+
+@jax.jit
+@in_full_precision
+def _predict(q: Posterior, rows: Rows) -> tuple[Array, Array]:
+    """Mean and variance of W z + m at every entry."""
+    z = update_scores(q, rows)
+    augmented, loadings = with_one(z), q.loc[:, :-1]
+    mean = augmented.loc @ q.loc.T
+    cov_w = jnp.broadcast_to(q.cov, (q.loc.shape[0], *q.cov.shape[1:]))
+    cov_z = jnp.broadcast_to(augmented.cov, (mean.shape[0], *augmented.cov.shape[1:]))
+    spread = (
+        jnp.einsum("ik,jkl,il->ij", augmented.loc, cov_w, augmented.loc)
+        + jnp.einsum("jk,ikl,jl->ij", loadings, cov_z[:, :-1, :-1], loadings)
+        + jnp.einsum("ikl,jkl->ij", cov_z, cov_w)
+    )
+    return mean, spread
+
+
+def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> Draws:
+    """Draws of mean, loadings and noise from the variational posterior.
+
+    Args:
+        rng_key: Key of the draws.
+        fit: A fitted model.
+        num_samples: Number of draws.
+
+    Returns:
+        :class:`Draws`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> fit = nt.ppca.fit(jax.random.key(0), np.eye(5, 3), num_factors=1)
+        >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 7).loadings.shape
+        (7, 3, 1)
+    """
+    draws = _draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
+    return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))
+
+
+@partial(jax.jit, static_argnames="num_samples")
+@in_full_precision
+def _draw(rng_key: Array, q: Posterior, noise_shape: Any, num_samples: int) -> Draws:
+    """Draws with means relative to the origin."""
+    loc_key, noise_key = jax.random.split(rng_key)
+    normal = jax.random.normal(loc_key, (num_samples, *q.loc.shape), q.loc.dtype)
+    factor = jnp.broadcast_to(jnp.linalg.cholesky(q.cov), (q.loc.shape[0], *q.cov.shape[1:]))
+    weights = q.loc + jnp.einsum("jkl,sjl->sjk", factor, normal)
+    shape = jnp.asarray(noise_shape, q.loc.dtype)
+    tau = jax.random.gamma(noise_key, shape, (num_samples,), q.loc.dtype) * q.noise_precision / shape
+    return Draws(weights[..., -1], weights[..., :-1], tau)
+
+
+def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
+    """New rows from the posterior predictive, each with its own draw of the parameters.
+
+    Args:
+        rng_key: Key of the draws.
+        fit: A fitted model.
+        num_samples: Number of rows.
+
+    Returns:
+        Shape ``(num_samples, d)``, in units of the data.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> fit = nt.ppca.fit(jax.random.key(0), np.eye(5, 3), num_factors=1)
+        >>> nt.ppca.sample(jax.random.key(1), fit, 4).shape
+        (4, 3)
+    """
+    draw_key, z_key, noise_key = jax.random.split(rng_key, 3)
+    draws = _draw(draw_key, fit.posterior, fit.noise_shape, num_samples)
+    z = jax.random.normal(z_key, (num_samples, fit.num_factors), draws.mean.dtype)
+    noise = jax.random.normal(noise_key, draws.mean.shape, draws.mean.dtype)
+    x = (
+        draws.mean
+        + jnp.einsum("sjk,sk->sj", draws.loadings, z)
+        + noise / jnp.sqrt(draws.noise_precision)[:, None]
+    )
+    return fit.origin + np.asarray(x, np.float64)
+
+
+def log_density(rng_key: Array, fit: PPCAFit, x: Any, num_samples: int = 1000) -> LogDensity:
+    r"""Log predictive density of rows, :math:`\log E_q[p(x_i|W, m, \tau)]`, by Monte Carlo over q.
+
+    z is integrated exactly for each draw of (W, m, τ), missing entries too. The density is that of the model,
+    without alpha.
+
+    Args:
+        rng_key: Key of the draws.
+        fit: A fitted model.
+        x: Data, shape ``(n, d)``, NaN where missing.
+        num_samples: Draws of (W, m, τ), at least 2, common to all rows.
+
+    Returns:
+        :class:`LogDensity`; a row without any entry has 0.
+
+    Raises:
+        ValueError: If the shape does not fit, an entry is infinite, or there are too few draws.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> fit = nt.ppca.fit(jax.random.key(0), np.eye(5, 3), num_factors=1)
+        >>> density = nt.ppca.log_density(jax.random.key(1), fit, [[0.2, 0.2, 0.2], [9.0, 9.0, 9.0]])
+        >>> bool(density.value[0] > density.value[1])
+        True
+    """
+    if num_samples < 2:
+        raise ValueError(f"num_samples must be at least 2, got {num_samples}.")
+    _, rows = _prepare(fit, x)
+    return _average(_draw(rng_key, fit.posterior, fit.noise_shape, num_samples), rows)
+
+
+@jax.jit
+@in_full_precision
+def _average(draws: Draws, rows: Rows) -> LogDensity:
+    count = draws.noise_precision.shape[0]
+
+    def add(sums: tuple[Array, Array], draw: Draws) -> tuple[tuple[Array, Array], None]:
+        value = exact_log_density(draw, rows)
+        return (jnp.logaddexp(sums[0], value), jnp.logaddexp(sums[1], 2.0 * value)), None
+
+    start = jnp.full(rows.x.shape[0], -jnp.inf, rows.x.dtype)
+    (first, second), _ = jax.lax.scan(add, (start, start), draws)
+    relative = jnp.maximum(count * jnp.exp(second - 2.0 * first) - 1.0, 0.0)
+    return LogDensity(first - jnp.log(count), jnp.sqrt(relative / (count - 1)))
+
+
+def exact_log_density(draw: Draws, rows: Rows) -> Array:
+    r"""The log of p(x_i) at one draw, by Bayes' rule at the posterior mean of z."""
+    d, k = draw.loadings.shape
+    loc = jnp.concatenate([draw.loadings, draw.mean[:, None]], axis=1)
+    cov = jnp.zeros((1 if rows.mask is None else d, k + 1, k + 1), loc.dtype)
+    tau = draw.noise_precision
+    z = update_scores(Posterior(loc, cov, tau, jnp.ones(k, loc.dtype)), rows)
+    residual = rows.x - with_one(z).loc @ loc.T
+    counts = jnp.full(rows.x.shape[0], float(d), loc.dtype)
+    if rows.mask is not None:
+        residual, counts = residual * rows.mask, jnp.sum(rows.mask, axis=1)
+    value = 0.5 * counts * jnp.log(tau / (2.0 * jnp.pi)) - 0.5 * tau * jnp.sum(residual**2, axis=1)
+    if k == 0:
+        return value
+    return value - 0.5 * jnp.sum(z.loc**2, axis=1) + 0.5 * jnp.linalg.slogdet(z.cov)[1]
+
+
+def principal_axes(fit: PPCAFit) -> Axes:
+    """Orthonormal directions of the factors and the variance along them.
+
+    Args:
+        fit: A fitted model.
+
+    Returns:
+        :class:`Axes`. Columns that ARD has emptied come last, with directions that mean nothing.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.array([0.6, 0.8]) + 0.01 * np.eye(20, 2)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> print(nt.ppca.principal_axes(fit).directions[:, 0].round(1))
+        [0.6 0.8]
+    """
+    directions, sizes, _ = np.linalg.svd(np.asarray(fit.loadings, np.float64), full_matrices=False)
+    if fit.num_factors:
+        largest = np.take_along_axis(directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0)
+        directions = directions * np.where(largest < 0.0, -1.0, 1.0)
+    return Axes(directions, sizes**2 + fit.noise_variance, fit.noise_variance)

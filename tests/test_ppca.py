@@ -1,0 +1,613 @@
+"""Probabilistic PCA against formulas written out entry by entry, quadrature and importance sampling."""
+
+import contextlib
+import functools
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import enable_x64
+from hypothesis import given, settings
+from scipy.integrate import quad
+from scipy.special import digamma, gammaln, logsumexp
+from scipy.stats import gamma, multivariate_normal
+
+from numpyro_tempered import ppca
+from numpyro_tempered.ppca import ascent, bound, driver, rotation
+from numpyro_tempered.ppca.base import as_rows, in_double
+from numpyro_tempered.ppca.predict import exact_log_density
+
+ALPHAS = (0.1, 0.5, 1.0)
+N, D, K = 8, 3, 2
+DRAWS = 20_000
+
+
+# The oracle: every entry, row and column by itself, every factor a Gaussian or a Gamma with its own parameters.
+
+
+def gaussian_entropy(cov):
+    return 0.5 * len(cov) * (1 + np.log(2 * np.pi)) + 0.5 * np.linalg.slogdet(cov)[1]
+
+
+def gamma_kl(shape, rate, shape0, rate0):
+    """E log of the ratio of two Gamma densities under the first."""
+    log_mean, mean = digamma(shape) - np.log(rate), shape / rate
+    log_density = shape * np.log(rate) - gammaln(shape) + (shape - 1) * log_mean - rate * mean
+    return log_density - (shape0 * np.log(rate0) - gammaln(shape0) + (shape0 - 1) * log_mean - rate0 * mean)
+
+
+def oracle(x, factors, prior, alpha, ard=True):
+    """alpha (E log p(x, z) - E log q(z)) - KL(q(W, m, tau, lambda), prior); NaN in x for missing."""
+    z, s, w, v, (a, b), (c, e) = factors
+    n, k = z.shape
+    d = len(w)
+    log_tau, tau = digamma(a) - np.log(b), a / b
+    likelihood = local = weights = 0.0
+    for i in range(n):
+        zz = np.zeros((k + 1, k + 1))
+        zz[:k, :k] = s[i]
+        zi = np.append(z[i], 1.0)
+        zz += np.outer(zi, zi)
+        for j in range(d):
+            if not np.isnan(x[i, j]):
+                square = x[i, j] ** 2 - 2 * x[i, j] * zi @ w[j] + np.trace(zz @ (v[j] + np.outer(w[j], w[j])))
+                likelihood += 0.5 * (log_tau - np.log(2 * np.pi) - tau * square)
+        local += -0.5 * (k * np.log(2 * np.pi) + np.trace(s[i]) + z[i] @ z[i]) + gaussian_entropy(s[i])
+    log_lam = digamma(c) - np.log(e) if ard else np.full(k, np.log(prior.loading_precision))
+    lam = c / e if ard else np.full(k, prior.loading_precision)
+    for j in range(d):
+        second = np.diag(v[j]) + w[j] ** 2
+        for m in range(k):
+            weights += 0.5 * (log_lam[m] - np.log(2 * np.pi) - lam[m] * second[m])
+        off = (w[j, k] - np.broadcast_to(prior.mean, d)[j]) ** 2 + v[j][k, k]
+        weights += -0.5 * np.log(2 * np.pi * prior.mean_scale**2) - 0.5 * off / prior.mean_scale**2
+        weights += gaussian_entropy(v[j])
+    total = alpha * (likelihood + local) + weights - gamma_kl(a, b, prior.noise_shape, prior.noise_rate)
+    if ard:
+        total -= np.sum(gamma_kl(c, e, prior.ard_shape, prior.ard_rate))
+    return total
+
+
+def factors_of(q, z, x, prior, alpha, ard=True):
+    """The package's factors as the oracle takes them."""
+    q, z = in_double(q), in_double(z)
+    n, d, k = len(x), len(q.loc), z.loc.shape[1]
+    a = prior.noise_shape + 0.5 * alpha * np.sum(~np.isnan(x))
+    c = np.full(k, prior.ard_shape + 0.5 * d)
+    cov_z = np.broadcast_to(z.cov, (n, k, k))
+    cov_w = np.broadcast_to(q.cov, (d, k + 1, k + 1))
+    return z.loc, cov_z, q.loc, cov_w, (a, a / q.noise_precision), (c, c / q.loading_precision)
+
+
+@functools.partial(jax.jit, static_argnames="ard")
+def one_sweep(q, rows, prior, alpha, ard):
+    """The factors after every half-step."""
+    z = ascent.update_scores(q, rows)
+    states = [(q, z)]
+    q = ascent.update_loadings(q, z, rows, prior, alpha)
+    states.append((q, z))
+    q, z = rotation.translate(q, z, prior, alpha)
+    states.append((q, z))
+    if ard:
+        q = ascent.update_loading_precision(q, prior)
+        states.append((q, z))
+    q, z = rotation.rotate(q, z, prior, alpha, ard)
+    states.append((q, z))
+    q = ascent.update_noise(q, z, rows, prior, alpha)
+    return [*states, (q, z)]
+
+
+def half_steps(start, rows, prior, alpha, ard):
+    """Two sweeps."""
+    loc, tau, lam = start
+    count = 1 if rows.mask is None else len(loc)
+    root = np.random.default_rng(0).normal(size=2 * loc.shape[1:])
+    cov = jnp.broadcast_to(root @ root.T + 0.1 * np.eye(len(root)), (count, *root.shape))
+    q = ppca.Posterior(loc, cov, tau, lam)
+    first = one_sweep(q, rows, prior, alpha, ard)
+    return first + one_sweep(first[-1][0], rows, prior, alpha, ard)
+
+
+def weak(mean=0.3, d=D):
+    """A prior with a different number in each place."""
+    return ppca.Prior(np.full(d, mean), 2.0, 1.3, 0.7, 0.8, 0.4, 1.7)
+
+
+def start_at(seed, k=K, d=D):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.normal(size=(d, k + 1))), jnp.asarray(0.8), jnp.full(k, 1.7)
+
+
+def signal(seed, n, scales, d, noise=1.0):
+    """Rows with orthogonal factors of given standard deviations."""
+    rng = np.random.default_rng(seed)
+    directions = np.linalg.qr(rng.normal(size=(d, d)))[0][:, : len(scales)]
+    return rng.normal(size=(n, len(scales))) * scales @ directions.T + noise * rng.normal(size=(n, d))
+
+
+TABLE = hnp.arrays(float, (N, D), elements=st.integers(-12, 12).map(lambda v: v / 4))
+HOLES = hnp.arrays(bool, (N, D), elements=st.booleans())
+
+
+@pytest.mark.parametrize(
+    ("ard", "missing"), [(True, False), (True, True), (False, False)], ids=["complete", "missing", "fixed"]
+)
+def test_bound_at_every_half_step(ard, missing):
+    @settings(max_examples=8, deadline=None)
+    @given(TABLE, HOLES, st.sampled_from(ALPHAS), st.integers(0, 99))
+    def check(x, holes, alpha, seed):
+        x = np.where(holes & missing, np.nan, x)
+        x[0] = [0.5, -1.0, 2.0]
+        if missing:
+            x[1, 0] = np.nan
+        prior = weak()
+        rows = as_rows(x, np.zeros(D), None)
+        values = []
+        for q, z in half_steps(start_at(seed), rows, prior, alpha, ard):
+            values.append(oracle(x, factors_of(q, z, x, prior, alpha, ard), prior, alpha, ard))
+            assert bound.elbo(q, z, rows, prior, alpha, ard) == pytest.approx(values[-1], rel=1e-9)
+        assert np.min(np.diff(values)) >= -1e-9 * np.max(np.abs(values))
+
+    with enable_x64():
+        check()
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["complete", "missing"])
+def test_every_update_is_the_best_for_its_factor(x64, missing):
+    x, prior, alpha = signal(23, N, [2.0], D), weak(), 0.5
+    if missing:
+        x[[1, 2, 5], [0, 2, 2]] = np.nan
+    rng = np.random.default_rng(24)
+    z, loadings, _, precision, _, noise = half_steps(
+        start_at(25), as_rows(x, np.zeros(D), None), prior, alpha, True
+    )[:6]
+    updated = {"z": (z, (0, 1)), "W": (loadings, (2, 3)), "tau": (noise, (4,)), "lambda": (precision, (5,))}
+    for name, (state, blocks) in updated.items():
+        factors = factors_of(*state, x, prior, alpha)
+        best = oracle(x, factors, prior, alpha)
+        for block in blocks:
+            for _ in range(10):
+                # Positive parameters and covariances keep their kind under a change of this form.
+                scale = 1e-4 * rng.normal(size=jax.tree.leaves(factors[block])[-1].shape)
+                for sign in (-1, 1):
+                    changed = list(factors)
+                    if block in (4, 5):
+                        changed[block] = (factors[block][0], factors[block][1] * np.exp(sign * scale))
+                    elif block in (1, 3):
+                        step = np.eye(scale.shape[-1]) + sign * scale
+                        changed[block] = step @ factors[block] @ np.swapaxes(step, 1, 2)
+                    else:
+                        changed[block] = factors[block] + sign * scale
+                    assert oracle(x, changed, prior, alpha) < best, (name, block)
+
+
+def test_a_mask_of_ones_is_no_mask(x64):
+    rows = as_rows(signal(0, N, [2.0], D), np.zeros(D), None)
+    one = half_steps(start_at(1), rows, weak(), 0.5, True)[-1]
+    other = half_steps(start_at(1), rows._replace(mask=np.ones((N, D))), weak(), 0.5, True)[-1]
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(*np.broadcast_arrays(left, right), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("ard", [True, False], ids=["ard", "fixed"])
+def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard):
+    x, prior, alpha = signal(2, N, [2.0, 1.0], D), weak(), 0.5
+    states = half_steps(start_at(3), as_rows(x, np.zeros(D), None), prior, alpha, ard)
+    rng = np.random.default_rng(0)
+
+    def moved(q, z, r):
+        """z to r z, with what undoes it in W."""
+        q, z = in_double(q), in_double(z)
+        step = np.eye(K + 1)
+        step[:K, :K] = np.linalg.inv(r).T
+        q = q._replace(loc=q.loc @ step.T, cov=step @ q.cov @ step.T)
+        z = z._replace(loc=z.loc @ r.T, cov=r @ z.cov @ r.T)
+        if ard:
+            q = ascent.update_loading_precision(q, prior)
+        return oracle(x, factors_of(q, z, x, prior, alpha, ard), prior, alpha, ard)
+
+    def shifted(q, z, c):
+        """z to z + c, with what undoes it in m."""
+        q, z = in_double(q), in_double(z)
+        step = np.eye(K + 1)
+        step[K, :K] = -c
+        q = q._replace(loc=q.loc @ step.T, cov=step @ q.cov @ step.T)
+        z = z._replace(loc=z.loc + c)
+        return oracle(x, factors_of(q, z, x, prior, alpha, ard), prior, alpha, ard)
+
+    translated, rotated = states[2], states[-2]
+    for size in (1e-3, 0.3):
+        for _ in range(10):
+            c = size * rng.normal(size=K)
+            assert shifted(*translated, c) < shifted(*translated, np.zeros(K))
+            r = np.eye(K) + size * rng.normal(size=(K, K))
+            assert moved(*rotated, r) <= moved(*rotated, np.eye(K)) + 1e-10
+    energy = bound.second_moments(None, rotated[0].loc[:, :K], rotated[0].cov[:, :K, :K])[0]
+    assert abs(energy[0, 1]) < 1e-9 * energy[1, 1]
+    assert energy[0, 0] > energy[1, 1]
+
+
+def test_the_optimum_is_stationary_in_every_parameter(x64, key):
+    x, prior, alpha = signal(4, N, [2.0], D), weak(), 0.5
+    x[2, 1] = np.nan
+    fit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=prior, tol=0.0)
+    # The oracle's means are absolute.
+    loc = np.asarray(fit.posterior.loc).copy()
+    loc[:, K] += fit.origin
+    factors = factors_of(fit.posterior._replace(loc=loc), ppca.transform(fit, x), x, prior, alpha)
+    assert fit.elbo == pytest.approx(oracle(x, factors, prior, alpha), rel=1e-9)
+    flat, tree = jax.tree.flatten(factors)
+    flat = [np.array(part, float) for part in flat]
+    for number, part in enumerate(flat):
+        for index in np.ndindex(part.shape):
+            ends = []
+            for step in (-1e-5, 1e-5):
+                changed = [p.copy() for p in flat]
+                changed[number][index] += step
+                if part.ndim == 3 and index[1] != index[2]:
+                    changed[number][index[0], index[2], index[1]] += step
+                ends.append(oracle(x, jax.tree.unflatten(tree, changed), prior, alpha))
+            scale = 1.0 + np.abs(part[index])
+            assert abs(ends[1] - ends[0]) / 2e-5 < 2e-5 * scale**2, (number, index)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_without_factors_the_gap_is_that_of_quadrature(x64, key, alpha):
+    rng = np.random.default_rng(5)
+    x, prior = 0.5 + rng.normal(size=(N, D)), weak()
+    fit = ppca.fit(key, x, num_factors=0, alpha=alpha, prior=prior, tol=0.0)
+    assert fit.loadings.shape == (D, 0)
+
+    def log_joint(tau):
+        """log of p(tau) times the tempered evidence of the means given tau."""
+        k = alpha * N * tau
+        total = gamma.logpdf(tau, prior.noise_shape, scale=1 / prior.noise_rate)
+        total += -0.5 * alpha * N * D * np.log(2 * np.pi / tau)
+        for column in x.T:
+            total += -0.5 * alpha * tau * np.sum((column - column.mean()) ** 2)
+            inflation = 1 + k * prior.mean_scale**2
+            total += -0.5 * np.log(inflation) - 0.5 * k * (column.mean() - 0.3) ** 2 / inflation
+        return total
+
+    exact = np.log(quad(lambda t: np.exp(log_joint(t) - fit.elbo), 0, 60, points=[0.5, 1, 2, 5], epsabs=1e-12)[0])
+    # Mean field leaves out how the means widen with the noise.
+    assert 0 < exact < 0.25 * D / (alpha * N)
+
+    q = in_double(fit.posterior)
+    shape, rate = fit.noise_shape, fit.noise_shape / q.noise_precision
+    variance = q.cov[:, 0, 0] * np.ones(D)
+
+    def integrand(tau):
+        off = np.square(x - fit.mean).sum() + N * variance.sum()
+        value = alpha * (0.5 * N * D * np.log(tau / (2 * np.pi)) - 0.5 * tau * off)
+        value += gamma.logpdf(tau, prior.noise_shape, scale=1 / prior.noise_rate) - gamma.logpdf(
+            tau, shape, scale=1 / rate
+        )
+        for m, v in zip(fit.mean, variance, strict=True):
+            spread = np.log(prior.mean_scale**2 / v) + (v + (m - 0.3) ** 2) / prior.mean_scale**2 - 1
+            value -= 0.5 * spread
+        return value * gamma.pdf(tau, shape, scale=1 / rate)
+
+    mode = shape / rate
+    points = np.array([0.2, 0.5, 1, 2, 4]) * mode
+    assert fit.elbo == pytest.approx(
+        quad(integrand, 1e-9, 30 * mode, points=points, epsabs=1e-11, limit=200)[0], rel=1e-8
+    )
+
+
+def log_evidence(x, prior, alpha, k, num_samples, seed):
+    """Log of the tempered evidence and its standard error, from draws of the prior."""
+    rng = np.random.default_rng(seed)
+    d = x.shape[1]
+    tau = rng.gamma(prior.noise_shape, 1 / prior.noise_rate, num_samples)
+    lam = rng.gamma(prior.ard_shape, 1 / prior.ard_rate, (num_samples, 1, k))
+    w = rng.normal(size=(num_samples, d, k)) / np.sqrt(lam)
+    m = prior.mean + prior.mean_scale * rng.normal(size=(num_samples, d))
+    cov = w @ np.swapaxes(w, 1, 2) + np.eye(d) / tau[:, None, None]
+    off = x[None] - m[:, None]
+    quadratic = np.einsum("sij,sjk,sik->s", off, np.linalg.inv(cov), off)
+    log_lik = -0.5 * (quadratic + len(x) * (np.linalg.slogdet(cov)[1] + d * np.log(2 * np.pi)))
+    value = logsumexp(alpha * log_lik) - np.log(num_samples)
+    weights = np.exp(alpha * log_lik - value)
+    return value, weights.std() / np.sqrt(num_samples)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_elbo_is_below_the_tempered_evidence(key, alpha):
+    x = signal(6, N, [1.5], D)
+    prior = ppca.Prior(np.zeros(D), 1.0, 2.0, 2.0, 2.0, 2.0, 1.0)
+    fit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=prior)
+    value, se = log_evidence(x, prior, alpha, K, 100_000, 7)
+    assert se < 0.1
+    assert value - 6.0 < fit.elbo < value + 4 * se
+
+
+def test_half_of_the_data_twice_is_the_data(x64, key):
+    x = signal(8, N, [2.0, 1.0], D)
+    x[3, 0] = x[5, 2] = np.nan
+    once = ppca.fit(key, x, num_factors=K, prior=weak(), tol=0.0)
+    twice = ppca.fit(key, np.concatenate([x, x]), num_factors=K, prior=weak(), alpha=0.5, tol=0.0)
+    assert twice.elbo == pytest.approx(once.elbo, rel=1e-10)
+    # The optimum is flat to second order: parameters agree to the root of what the ELBO does.
+    for left, right in zip(jax.tree.leaves(once.posterior), jax.tree.leaves(twice.posterior), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_units_and_origin_change_the_elbo_by_a_constant(x64, key):
+    x, alpha = signal(9, N, [2.0, 1.0], D), 0.5
+    x[4, 1] = np.nan
+    unit = ppca.fit(key, x, num_factors=K, alpha=alpha, tol=0.0)
+    other = ppca.fit(key, 7.0 + 40.0 * x, num_factors=K, alpha=alpha, prior=ppca.prior(40.0, 7.0), tol=0.0)
+    assert other.elbo == pytest.approx(unit.elbo - alpha * (x.size - 1) * np.log(40.0), rel=1e-10)
+    np.testing.assert_allclose(other.loadings, 40.0 * unit.loadings, atol=1e-4)
+
+
+def test_rows_without_entries_change_nothing(key):
+    x = signal(10, N, [2.0], D)
+    x[0, 0] = np.nan
+    empty = np.full((1, D), np.nan)
+    kept, more = (ppca.fit(key, rows, num_factors=K) for rows in (x, np.concatenate([x[:3], empty, x[3:]])))
+    assert kept.elbo == more.elbo
+    np.testing.assert_array_equal(kept.trace, more.trace)
+    scores = ppca.transform(kept, empty)
+    np.testing.assert_allclose(scores.loc, np.zeros((1, K)), atol=1e-6)
+    np.testing.assert_allclose(scores.cov[0], np.eye(K), atol=1e-6)
+    # As many float32 sums as there are draws.
+    density = ppca.log_density(key, kept, empty, DRAWS)
+    assert float(density.value[0]) == pytest.approx(0.0, abs=DRAWS * float(np.finfo(np.float32).eps))
+
+
+def test_single_precision_reports_the_same_elbo(key):
+    x = 1e4 + signal(11, 4000, [3.0, 1.0], D)
+    prior = ppca.prior(1.0, 1e4)
+    single = ppca.fit(key, x, num_factors=K, alpha=0.5, prior=prior, num_restarts=3)
+    with enable_x64():
+        double = ppca.fit(key, x, num_factors=K, alpha=0.5, prior=prior, tol=0.0, num_restarts=3)
+    assert single.posterior.loc.dtype == jnp.float32
+    assert double.posterior.loc.dtype == jnp.float64
+    # Both are bounds in float64: what remains is where the ascent stopped.
+    assert -0.05 < single.elbo - double.elbo <= 1e-9 * abs(double.elbo)
+    assert single.trace[-1] == pytest.approx(single.elbo, abs=0.5)
+    np.testing.assert_allclose(single.mean, double.mean, atol=1e-2)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x = signal(12, N, [2.0], D)
+    x[1, 2] = np.nan
+    return x, ppca.fit(jax.random.key(0), x, num_factors=K, alpha=0.5, prior=weak())
+
+
+def test_scores_are_those_of_the_formula(fitted):
+    x, fit = fitted
+    q = in_double(fit.posterior)
+    loc = q.loc.copy()
+    loc[:, K] += fit.origin
+    scores = ppca.transform(fit, x)
+    for i, row in enumerate(x):
+        precision, linear = np.eye(K), np.zeros(K)
+        for j in np.flatnonzero(~np.isnan(row)):
+            second = q.cov[j] + np.outer(q.loc[j], q.loc[j])
+            precision += q.noise_precision * second[:K, :K]
+            with_mean = q.cov[j][:K, K] + loc[j, :K] * loc[j, K]
+            linear += q.noise_precision * (row[j] * loc[j, :K] - with_mean)
+        np.testing.assert_allclose(scores.cov[i], np.linalg.inv(precision), atol=1e-5)
+        np.testing.assert_allclose(scores.loc[i], np.linalg.solve(precision, linear), atol=1e-5)
+    np.testing.assert_allclose(ppca.reconstruct(fit, x), scores.loc @ loc[:, :K].T + loc[:, K], atol=1e-5)
+
+
+def test_densities_are_those_of_a_gaussian(fitted, key):
+    x, fit = fitted
+    draws = jax.tree.map(lambda part: part[:3], ppca.sample_posterior(key, fit, DRAWS))
+    rows = as_rows(x, np.zeros(D), jnp.float32)
+    values = jax.jit(jax.vmap(exact_log_density, (0, None)))(draws, rows)
+    for value, mean, loadings, tau in zip(values, *map(np.asarray, draws), strict=True):
+        cov = loadings @ loadings.T + np.eye(D) / tau
+        for i, row in enumerate(x):
+            seen = ~np.isnan(row)
+            expected = multivariate_normal.logpdf(row[seen], mean[seen], cov[np.ix_(seen, seen)])
+            assert float(value[i]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_predictions_without_factors_against_quadrature(key):
+    x = signal(13, N, [], D)
+    fit = ppca.fit(key, x, num_factors=0, prior=weak())
+    row = np.array([[0.5, -2.0, np.nan]])
+    found = ppca.log_density(key, fit, row, DRAWS)
+    q = in_double(fit.posterior)
+
+    def posterior(tau):
+        return gamma.pdf(tau, fit.noise_shape, scale=q.noise_precision / fit.noise_shape)
+
+    def density(tau):
+        scale = np.sqrt(1 / tau + q.cov[0, 0, 0])
+        terms = -0.5 * ((row[0, :2] - fit.mean[:2]) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+        return np.exp(terms.sum()) * posterior(tau)
+
+    expected = np.log(quad(density, 1e-9, 40, points=[0.5, 1, 2])[0])
+    assert 0 < float(found.se[0]) < 0.01
+    assert float(found.value[0]) == pytest.approx(expected, abs=5 * float(found.se[0]))
+    filled = ppca.impute(fit, row)
+    np.testing.assert_array_equal(filled.x[0, :2], row[0, :2])
+    np.testing.assert_array_equal(filled.scale[0, :2], 0.0)
+    variance = quad(lambda tau: (1 / tau + q.cov[0, 0, 0]) * posterior(tau), 1e-9, 40, points=[0.5, 1, 2])[0]
+    assert filled.x[0, 2] == pytest.approx(fit.mean[2], rel=1e-6)
+    assert filled.scale[0, 2] == pytest.approx(np.sqrt(variance), rel=1e-5)
+
+
+def test_imputation_by_draws_of_the_factors(fitted, key):
+    """Means and standard deviations of what is filled in, against draws of W, m, τ and z from their factors."""
+    x, fit = fitted
+    filled, scores, draws = ppca.impute(fit, x), ppca.transform(fit, x), ppca.sample_posterior(key, fit, DRAWS)
+    rng = np.random.default_rng(14)
+    z = rng.multivariate_normal(scores.loc[1], scores.cov[1], DRAWS)
+    mean = np.asarray(draws.mean)[:, 2] + np.sum(np.asarray(draws.loadings)[:, 2] * z, axis=1)
+    values = mean + rng.normal(size=DRAWS) / np.sqrt(np.asarray(draws.noise_precision))
+    assert filled.x[1, 2] == pytest.approx(values.mean(), abs=5 * values.std() / np.sqrt(DRAWS))
+    spread = 5 * np.sqrt(np.var((values - values.mean()) ** 2) / DRAWS)
+    assert filled.scale[1, 2] ** 2 == pytest.approx(values.var(), abs=spread)
+    assert np.count_nonzero(filled.scale) == 1
+
+
+def test_new_rows_have_the_moments_of_the_posterior(fitted, key):
+    _, fit = fitted
+    rows = ppca.sample(key, fit, DRAWS)
+    q = in_double(fit.posterior)
+    second = q.cov[:, :K, :K] + q.loc[:, :K, None] * q.loc[:, None, :K]
+    noise = fit.noise_variance * fit.noise_shape / (fit.noise_shape - 1)
+    variance = np.trace(second, axis1=1, axis2=2) + q.cov[:, K, K] + noise
+    np.testing.assert_allclose(rows.mean(axis=0), fit.mean, atol=5 * np.sqrt(variance.max() / DRAWS))
+    spread = np.sqrt(np.var((rows - fit.mean) ** 2, axis=0) / DRAWS)
+    assert np.all(np.abs(rows.var(axis=0) - variance) < 5 * spread)
+
+
+def test_axes_of_a_strong_signal(key):
+    x = signal(15, 4000, [5.0, 3.0], D, noise=0.5)
+    axes = ppca.principal_axes(ppca.fit(key, x, num_factors=K, num_restarts=3))
+    values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
+    np.testing.assert_allclose(axes.directions.T @ axes.directions, np.eye(K), atol=1e-6)
+    # The prior's pull is of order 1/n, relative.
+    np.testing.assert_allclose(np.abs(np.sum(axes.directions * vectors[:, [2, 1]], axis=0)), 1.0, atol=1e-4)
+    np.testing.assert_allclose(axes.variances, values[[2, 1]], rtol=5e-3)
+    assert axes.noise_variance == pytest.approx(values[0], rel=5e-3)
+    assert np.all(np.max(axes.directions, axis=0) == np.max(np.abs(axes.directions), axis=0))
+
+
+def test_starts_and_warm_starts(key):
+    x = signal(16, 4000, [2.0, 0.2], D)
+    options = {"num_factors": K, "num_restarts": 3, "prior": weak(0.0)}
+    cold = ppca.fit(key, x, **options)
+    assert cold.restart_elbos.shape == (3,)
+    assert cold.trace[-1] == cold.restart_elbos.max()
+    assert len(cold.trace) == cold.num_iter
+    assert cold.converged
+    warm = ppca.fit(key, x, **options, init=cold)
+    assert warm.num_iter <= 3
+    assert warm.elbo == pytest.approx(cold.elbo, abs=0.05)
+    for k in (0, 1):
+        smaller = cold._replace(posterior=cold.posterior._replace(loc=cold.posterior.loc[:, [*range(k), K]]))
+        more = ppca.fit(key, x, **options, init=smaller)
+        assert more.elbo == pytest.approx(cold.elbo, abs=0.05)
+    with pytest.raises(ValueError, match="init has 3 columns, x has 2"):
+        ppca.fit(key, x[:, :2], num_factors=1, init=cold)
+
+
+def test_what_has_not_converged_says_so(key):
+    with pytest.warns(UserWarning, match="take a larger max_iter"):
+        fit = ppca.fit(key, signal(17, N, [1.0], D), num_factors=0, max_iter=1)
+    assert not fit.converged
+    assert fit.trace.shape == (1,)
+
+
+def test_a_fall_of_the_elbo_raises(key, monkeypatch):
+    monkeypatch.setattr(driver, "update_noise", lambda q, *_: q._replace(noise_precision=0.5 * q.noise_precision))
+    with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
+        ppca.fit(key, signal(18, N + 1, [1.0], D), num_factors=0)
+
+
+def constant(column):
+    x = signal(19, N, [1.0], D)
+    x[:, column] = 2.0
+    return x
+
+
+ODD = {
+    "constant column": constant(1),
+    "constant table": np.full((N, D), 2.0),
+    "duplicates": np.repeat(signal(20, 1, [1.0], D), N, axis=0),
+    "integers": np.arange(N * D).reshape(N, D) % 5,
+    "one row": np.array([[1.0, 2.0, 0.5]]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_degenerate_tables_are_fitted(key, name):
+    x = ODD[name]
+    # A prior of unit scale is far from data that do not vary; a single row says nothing of scale.
+    varies = len(x) == 1 or np.any(x.std(axis=0) > 1e-9)
+    with contextlib.nullcontext() if varies else pytest.warns(UserWarning, match="the prior is made for 1"):
+        fit = ppca.fit(key, x, num_factors=K)
+    assert fit.converged
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((fit.posterior, fit.trace, fit.elbo)))
+
+
+GOOD = signal(21, N, [1.0], D)
+BAD = {
+    "vector": (GOOD[0], {}, ValueError, r"shape \(n, d\)"),
+    "no columns": (GOOD[:, :0], {}, ValueError, "d > 0"),
+    "no rows": (GOOD[:0], {}, ValueError, "no row with an observed entry"),
+    "all missing": (np.full((N, D), np.nan), {}, ValueError, "no row with an observed entry"),
+    "empty column": (np.where(np.arange(D) == 1, np.nan, GOOD), {}, ValueError, r"in columns \[1\]"),
+    "infinite": (np.where(GOOD[4, 2] == GOOD, np.inf, GOOD), {}, ValueError, "row 4, column 2"),
+    "complex": (GOOD + 1j, {}, TypeError, "real numbers"),
+    "text": (GOOD.astype(str), {}, TypeError, "real numbers"),
+    "many factors": (GOOD, {"num_factors": 4}, ValueError, "from 0 to the 3 columns"),
+    "negative": (GOOD, {"num_factors": -1}, ValueError, "from 0 to the 3 columns"),
+    "fractional": (GOOD, {"num_factors": 1.0}, TypeError, "integer"),
+    "alpha 0": (GOOD, {"alpha": 0.0}, ValueError, "alpha must be a positive"),
+    "alpha NaN": (GOOD, {"alpha": np.nan}, ValueError, "alpha must be a positive"),
+    "tol": (GOOD, {"tol": -1.0}, ValueError, "tol must be at least 0"),
+    "max_iter": (GOOD, {"max_iter": 0}, ValueError, "max_iter and num_restarts"),
+    "rate": (GOOD, {"prior": ppca.prior()._replace(noise_rate=0.0)}, ValueError, "prior.noise_rate must be"),
+    "mean": (GOOD, {"prior": ppca.prior(mean=np.zeros(2))}, ValueError, r"prior.mean must be finite, .*\(3,\)"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(key, name):
+    x, options, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        ppca.fit(key, x, **{"num_factors": 1, **options})
+
+
+def test_a_prior_of_another_scale_is_named(key):
+    x = signal(22, N, [1.0], D)
+    with pytest.warns(UserWarning, match=r"means of columns \[0, 1, 2\]"):
+        ppca.fit(key, x + 1000.0, num_factors=K)
+    with pytest.warns(UserWarning, match="the prior is made for 1"):
+        ppca.fit(key, 1000.0 * (x - x.mean(axis=0)), num_factors=K)
+    with pytest.raises(ValueError, match="scale must be positive"):
+        ppca.prior(0.0)
+
+
+def test_columns_of_zeros_change_nothing(x64, key):
+    """One program fits all numbers of factors, in arrays of the largest."""
+    x = signal(26, N, [2.0], D)
+    options = {"prior": weak(), "alpha": 0.5}
+    small = ppca.select_num_factors(key, x, [1, 2], **options).fits[0]
+    alone = ppca.fit(key, x, num_factors=1, **options)
+    np.testing.assert_allclose(small.trace, alone.trace, rtol=1e-10)
+    for left, right in zip(jax.tree.leaves(small.posterior), jax.tree.leaves(alone.posterior), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-10)
+
+
+def test_the_number_of_factors(key, fitted):
+    x = signal(16, 4000, [2.0], D)
+    weights = {0: np.log(0.5), 2: np.log(0.25)}
+    chosen = ppca.select_num_factors(key, x, [0, 2], weights, alpha=0.5, num_restarts=3)
+    assert chosen.selected == 2
+    np.testing.assert_allclose(chosen.criterion, chosen.elbo + np.log([0.5, 0.25]))
+    assert chosen.margin == pytest.approx(chosen.criterion[1] - chosen.criterion[0])
+    assert chosen.weight.sum() == pytest.approx(1.0)
+    assert chosen.fits[1].num_factors == 2
+    assert ppca.num_occupied(chosen.fits[1]) == 1
+    assert ppca.num_occupied(chosen.fits[0]) == 0
+    uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5)
+    assert uniform.log_prior == pytest.approx(0.0)
+    assert uniform.margin == np.inf
+    for orders, weights, message in (
+        ([], None, "at least one"),
+        ([1, 1], None, "different numbers"),
+        ([0], {1: 0.0}, "log_prior has the numbers"),
+        ([0], {0: 1.0}, "sum to at most 1"),
+        ([0], {0: -np.inf}, "positive weights"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ppca.select_num_factors(key, x, orders, weights)
+    with pytest.raises(ValueError, match="x has 2 columns, the fit 3"):
+        ppca.transform(fitted[1], x[:, :2])
+    with pytest.raises(ValueError, match="num_samples must be at least 2"):
+        ppca.log_density(key, fitted[1], x, 1)
