@@ -125,11 +125,13 @@ def record(state: Ascent, objective: Array, following: Any, tolerance: Array, ro
     )
 
 
-def rounding_error(base: Array, total: Array) -> Array:
+def rounding_error(base: Array, total: Array, alpha: Array | float = 1.0) -> Array:
     """The rounding of an objective: a sum of n terms whose coefficients are rounded, and log-gammas of n.
 
     Args:
         base: The sum of log h.
         total: The sum of the weights n.
+        alpha: Power on the likelihood; below 1 the log-gammas of n are left.
     """
-    return 32.0 * jnp.finfo(total.dtype).eps * (jnp.abs(base) + total * (1.0 + jnp.log1p(total)))
+    size = jnp.abs(base) + total * (1.0 + jnp.log1p(total))
+    return 32.0 * jnp.finfo(total.dtype).eps * jnp.maximum(1.0, alpha) * size

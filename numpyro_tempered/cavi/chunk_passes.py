@@ -104,7 +104,7 @@ def after_pass(
     """The state of the ascent after a pass over the data with these sums, leading axis R."""
     value = all_objectives(component, problem, state.following, sums)
     following = jax.vmap(lambda each: update(component, problem, each))(sums)
-    return record(state, value, following, tolerance * total, rounding_error(problem.base, total))
+    return record(state, value, following, tolerance * total, rounding_error(problem.base, total, problem.alpha))
 
 
 def evaluate_chunks(

@@ -61,6 +61,10 @@ def checked(chunks: Chunks, component: Component) -> Iterator[tuple[np.ndarray, 
             raise ValueError(
                 f"chunk {number} is a tuple of {len(parts)}; expected an array of rows, or (rows, sample_weight)."
             )
+        if np.ndim(parts[0]) == 0:
+            raise TypeError(
+                f"chunk {number} is {parts[0]!r}; expected an array of rows, or (rows, sample_weight)."
+            )
         if len(parts[0]) == 0:
             continue
         try:

@@ -25,7 +25,7 @@ from numpyro_tempered.cavi.loops import check_ascent, default_tolerance, first_s
 from numpyro_tempered.cavi.mixture import moved_factors, put_first
 from numpyro_tempered.cavi.prepare import as_dtype, check_alpha, check_concentration, check_count
 from numpyro_tempered.cavi.result import MixtureFit
-from numpyro_tempered.cavi.starts import Start, kmeans_plus_plus
+from numpyro_tempered.cavi.starts import Start, start_or_default
 from numpyro_tempered.cavi.sweep import Sums
 from numpyro_tempered.components.base import Component
 
@@ -112,7 +112,7 @@ def fit_chunks(
         return read_blocks(chunks, component, found, size)
 
     problem = problem._replace(base=sum_over(add_base, read(), sample.component, inner))
-    first = start_sums(start_key, found, num_components, start or kmeans_plus_plus(), num_restarts)
+    first = start_sums(start_key, found, num_components, start_or_default(start), num_restarts)
     factors = updates(sample.component, problem, first)
     if warm_start is not None:
         factors = put_first(factors, as_dtype(moved_factors(warm_start, sample, num_components), dtype))

@@ -26,7 +26,7 @@ from numpyro_tempered.cavi.information_criteria import aic, bic, icl
 from numpyro_tempered.cavi.loops import default_tolerance, first_sums, objectives_of
 from numpyro_tempered.cavi.precision import double_precision
 from numpyro_tempered.cavi.prepare import as_dtype, check_count, prepare
-from numpyro_tempered.cavi.starts import Start, kmeans_plus_plus
+from numpyro_tempered.cavi.starts import Start, start_or_default
 from numpyro_tempered.cavi.sweep import base_sum, sweep
 from numpyro_tempered.components.base import Component, broadcast_prior
 
@@ -173,7 +173,14 @@ def em(
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
     sums = first_sums(
-        rng_key, data, blocks, num_components, start or kmeans_plus_plus(), num_restarts, shards, size
+        rng_key,
+        data,
+        blocks,
+        num_components,
+        start_or_default(start),
+        num_restarts,
+        shards,
+        size,
     )
     points = first_points(data.component, problem, sums)
     allowed = jnp.asarray(default_tolerance(tolerance, dtype), dtype)

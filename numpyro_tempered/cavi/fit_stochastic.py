@@ -24,7 +24,7 @@ from numpyro_tempered.cavi.chunks import start_sums, survey_problem
 from numpyro_tempered.cavi.factors import Factors, Problem
 from numpyro_tempered.cavi.prepare import check_count
 from numpyro_tempered.cavi.result import MixtureFit
-from numpyro_tempered.cavi.starts import Start, kmeans_plus_plus
+from numpyro_tempered.cavi.starts import Start, start_or_default
 from numpyro_tempered.cavi.stochastic import (
     RobbinsMonro,
     StochasticState,
@@ -129,7 +129,7 @@ def fit_stochastic(
         return read_blocks(chunks, sample.component, found, size)
 
     problem = problem._replace(base=sum_over(add_base, read(), sample.component, inner))
-    sums = start_sums(start_key, found, num_components, start or kmeans_plus_plus(), num_restarts)
+    sums = start_sums(start_key, found, num_components, start_or_default(start), num_restarts)
     states = jax.vmap(lambda each: start_state(each, jnp.asarray(found.total, dtype)))(sums)
     generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
     total = jnp.asarray(found.total, dtype)

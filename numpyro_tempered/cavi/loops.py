@@ -211,4 +211,4 @@ def _advance(
     total: Array,
 ) -> Ascent:
     steps = tempered_cavi(component, problem, blocks)
-    return advance(steps, state, until, tolerance * total, rounding_error(problem.base, total))
+    return advance(steps, state, until, tolerance * total, rounding_error(problem.base, total, problem.alpha))

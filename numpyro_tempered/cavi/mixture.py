@@ -22,7 +22,7 @@ from numpyro_tempered.cavi.prepare import (
     prepare,
 )
 from numpyro_tempered.cavi.result import MixtureFit
-from numpyro_tempered.cavi.starts import Start, kmeans_plus_plus
+from numpyro_tempered.cavi.starts import Start, start_or_default
 from numpyro_tempered.cavi.sweep import Coefficients, base_sum, sweep
 from numpyro_tempered.components.base import Component
 
@@ -115,7 +115,16 @@ def fit(
         _base_sum(data.component, blocks),
     )
     start_key, move_key, draw_key = jax.random.split(rng_key, 3)
-    factors = starts(start_key, data, blocks, problem, start or kmeans_plus_plus(), num_restarts, shards, size)
+    factors = starts(
+        start_key,
+        data,
+        blocks,
+        problem,
+        start_or_default(start),
+        num_restarts,
+        shards,
+        size,
+    )
     if warm_start is not None:
         factors = put_first(factors, as_dtype(moved_factors(warm_start, data, num_components), dtype))
     allowed = default_tolerance(tolerance, dtype)

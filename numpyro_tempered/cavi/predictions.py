@@ -171,7 +171,8 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
         [2.0, 1.0]
     """
     indices = np.argsort(-fit.counts, kind="stable") if order is None else np.asarray(order)
-    if sorted(indices.tolist()) != list(range(fit.num_components)):
+    whole = np.issubdtype(indices.dtype, np.integer)
+    if not whole or sorted(indices.tolist()) != list(range(fit.num_components)):
         raise ValueError(f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}.")
     return fit._replace(
         factors=jax.tree.map(lambda leaf: leaf[indices], fit.factors),

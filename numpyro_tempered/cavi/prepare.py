@@ -130,6 +130,8 @@ def check_alpha(alpha: Any) -> float:
         TypeError: If it is not a number.
         ValueError: If it is not positive and finite.
     """
+    if isinstance(alpha, str | bool):
+        raise TypeError(f"alpha must be a number, got {alpha!r}.")
     try:
         value = float(alpha)
     except TypeError as error:

@@ -151,3 +151,19 @@ def _given(rng_key: Array, data: Array, points: Array, weight: Array, num_compon
     if data.ndim == 2 and data.shape[1] != num_components:
         raise ValueError(f"the start has {data.shape[1]} components, num_components is {num_components}.")
     return data
+
+
+def start_or_default(start: Start | None) -> Start:
+    """The start, :func:`kmeans_plus_plus` where there is none.
+
+    Raises:
+        TypeError: If it is not a start.
+    """
+    if start is None:
+        return kmeans_plus_plus()
+    if not isinstance(start, Start):
+        raise TypeError(
+            f"start is a {type(start).__name__}; expected a value such as nt.mixtures.kmeans_plus_plus() or "
+            "nt.mixtures.given_responsibilities(labels)."
+        )
+    return start

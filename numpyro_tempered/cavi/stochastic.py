@@ -11,7 +11,7 @@ from numpyro_tempered._typing import Array, ArrayLike
 from numpyro_tempered.cavi.blocks import Blocks, block_size, in_blocks, make_blocks
 from numpyro_tempered.cavi.factors import Factors, Problem, coefficients, update
 from numpyro_tempered.cavi.prepare import as_dtype, check_alpha, check_concentration, check_count
-from numpyro_tempered.cavi.starts import Start, kmeans_plus_plus
+from numpyro_tempered.cavi.starts import Start, start_or_default
 from numpyro_tempered.cavi.sweep import Sums, accumulate, base_sum, sweep
 from numpyro_tempered.components.base import Component
 from numpyro_tempered.families.compensated import CompensatedSum
@@ -172,7 +172,7 @@ def stochastic(
     prior = component.prior if shift is None else component.translate(component.prior, -shift)  # type: ignore[misc]
     weights = check_concentration(concentration, num_components)
     numbers = (prior, weights, check_alpha(alpha), 0.0)
-    chosen = start or kmeans_plus_plus()
+    chosen = start_or_default(start)
 
     def batch(x: Any, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
         rows = jnp.asarray(component.check(x))

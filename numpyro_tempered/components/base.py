@@ -99,8 +99,8 @@ def floating_rows(x: Any, name: str, dim: int | None = None) -> Array:
         expected = "(n, d)" if dim is None else f"(n, {dim})" + (" or (n,)" if dim == 1 else "")
         raise ValueError(f"{name}: the data have shape {np.shape(x)}; {expected} with n >= 1 is needed.")
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        # Whole numbers become floats of the default width.
-        array = array.astype(jnp.zeros(()).dtype)
+        # Whole numbers far from 0 keep their digits on the host, until the centre is taken off.
+        array = array.astype(np.float64 if isinstance(array, np.ndarray) else jnp.zeros(()).dtype)
     if not isinstance(array, jax.core.Tracer):
         library: Any = np if isinstance(array, np.ndarray) else jnp
         infinite = library.isinf(array)

@@ -136,6 +136,7 @@ def wishart_prior(
         host = np.asarray(matrix, np.float64)
         if not np.allclose(host, host.T, rtol=1e-5, atol=0.0) or np.linalg.eigvalsh(host).min() <= 0:
             raise ValueError(f"{name}: {argument} must be symmetric and positive definite.")
+    matrix = 0.5 * (matrix + matrix.T)
     return NormalWishart(
         spread(finite(loc, name, "loc"), dim, name, "loc"),
         one_number(positive(mean_precision, name, "mean_precision"), name, "mean_precision"),
@@ -167,7 +168,13 @@ def moments(sums: Array) -> tuple[Array, Array]:
 def scatter_of(counts: Array, total: Array, outer: Array) -> tuple[Array, Array]:
     """Means, and sums of squares about them; zeros where a component is empty."""
     mean = total / jnp.where(counts > 0, counts, 1.0)[..., None]
-    return mean, outer - total[..., :, None] * mean[..., None, :]
+    return mean, outer - counts[..., None, None] * outer_product(mean)
+
+
+def outer_product(vector: Array) -> Array:
+    """The symmetric matrix v v'."""
+    # By itself: a factor on one side would round the two triangles differently, and NumPyro asks for symmetry.
+    return vector[..., :, None] * vector[..., None, :]
 
 
 def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
@@ -176,7 +183,7 @@ def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     mean, scatter = scatter_of(counts, total, outer)
     kappa = prior.mean_precision + counts
     moved = mean - prior.loc
-    between = (prior.mean_precision * counts / kappa)[..., None, None] * moved[..., :, None] * moved[..., None, :]
+    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(moved)
     return NormalWishart(
         (prior.mean_precision * prior.loc + total) / kappa[..., None],
         kappa,

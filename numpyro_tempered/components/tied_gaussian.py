@@ -17,6 +17,7 @@ from numpyro_tempered.components.gaussian import (
     log_base,
     log_predictive,
     moments,
+    outer_product,
     precision_of,
     scatter_of,
     statistics,
@@ -105,7 +106,7 @@ def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     mean, scatter = scatter_of(counts, total, outer)
     kappa = prior.mean_precision + counts
     moved = mean - prior.loc
-    between = (prior.mean_precision * counts / kappa)[..., None, None] * moved[..., :, None] * moved[..., None, :]
+    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(moved)
     matrix = prior.scale + jnp.sum(scatter + between, axis=0)
     return NormalWishart(
         (prior.mean_precision * prior.loc + total) / kappa[..., None],

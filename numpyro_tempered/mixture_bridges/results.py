@@ -1,6 +1,7 @@
 """Fitted mixtures as what other algorithms return: a fit of a guide, and draws with their model."""
 
 import math
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
@@ -69,6 +70,7 @@ def as_tempered_fit(
 def _tempered_fit(
     rng_key: Array, fit: MixtureFit, x: Any, sample_weight: ArrayLike | None, elbo: TemperedELBO
 ) -> TemperedFit:
+    _warn_if_unresolved(fit, x)
     model, guide = temper(numpyro_model(fit), fit.alpha), numpyro_guide(fit)
     args = (x,) if sample_weight is None else (x, sample_weight)
     return TemperedFit(
@@ -83,6 +85,23 @@ def _tempered_fit(
         kwargs={},
         rng_key=rng_key,
     )
+
+
+def _warn_if_unresolved(fit: MixtureFit, x: Any) -> None:
+    """Warn where the data's own coordinates, in which NumPyro's model works, lose digits that the fit kept."""
+    if fit.centre is None:
+        return
+    dtype = fit.factors.concentration.dtype
+    deviation = np.reshape(np.nanstd(np.asarray(x, np.float64), axis=0), -1)
+    rounding = float(np.finfo(dtype).eps) * np.abs(fit.centre) / np.where(deviation > 0, deviation, np.inf)
+    if rounding.max() > 1e-3:
+        column = int(rounding.argmax())
+        warnings.warn(
+            f"column {column} of the data is so far from 0 that {dtype} keeps it to {rounding[column]:.1g} of "
+            "its standard deviation: likelihoods and draws of the NumPyro model are off by as much. Subtract a "
+            "constant from the column, or let jax have 64 bits.",
+            stacklevel=4,
+        )
 
 
 def from_mixture(

@@ -11,6 +11,7 @@ from numpyro_tempered._typing import Array, ArrayLike
 from numpyro_tempered.arviz_data import assemble, dataset, group, group_names, versions
 from numpyro_tempered.cavi.em import MixtureEM, em
 from numpyro_tempered.cavi.mixture import fit
+from numpyro_tempered.cavi.prepare import check_count
 from numpyro_tempered.cavi.result import MixtureFit
 from numpyro_tempered.components.base import Component
 from numpyro_tempered.inference_data import to_inference_data
@@ -105,6 +106,7 @@ def select_num_components(
     """
     orders = check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
+    num_draws = check_count(num_draws, "num_draws")
     keys = jax.random.split(rng_key, 2 * len(orders) + 1)
     fits = {
         k: fit(key, x, component, num_components=k, alpha=alpha, num_restarts=num_restarts, **options)
@@ -254,7 +256,7 @@ def num_components_path(
     x: ArrayLike,
     component: Component,
     *,
-    alphas: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 1.0),
+    alphas: Sequence[float] | float = (0.1, 0.25, 0.5, 0.75, 1.0),
     num_components: Iterable[int] = range(1, 9),
     log_prior: LogPrior = dyadic,
     label_multiplicity: bool = False,
@@ -300,9 +302,12 @@ def num_components_path(
     """
     orders = check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
+    if "warm_start" in options:
+        raise ValueError("a path starts each alpha from the next larger one: leave warm_start out.")
+    alphas = [alphas] if isinstance(alphas, int | float) else list(alphas)
     grid = sorted((float(a) for a in alphas), reverse=True)
     if not grid or len(set(grid)) < len(grid):
-        raise ValueError(f"alphas must be different numbers, at least one, got {list(alphas)}.")
+        raise ValueError(f"alphas must be different numbers, at least one, got {alphas}.")
     warm: dict[int, MixtureFit | None] = dict.fromkeys(orders)
     tables = []
     for key, alpha in zip(jax.random.split(rng_key, len(grid)), grid, strict=True):

@@ -11,6 +11,7 @@ from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.components.scaling import scaled_to
+from numpyro_tempered.mixture_bridges import as_tempered_fit
 
 # One shape for all, compiled once a component.
 OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}
@@ -124,3 +125,49 @@ def test_float32_finds_what_float64_finds(name, key, x64):
         for dtype in (np.float32, np.float64)
     ]
     np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
+
+
+def test_whole_numbers_far_from_zero_keep_their_digits():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.integers(0, 10, 40), rng.integers(60, 70, 40)]) + 1_700_000_000
+    component = known_variance(1, prior_loc=float(x.mean()), prior_scale=1000.0, scale=3.0)
+    options = {"num_components": 2, "num_restarts": 2, "num_samples": 0}
+    of_integers = fit(jax.random.key(0), x, component, **options)
+    of_floats = fit(jax.random.key(0), x.astype(float), component, **options)
+    np.testing.assert_array_equal(of_integers.counts, of_floats.counts)
+    np.testing.assert_allclose(np.sort(of_integers.counts), [40.0, 40.0], atol=1e-3)
+    assert of_integers.objective == of_floats.objective
+
+
+def test_a_large_alpha_is_not_taken_for_an_error_of_the_component():
+    x = np.random.default_rng(0).normal(size=(50, 1))
+    component = known_variance(1)
+    fitted = fit(
+        jax.random.key(0), x, component, num_components=2, alpha=1e8, num_restarts=2, num_samples=0, tolerance=1.0
+    )
+    assert np.isfinite(fitted.objective)
+
+
+def test_a_start_is_a_value():
+    with pytest.raises(TypeError, match="start is a ndarray"):
+        fit(
+            jax.random.key(0),
+            np.zeros((4, 1)),
+            known_variance(1),
+            num_components=2,
+            start=np.zeros(4, int),
+        )
+
+
+@pytest.mark.parametrize("alpha", ["0.5", True, None])
+def test_alpha_is_a_number(alpha):
+    with pytest.raises(TypeError, match="alpha must be a number"):
+        fit(jax.random.key(0), np.zeros((4, 1)), known_variance(1), num_components=1, alpha=alpha)
+
+
+def test_a_bridge_warns_where_it_loses_digits_of_the_fit():
+    x = np.random.default_rng(0).normal(size=(20, 1)) + 1e6
+    component = known_variance(1, prior_loc=1e6)
+    fitted = fit(jax.random.key(0), x, component, num_components=1, num_restarts=1, num_samples=2)
+    with pytest.warns(UserWarning, match="column 0 of the data is so far from 0"):
+        as_tempered_fit(jax.random.key(0), fitted, x)

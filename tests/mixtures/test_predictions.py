@@ -107,7 +107,7 @@ def test_relabelling_changes_nothing_else(fit, data, x64):
         )
 
 
-@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [1, 2, 3]])
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [1, 2, 3], [True, False, True]])
 def test_relabelling_takes_a_permutation(fit, order):
     with pytest.raises(ValueError, match=r"permutation of 0 \.\.\. 2"):
         nt.mixtures.relabel(fit, order)
