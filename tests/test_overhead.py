@@ -28,6 +28,8 @@ from workloads import (
 
 import numpyro_tempered as nt
 
+pytestmark = pytest.mark.thorough
+
 ALPHA = 0.5
 NUM_DATA = 1000
 # XLA's count differs by a few operations outside of the loop over data.

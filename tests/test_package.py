@@ -227,3 +227,9 @@ def test_package_is_typed():
 def test_version_is_that_of_the_project_file():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert importlib.metadata.version("numpyro_tempered") == project["version"]
+
+
+def test_no_two_test_modules_share_a_name():
+    """Their folders are no packages, and one process imports one module of a name."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -27,6 +27,8 @@ from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.mixture_bridges.polish import adjustable_guide
 
+pytestmark = pytest.mark.thorough
+
 ALPHA = 0.4
 WEIGHT = np.array([1.0, 2.0, 0.0, 1.0, 0.5, 3.0, 1.0, 1.0, 0.25, 2.0, 1.0, 1.0])
 # The sampler of each family takes seconds to compile: by default one with holes, one with matrices, one discrete.

@@ -18,6 +18,8 @@ from numpyro_tempered.components.categorical import categorical
 from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.components.tied_gaussian import tied_gaussian
 
+pytestmark = pytest.mark.thorough
+
 S = 200
 
 

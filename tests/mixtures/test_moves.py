@@ -10,6 +10,8 @@ import numpyro_tempered as nt
 from numpyro_tempered.cavi.blocks import make_blocks
 from numpyro_tempered.cavi.moves import affinities, propose
 
+pytestmark = pytest.mark.thorough
+
 CENTRES = np.array([[-9.0, 0.0], [-9.0, 4.0], [0.0, 0.0], [9.0, 0.0], [9.0, 4.0]])
 
 

@@ -12,6 +12,8 @@ from numpyro_tempered.online import power, random_walk
 from numpyro_tempered.online.mixture import regret_bound, weights
 from numpyro_tempered.online.windows import aggregate_windows
 
+pytestmark = pytest.mark.thorough
+
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import numpyro_tempered as nt
 
+pytestmark = pytest.mark.thorough
+
 KEY = jax.random.key(5)
 ETA = nt.expectations.gauss_hermite(predictor="eta")
 

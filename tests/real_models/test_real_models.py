@@ -17,6 +17,8 @@ from zoo import EXAMPLES, SHARED
 
 import numpyro_tempered as nt
 
+pytestmark = pytest.mark.thorough
+
 ALPHA = 0.5
 
 

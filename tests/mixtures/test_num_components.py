@@ -14,6 +14,8 @@ import matplotlib.pyplot as plt
 import numpyro_tempered as nt
 from numpyro_tempered.arviz_data import group, group_names
 
+pytestmark = pytest.mark.thorough
+
 ORDERS = [1, 2, 3]
 COMPONENT = nt.mixtures.known_variance(1, prior_scale=5.0)
 OPTIONS = {"num_components": ORDERS, "num_restarts": 4, "num_samples": 40}
