@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from numpyro_tempered.bounds import Certificate, LogTrueDensity, tempered_certificate
 from numpyro_tempered.fit import TemperedFit
 from numpyro_tempered.inference_data import assemble, dataset, group, to_inference_data
 
@@ -35,7 +36,15 @@ def dyadic(names: Sequence[Hashable]) -> dict[Hashable, float]:
     return {name: -k * math.log(2.0) for name, k in zip(names, orders, strict=True)}  # type: ignore[operator]
 
 
-def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_samples: int = 1000) -> Any:
+def compare(
+    fits: Mapping[Any, TemperedFit],
+    log_prior: LogPrior = None,
+    *,
+    num_samples: int = 1000,
+    log_p0: LogTrueDensity | None = None,
+    num_data: int | None = None,
+    delta: float = 0.05,
+) -> Any:
     r"""Compare models of the same data by the penalised ELBO.
 
     .. math:: \hat K = \arg\max_K \big\{\mathrm{ELBO}_\alpha(K) - \log(1/b_K)\big\}
@@ -46,7 +55,10 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
     - ``elbo`` and its Monte Carlo standard error ``se``,
     - ``log_prior`` (log b_K) and ``criterion``, their sum,
     - ``rank`` (0 is selected) and ``weight``, the softmax of ``criterion``,
-    - ``expected_log_lik``, the untempered E_q[log L], and ``kl`` = KL(q, prior).
+    - ``expected_log_lik``, the untempered E_q[log L], and ``kl`` = KL(q, prior),
+    - with ``log_p0``, ``certificate``: an upper bound on the divergence from the truth,
+      :math:`\int D_\alpha(P_\theta, P_0)\,q(d\theta)`, in nats a datum. With probability at least 1 - ``delta``
+      it holds for all models at once.
 
     The other groups are those of the selected fit. ``comparison_table`` turns the group into pandas.
 
@@ -57,14 +69,22 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
         log_prior: log b_K by name, or a callable from names to that, such as :func:`dyadic`; uniform
             over the given models by default. The weights must be positive and sum to at most 1.
         num_samples: Draws of the selected model's posterior.
+        log_p0: For certificates, which need alpha below 1: an upper bound on log p0(X), by
+            :func:`numpyro_tempered.bounds.empirical_entropy`, for instance. See
+            :func:`numpyro_tempered.bounds.tempered_certificate`.
+        num_data: For certificates, the number of independent data; by default the length of the only observed
+            site, if that is a vector without missing values.
+        delta: For certificates, their probability of failure.
 
     Returns:
-        ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x.
+        ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x. With certificates the attributes
+        say the selected model's, where its ``log_p0`` comes from, and under which condition it is valid.
 
     Raises:
-        TypeError: If ``fits`` is not a mapping, or a value not a :class:`TemperedFit`.
+        TypeError: If ``fits`` is not a mapping, a value not a :class:`TemperedFit`, or ``log_p0`` a bare number.
         ValueError: If there is no fit, an ELBO is not finite, observed values or alpha differ, or the
-            weights are not as above.
+            weights are not as above; if certificates are asked for and alpha is not one number in (0, 1), or the
+            number of data cannot be told.
 
     References:
         C19, Theorem 1 (the guarantee for alpha < 1).
@@ -118,14 +138,24 @@ def compare(fits: Mapping[Any, TemperedFit], log_prior: LogPrior = None, *, num_
         "expected_log_lik": [fit.elbo.expected_log_lik for fit in fits.values()],
         "kl": [fit.elbo.kl for fit in fits.values()],
     }
+    certified = {}
+    if log_p0 is not None:
+        certificates = _certificates(fits, log_weights, log_p0, num_data, delta)
+        columns["certificate"] = certificates.value
+        certified = {
+            "certificate": float(certificates.value[order[0]]),
+            "certificate_delta": certificates.delta,
+            "certificate_log_p0": certificates.source,
+            "certificate_valid_only_if": certificates.valid_only_if,
+        }
     selected = names[order[0]] if isinstance(names[order[0]], str | int) else str(names[order[0]])
     best = to_inference_data(fits[names[order[0]]], num_samples=num_samples)
-    attrs = {**best.attrs, "selected": selected, "prior_weights": np.exp(log_weights).tolist()}
+    attrs = {**best.attrs, "selected": selected, "prior_weights": np.exp(log_weights).tolist(), **certified}
     comparison = dataset(
         columns,
         coords={"model": [str(name) if isinstance(name, tuple) else name for name in names]},
         dims={column: ["model"] for column in columns},
-        attrs={"alpha": attrs["alpha"], "selected": selected},
+        attrs={"alpha": attrs["alpha"], "selected": selected, **certified},
     )
     groups = list(best.children) if hasattr(best, "children") else list(best.groups())
     return assemble({"model_comparison": comparison, **{name: group(best, name) for name in groups}}, attrs)
@@ -178,6 +208,40 @@ def check_log_prior(names: list[Any], log_prior: LogPrior) -> np.ndarray:
             "weights that sum to at most 1."
         )
     return values
+
+
+def _certificates(
+    fits: Mapping[Any, TemperedFit],
+    log_weights: np.ndarray,
+    log_p0: LogTrueDensity,
+    num_data: int | None,
+    delta: float,
+) -> Certificate:
+    """Each model's certificate, valid for all at once."""
+    first = next(iter(fits.values()))
+    if not isinstance(first.alpha, float):
+        raise ValueError(
+            f"certificates need one alpha in (0, 1) for all data, got {first.alpha}: fit with one alpha, or "
+            "leave out log_p0."
+        )
+    if num_data is None:
+        values = [np.asarray(value) for value in first.observed.values()]
+        if len(values) != 1 or values[0].ndim != 1 or np.any(values[0] != values[0]):
+            shapes = {site: np.shape(value) for site, value in first.observed.items()}
+            raise ValueError(
+                f"the number of independent data cannot be told from observed sites of shapes {shapes}, or with "
+                "missing values: pass num_data."
+            )
+        num_data = values[0].size
+    return tempered_certificate(
+        np.array([fit.elbo.value for fit in fits.values()]),
+        log_p0,
+        num_data,
+        alpha=first.alpha,
+        delta=delta,
+        elbo_se=np.array([fit.elbo.se for fit in fits.values()]),
+        log_prior=log_weights,
+    )
 
 
 def _check_same_data(fits: Mapping[Any, TemperedFit]) -> None:
