@@ -1,6 +1,7 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
 from numpyro_tempered import (
+    alpha,
     bounds,
     expectations,
     families,
@@ -13,6 +14,8 @@ from numpyro_tempered import (
     ppca,
     tables,
 )
+from numpyro_tempered.alpha.driver import select_alpha
+from numpyro_tempered.alpha.report import alpha_table
 from numpyro_tempered.elbo import ExpectedNLL
 from numpyro_tempered.fit import TemperedFit, fit_svi
 from numpyro_tempered.handlers import temper
@@ -30,6 +33,8 @@ __all__ = [
     "OnlineVI",
     "OnlineVIState",
     "TemperedFit",
+    "alpha",
+    "alpha_table",
     "bounds",
     "compare",
     "comparison_table",
@@ -49,6 +54,7 @@ __all__ = [
     "ppca",
     "regret_ledger",
     "regret_table",
+    "select_alpha",
     "tables",
     "temper",
     "temper_path",

@@ -138,14 +138,18 @@ def fit_svi(
         Trace_ELBO() if loss is None else loss,
     )
     result = svi.run(fit_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
-    params = result.params
-    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params)):
-        raise ValueError(
-            "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
-            "step size."
-        )
     # A step size that falls to nothing stops any descent: look before it does.
     watched = int(CONSTANT * num_steps) if optim is None else num_steps
+    fit = finish(
+        (elbo_key, later_key),
+        tempered,
+        built,
+        result.params,
+        result.losses,
+        args,
+        kwargs,
+        num_particles=num_particles,
+    )
     looked_at = np.asarray(result.losses, dtype=np.float64)[:watched]
     if fall := late_fall(looked_at):
         warnings.warn(
@@ -153,19 +157,44 @@ def fit_svi(
             "step size: take a larger num_steps or another optimiser before comparing its ELBO.",
             stacklevel=2,
         )
-    trace = _posterior_trace(elbo_key, tempered, built, params, args, kwargs)
+    return fit
+
+
+def finish(
+    rng_keys: tuple[Array, Array],
+    tempered: temper,
+    guide: Guide,
+    params: dict[str, Array],
+    losses: Array,
+    args: tuple,
+    kwargs: dict,
+    *,
+    num_particles: int,
+) -> TemperedFit:
+    """The fit of a guide with these parameters: checked, and its ELBO evaluated.
+
+    Raises:
+        ValueError: If a parameter is not finite, or the model observes nothing.
+    """
+    elbo_key, later_key = rng_keys
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
+            "step size."
+        )
+    trace = _posterior_trace(elbo_key, tempered, guide, params, args, kwargs)
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
-    gaussian, evaluated = _gaussian_of_laplace(built, tempered, params, elbo_key, args, kwargs)
+    gaussian, evaluated = _gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
     elbo = evaluate_elbo(
         elbo_key, tempered, tempered.guide(gaussian), evaluated, args, kwargs, num_particles=num_particles
     )
     return TemperedFit(
         model=tempered,
-        guide=built,
+        guide=guide,
         params=params,
         alpha=common_alpha(trace),
-        losses=result.losses,
+        losses=losses,
         elbo=elbo,
         observed=observed_values(trace),
         args=args,
@@ -174,7 +203,7 @@ def fit_svi(
     )
 
 
-def default_optim(num_steps: int) -> Adam:
+def default_optim(num_steps: int | Array) -> Adam:
     """Adam with a constant step size that finds the optimum, and a falling one that settles in it."""
 
     def step_size(step: Array) -> Array:

@@ -53,6 +53,7 @@ ORDER = [
         "loo",
         "selection",
         "path",
+        "alpha",
         "tables",
         "hindsight",
         "ledger",

@@ -48,6 +48,7 @@ class Problem:
 
     def __init__(self, model: Model, rng_key: Array, args: tuple, kwargs: dict) -> None:
         self.runs = 0
+        self.original = model
         self.args, self.kwargs = args, kwargs
         self.rng_key = rng_key
 

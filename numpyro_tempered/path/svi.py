@@ -35,7 +35,7 @@ def fit_path(
     """Fit the guide at every alpha in one ``vmap``, and draw from each fit."""
     args, kwargs = problem.args, problem.kwargs
     set_up_key, point_key, key = jax.random.split(rng_key, 3)
-    _set_up(set_up_key, problem, guide)
+    set_up(set_up_key, problem, guide)
     if has_point_mass(point_key, guide, {}, args, kwargs):
         raise ValueError(
             f"the guide {name_of(guide)} is a point, so its ELBO is minus infinity: take AutoNormal, say."
@@ -112,7 +112,7 @@ def fit_path(
     return Path(columns, values, {"log_lik": log_lik}, {"loss": losses})
 
 
-def _set_up(rng_key: Array, problem: Problem, guide: Guide) -> None:
+def set_up(rng_key: Array, problem: Problem, guide: Guide) -> None:
     """Set a guide up outside of jit, where its Python state may be kept, and refuse one that runs its model."""
     before = problem.runs
     handlers.seed(guide, rng_key)(*problem.args, **problem.kwargs)

@@ -1,8 +1,16 @@
 """The pictures that ArviZ has not; matplotlib is imported when one is drawn."""
 
+from numpyro_tempered.plots.alpha import plot_alpha
 from numpyro_tempered.plots.comparison import plot_comparison
 from numpyro_tempered.plots.mixture import plot_mixture, plot_num_components_path
 from numpyro_tempered.plots.path import plot_path
 from numpyro_tempered.plots.regret import plot_regret
 
-__all__ = ["plot_comparison", "plot_mixture", "plot_num_components_path", "plot_path", "plot_regret"]
+__all__ = [
+    "plot_alpha",
+    "plot_comparison",
+    "plot_mixture",
+    "plot_num_components_path",
+    "plot_path",
+    "plot_regret",
+]

@@ -1,0 +1,175 @@
+"""Weights of single data, and where the data of a model lie."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer.reparam import LocScaleReparam
+from numpyro.infer.util import log_density, potential_energy
+
+import numpyro_tempered as nt
+from numpyro_tempered.alpha.data_weights import weigh_data
+from numpyro_tempered.alpha.task import Task
+
+Y = np.array([0.3, -1.0, 2.0, 0.7])
+WEIGHTS = np.array([0.0, 1.0, 2.0, 1.0])
+
+
+def in_a_plate(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(theta, scale), obs=y)
+        numpyro.factor("penalty", -jnp.square(y - theta))
+
+
+def without_a_plate(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Normal(theta, scale), obs=y)
+
+
+def of_rows(y):
+    """The data are rows of an outer plate, with three entries each."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("n", len(y), dim=-2), numpyro.plate("k", 3, dim=-1):
+        numpyro.sample("y", dist.Normal(theta, scale), obs=y[:, None] + jnp.arange(3.0))
+
+
+CASES = {"plate": (in_a_plate, None), "vector": (without_a_plate, None), "rows": (of_rows, "n")}
+VALUES = {"theta": np.array(0.4), "scale": np.array(1.3)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_multiply_the_likelihood_of_their_datum_and_nothing_else(key, x64, case):
+    fn, plate = CASES[case]
+    task = Task(fn, key, (Y,), {}, plate)
+    assert task.num_data == 4
+    each = task.log_lik_of_each(VALUES)
+    prior = log_density(nt.temper(fn, 0.0), (Y,), {}, VALUES)[0]
+    whole = log_density(fn, (Y,), {}, VALUES)[0]
+    np.testing.assert_allclose(prior + each.sum(), whole, rtol=1e-12)
+    weighed = log_density(weigh_data(nt.temper(fn, 0.5), WEIGHTS, task.dim), (Y,), {}, VALUES)[0]
+    np.testing.assert_allclose(weighed, prior + 0.5 * jnp.sum(WEIGHTS * each), rtol=1e-12)
+
+
+def test_prior_factors_keep_their_weight(key, x64):
+    def centred(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        beta = numpyro.sample("beta", dist.Normal(theta, 2.0))
+        numpyro.factor("belief", -jnp.square(theta))
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(beta, 1.0), obs=y)
+
+    tempered = nt.temper(handlers.reparam(centred, {"beta": LocScaleReparam(0.0)}), 0.5, factors=False)
+    values = {"theta": np.array(0.2), "beta_decentered": np.array(-0.3)}
+    everything = log_density(weigh_data(tempered, jnp.ones(4), -1), (Y,), {}, values)[0]
+    np.testing.assert_allclose(everything, log_density(tempered, (Y,), {}, values)[0], rtol=1e-12)
+    nothing = log_density(weigh_data(tempered, jnp.zeros(4), -1), (Y,), {}, values)[0]
+    np.testing.assert_allclose(nothing, log_density(nt.temper(tempered, 0.0), (Y,), {}, values)[0], rtol=1e-12)
+
+
+def test_what_is_left_out_may_be_impossible():
+    def positive(y, theta):
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Exponential(theta, validate_args=False), obs=y)
+
+    y = jnp.array([1.0, -1.0])
+
+    def log_lik(theta, weights):
+        return log_density(weigh_data(nt.temper(positive, 0.5), weights, -1), (y, theta), {}, {})[0]
+
+    value, slope = jax.value_and_grad(log_lik)(2.0, jnp.array([1.0, 0.0]))
+    np.testing.assert_allclose(value, 0.5 * (np.log(2.0) - 2.0), rtol=1e-6)
+    np.testing.assert_allclose(slope, 0.5 * (0.5 - 1.0), rtol=1e-6)
+
+
+def test_the_flat_scale(key, x64):
+    task = Task(in_a_plate, key, (Y,), {})
+    start, unravel = task.flat()
+    assert start.shape == (2,)
+    at = unravel(jnp.array([0.1, -0.2]))
+    joint = -potential_energy(in_a_plate, (Y,), {}, at)
+    np.testing.assert_allclose(task.log_prior(at) - jnp.sum(task.losses(at)), joint, rtol=1e-12)
+    # A draw goes to the flat scale and back.
+    draws = task.draws(jax.tree.map(lambda v: jnp.stack([v, 2 * v]), VALUES))
+    back = task.losses(unravel(draws.flat[1]))
+    np.testing.assert_allclose(-draws.log_lik[1], back, rtol=1e-12)
+
+
+def local(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        z = numpyro.sample("z", dist.Normal(theta, 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def two_shapes(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+    numpyro.sample("total", dist.Normal(theta, 1.0), obs=jnp.sum(y))
+
+
+def scaled(y):
+    with handlers.scale(scale=2.0):
+        without_a_plate(y)
+
+
+def nothing(y):
+    numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+
+def subsampled(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y), subsample_size=2) as index:
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[index])
+
+
+def with_a_param(y):
+    numpyro.sample("y", dist.Normal(numpyro.param("loc", 0.0), numpyro.sample("s", dist.HalfNormal())), obs=y)
+
+
+def in_a_scan(y):
+    from numpyro.contrib.control_flow import scan
+
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+    def step(carry, value):
+        numpyro.sample("y", dist.Normal(theta + carry, 1.0), obs=value)
+        return value, None
+
+    scan(step, 0.0, y)
+
+
+REFUSED = {
+    "local latents": (local, "'z'.*integrate them out"),
+    "two shapes": (two_shapes, "put all in one plate"),
+    "several plates": (of_rows, "name that of the data by plate="),
+    "a scale": (scaled, "has the power or scale 2.0 already"),
+    "a power": (nt.temper(without_a_plate, alpha=0.5), "has the power or scale 0.5 already"),
+    "no data": (nothing, "no observed site"),
+    "a subsample": (subsampled, "subsamples"),
+    "a param": (with_a_param, "params"),
+    "a scan": (in_a_scan, "in a scan"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_cannot_be_taken_apart(key, case):
+    fn, match = REFUSED[case]
+    with pytest.raises(ValueError, match=match):
+        Task(fn, key, (Y,), {})
+
+
+def test_an_unknown_plate(key):
+    with pytest.raises(ValueError, match="plate 'm' does not hold"):
+        Task(in_a_plate, key, (Y,), {}, "m")
+
+
+def test_nan_data(key):
+    with pytest.raises(ValueError, match="'y' has 1 values that are NaN"):
+        Task(without_a_plate, key, (np.where(Y > 1, np.nan, Y),), {})
