@@ -182,7 +182,7 @@ def finish(
             "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
             "step size."
         )
-    trace = _posterior_trace(elbo_key, tempered, guide, params, args, kwargs)
+    trace = posterior_trace(elbo_key, tempered, guide, params, args, kwargs)
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
     gaussian, evaluated = _gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
@@ -280,7 +280,7 @@ def _wraps(model: Any, inner: Model) -> bool:
     return False
 
 
-def _posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
+def posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
     """A trace of the model at one draw of the guide."""
     draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
     replayed = handlers.replay(handlers.seed(model, rng_key), draw)
@@ -289,7 +289,7 @@ def _posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, a
 
 def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict[str, Array]:
     """Draws of the latent sites from a fit, ``(num_samples, ...)`` each."""
-    trace = _posterior_trace(rng_key, fit.model, fit.guide, fit.params, fit.args, fit.kwargs)
+    trace = posterior_trace(rng_key, fit.model, fit.guide, fit.params, fit.args, fit.kwargs)
     names = latent_sites(trace)
     if isinstance(fit.guide, AutoGuide):
         draws = fit.guide.sample_posterior(

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
@@ -128,7 +129,7 @@ def model_loss(
 
     def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
         sites = likelihood_sites(run(theta, args, kwargs, {})).values()
-        values = [-_log_prob_of_each(site) for site in sites]
+        values = [-log_prob_of_each(site) for site in sites]
         weights = [jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)]
 
         def flat(parts: list[Array]) -> Array:
@@ -188,7 +189,12 @@ def model_loss(
     return ModelLoss(losses, predict, given)
 
 
-def _log_prob_of_each(site: Site) -> Array:
+def log_prob_of_each(site: Site) -> Array:
+    """The untempered log-probabilities of a site, one for each of its data.
+
+    Raises:
+        ValueError: If values and distribution broadcast against each other to more.
+    """
     value = untempered_log_prob(site)
     observed = jnp.size(site["value"]) // max(1, math.prod(site["fn"].event_shape))
     if jnp.ndim(site["value"]) and not is_factor(site) and jnp.size(value) > observed:
@@ -256,6 +262,13 @@ def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs:
 def is_factor(site: Site) -> bool:
     """Whether a site is a ``numpyro.factor``, which has no observed value."""
     return site["value"] is not None and jnp.size(site["value"]) == 0
+
+
+def is_masked(fn: Any) -> bool:
+    """Whether a distribution is masked, perhaps under others."""
+    while not isinstance(fn, dist.MaskedDistribution) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.MaskedDistribution)
 
 
 def observed_values(trace: Trace) -> dict[str, Array]:

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from numpyro_tempered.bounds import Certificate, LogTrueDensity, tempered_certificate
-from numpyro_tempered.fit import TemperedFit
+from numpyro_tempered.fit import TemperedFit, posterior_trace
 from numpyro_tempered.inference_data import assemble, dataset, group, to_inference_data
+from numpyro_tempered.likelihood import is_factor, is_masked, likelihood_sites, other_scale
 
 LogPrior: TypeAlias = Mapping[Any, float] | Callable[[Sequence[Hashable]], Mapping[Any, float]] | None
 
@@ -224,15 +225,15 @@ def _certificates(
             f"certificates need one alpha in (0, 1) for all data, got {first.alpha}: fit with one alpha, or "
             "leave out log_p0."
         )
+    counts = [_check_certifiable(name, fit) for name, fit in fits.items()]
     if num_data is None:
-        values = [np.asarray(value) for value in first.observed.values()]
-        if len(values) != 1 or values[0].ndim != 1 or np.any(values[0] != values[0]):
+        if counts[0] is None or len(set(counts)) > 1:
             shapes = {site: np.shape(value) for site, value in first.observed.items()}
             raise ValueError(
-                f"the number of independent data cannot be told from observed sites of shapes {shapes}, or with "
-                "missing values: pass num_data."
+                f"the number of independent data cannot be told from observed sites of shapes {shapes}, with "
+                "masks, missing values, event dimensions or in a scan: pass num_data."
             )
-        num_data = values[0].size
+        num_data = counts[0]
     return tempered_certificate(
         np.array([fit.elbo.value for fit in fits.values()]),
         log_p0,
@@ -242,6 +243,32 @@ def _certificates(
         elbo_se=np.array([fit.elbo.se for fit in fits.values()]),
         log_prior=log_weights,
     )
+
+
+def _check_certifiable(name: Any, fit: TemperedFit) -> int | None:
+    """The number of data of a fit, None where it cannot be told.
+
+    Raises:
+        ValueError: If the ELBO is not that of a tempered likelihood under a prior that was fixed beforehand.
+    """
+    trace = posterior_trace(fit.rng_key, fit.model, fit.guide, fit.params, fit.args, fit.kwargs)
+    params = [site for site, message in trace.items() if message["type"] == "param"]
+    if params:
+        raise ValueError(
+            f"the model of fits[{name!r}] has params {params}, chosen by the data: a certificate needs a prior "
+            "that was fixed before. Give them one, or leave out log_p0."
+        )
+    sites = likelihood_sites(trace)
+    for site, message in sites.items():
+        if is_factor(message) or not np.all(np.asarray(other_scale(message)) == 1.0):
+            raise ValueError(
+                f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha: certificates are for "
+                "densities of the data to the power alpha. Leave out log_p0."
+            )
+    site, message = next(iter(sites.items()))
+    value, fn = np.asarray(fit.observed.get(site)), message["fn"]
+    plain = fn.event_dim == 0 and value.ndim == 1 and not is_masked(fn) and not message.get("_control_flow_done")
+    return value.size if len(fit.observed) == 1 and plain and np.all(value == value) else None
 
 
 def _check_same_data(fits: Mapping[Any, TemperedFit]) -> None:

@@ -26,6 +26,8 @@ def coarsening(a: float) -> Criterion:
     parameters. As alpha rises from 0 the fit rises steeply while parameters of use come in, then bends: beyond
     the bend a further parameter buys little fit. Take the alpha of the bend, and a = n α / (1 - α).
 
+    n counts the rows of the data; rows that the model masks count too, so leave them out.
+
     Args:
         a: A positive number, in data.
 

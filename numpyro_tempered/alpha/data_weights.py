@@ -11,6 +11,7 @@ from numpyro_tempered.likelihood import (
     is_factor,
     latent_sites,
     likelihood_sites,
+    log_prob_of_each,
     untempered_log_prob,
     weight,
 )
@@ -46,6 +47,7 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
     """
     sites = likelihood_sites(trace)
     for name, site in sites.items():
+        log_prob_of_each(site)
         if jnp.ndim(weight(site)) or float(weight(site)) != 1.0:
             raise ValueError(
                 f"observed site {name!r} has the power or scale {weight(site)} already, and choosing alpha "
@@ -68,11 +70,18 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
         if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 1:
             raise ValueError(
                 f"the observed sites have log-probabilities of shapes {shapes} and no plate in common: put all "
-                "in one plate, whose rows are the data."
+                "in one plate, whose rows are the data. Terms of the prior are told apart by nt.temper(model, "
+                "1.0, factors=False)."
             )
         return next(iter(shapes.values()))[0], -1
     name = plate or common.pop()
-    frame = next(f for site in sites.values() for f in site["cond_indep_stack"] if f.name == name)
+    frames = {(f.size, f.dim) for site in sites.values() for f in site["cond_indep_stack"] if f.name == name}
+    if len(frames) > 1:
+        raise ValueError(
+            f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim= for all its "
+            "sites. "
+        )
+    ((size, dim),) = frames
     local = [latent for latent, site in latent_sites(trace).items() if name in plates_of(site)]
     if local:
         raise ValueError(
@@ -80,7 +89,7 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
             "nothing of its own: integrate them out (nt.marginalize does for discrete ones), or let the rows of "
             "another plate be the data."
         )
-    return frame.size, frame.dim
+    return size, dim
 
 
 def log_lik_of_each(trace: Trace, num_data: int, dim: int) -> Array:

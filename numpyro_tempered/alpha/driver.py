@@ -106,7 +106,8 @@ def select_alpha(
         chain_method: MCMC: ``"sequential"`` or ``"vectorized"``.
         coords: Coordinate values by dimension, of the chosen posterior.
         dims: Names of the event dimensions by variable.
-        **kwargs: Keyword arguments of the model.
+        **kwargs: Keyword arguments of the model; those with the name of an argument above go by position, or by
+            ``functools.partial``.
 
     Returns:
         An :class:`AlphaChoice`: the alpha, the fit at it, ArviZ data, and a sentence of advice.
@@ -297,7 +298,7 @@ def _stream(
     """The grid on a stream, with the posteriors of its own order at the end."""
 
     def run(order: np.ndarray) -> Any:
-        return run_all(method_key, task.original, method, online, grid, order, task.args, task.kwargs)
+        return run_all(method_key, task.original, method, online, grid, order, task.args, task.kwargs, task.plate)
 
     whole = run(np.arange(task.num_data))
     if verdict is None:

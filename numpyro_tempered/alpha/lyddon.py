@@ -26,15 +26,19 @@ def lyddon() -> Criterion:
     units: it is a mean of the powers that single directions ask for, whose range is reported as ``power_least``
     and ``power_largest``. Where they are far apart no single α gives all latents their coverage.
 
-    The standard error is over samples of the data (the infinitesimal jackknife). The minimiser is a local one,
-    found from a draw of the prior or the origin, and the prior plays no other part.
+    With few data for each dimension α is too large, because residuals are smaller than errors and their inverse
+    moments larger. On well-specified regressions with d = 10 its mean was 1.8 at n = 6 d, 1.4 at 10 d, 1.2 at 20
+    d and 1.1 at 50 d; :func:`gpc` and :func:`bootstrap_fisher` are off by less.
+
+    The standard error is over samples of the data (the infinitesimal jackknife); at n = 10 d it was a seventh to
+    a quarter below the spread over data sets. The minimiser is a local one, found from a draw of the prior or the
+    origin, and the prior plays no other part.
 
     Returns:
         A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`, which refuses with ValueError
 
         - discrete latents, which have no scores;
-        - less than 5 (d + 2) data for d dimensions: the inverse of I, and α with it, is too large by a factor
-          of about n / (n - d - 2), a quarter there;
+        - less than 5 (d + 2) data for d dimensions: the inverse of I, and α with it, is far too large there;
         - a total loss that has no minimiser inside: separable classes, hierarchical models;
         - a Hessian, scaled to a unit diagonal, or I relative to J with a condition number over that at which half
           of the digits are lost: 3e3 in float32, 7e7 in float64.

@@ -94,8 +94,13 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
         # What rounding may do to the sum of the differences: what terms share is rounded the same way in all.
         noise = 2.0 * eps * jnp.sum(jnp.abs(state.terms))
         slope = state.gradient @ move
+        lower = jnp.sum(values - state.terms) <= 1e-4 * slope + noise
+        # Terms may round by more than their size says, where they are differences of larger numbers: a short step
+        # is also taken if it does not double the length of the next.
+        rest = new_gradient / scale
+        shorter = (-slope <= COARSEST_STEP**2) & (rest @ cho_solve((factor, True), rest) <= -4.0 * slope)
         accepted = (
-            (jnp.sum(values - state.terms) <= 1e-4 * slope + noise)
+            (lower | shorter)
             & jnp.all(jnp.isfinite(values))
             & jnp.all(jnp.isfinite(new_gradient))
             & jnp.all(jnp.isfinite(new_hessian))

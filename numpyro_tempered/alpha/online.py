@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 
 from numpyro_tempered._typing import Array
+from numpyro_tempered.alpha.data_weights import find_data
 from numpyro_tempered.handlers import temper
 from numpyro_tempered.infer import OnlineVI
+from numpyro_tempered.likelihood import get_trace
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.online.sweep import tempered
@@ -39,11 +42,13 @@ def run_all(
     order: np.ndarray,
     args: tuple,
     kwargs: dict,
+    plate: str | None,
 ) -> Streams:
     """Run the rule with every alpha under one ``vmap``, the rows in this order.
 
     Raises:
-        ValueError: If rounds are rejected: alphas with other data are not to be compared.
+        ValueError: If rounds are rejected: alphas with other data are not to be compared. If a row of the
+            arguments is not a datum of the model.
     """
     num_rounds = len(order)
 
@@ -54,6 +59,13 @@ def run_all(
     arrays, expectation = online._split(args, kwargs)
     first = jax.tree.map(lambda leaf: leaf[:1] if jnp.ndim(leaf) else leaf, (args, kwargs))
     state = online.init(rng_key, *first[0], **first[1])
+    each = find_data(get_trace(handlers.seed(model, rng_key), *first), plate)[0]
+    if each != 1 or stream.check_rows([a for a in arrays if a.ndim]) != num_rounds:
+        raise ValueError(
+            f"a round is a row of every array argument, and has to be one of the {num_rounds} data; here it is "
+            f"{each}, and the arrays have leading axes {sorted({a.shape[0] for a in arrays if a.ndim})}. Give "
+            "the data one row each, and what is no data by functools.partial."
+        )
     rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
 
     def one(alpha: Array) -> tuple[Any, Losses]:

@@ -183,9 +183,11 @@ def judge(by_datum: dict[str, np.ndarray], loss: str, rule: str, grid: np.ndarra
         )
     else:
         gain = total[-1] - total[chosen]
-        advice = (
-            f"alpha = {alpha:.4g} for a low risk: on data to come its posteriors lost {gain:.4g} nats less than "
-            f"those of alpha = {grid[-1]:.4g}, the largest tried."
+        advice = f"alpha = {alpha:.4g} for a low risk: " + (
+            "it is the largest tried: try larger ones, up to 1 at least."
+            if chosen == len(grid) - 1
+            else f"on data to come its posteriors lost {gain:.4g} nats less than those of "
+            f"alpha = {grid[-1]:.4g}, the largest tried."
         )
     if chosen == 0 and len(grid) > 1:
         advice += " It is the least alpha of the grid: try smaller ones."

@@ -12,8 +12,8 @@ from numpyro_tempered._typing import Array
 from numpyro_tempered.alpha.minimise import Minimum, minimise
 from numpyro_tempered.alpha.task import Task
 
-# The inverse of a mean of n outer products of Gaussian vectors is too large by n / (n - d - 2): at n = 5 (d + 2)
-# by a quarter.
+# The inverse of a mean of n outer products of Gaussian vectors is too large by n / (n - d - 2), a quarter at
+# n = 5 (d + 2); that of scores by more, as they are taken at the minimiser.
 DATA_PER_DIMENSION = 5
 
 Losses = Callable[[Array], Array]
@@ -110,8 +110,8 @@ def check_size(num_data: int, dim: int) -> None:
     if num_data < least:
         raise ValueError(
             f"{num_data} data are too few for {dim} latent dimensions: the variance of the scores is a mean of n "
-            f"outer products, whose inverse is too large by a factor of about n / (n - d - 2). At least {least} "
-            "are needed, 5 (d + 2), for a quarter at most. Take safe_bayes(), or theory_default()."
+            f"outer products, whose inverse is too large by a factor of n / (n - d - 2) and more. At least "
+            f"{least} are needed, 5 (d + 2). Take safe_bayes(), or theory_default()."
         )
 
 
@@ -152,7 +152,8 @@ def check_sandwich(found: Sandwich) -> None:
             f"the Hessian of the total loss has condition number {minimum.condition:.2g} where "
             f"{minimum.point.dtype} allows {limit:.2g}: the likelihood alone does not identify the latents, as "
             "in a hierarchical model, for collinear features, or for separable classes, whose loss has no "
-            "minimum. Centre and scale features, leave latents out, use float64, or take safe_bayes()."
+            "minimum. Use float64 if this is not it, centre and scale features, leave latents out, or take "
+            "safe_bayes()."
         )
     if not minimum.found:
         raise ValueError(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import log_density
@@ -46,6 +46,11 @@ def fit_all(
 
     One compiled loop serves all fits. Each starts at the parameters of the one before, its optimiser anew.
     """
+    if isinstance(loss, TraceEnum_ELBO):
+        raise ValueError(
+            "TraceEnum_ELBO sums the likelihood before the weights of single data can be applied: sum discrete "
+            "latents out by nt.marginalize, and take Trace_ELBO."
+        )
     args, kwargs = task.args, task.kwargs
     set_up_key, point_key, key, fit_key = jax.random.split(rng_key, 4)
     set_up(set_up_key, task, guide)

@@ -31,6 +31,7 @@ class Task(Problem):
 
     def __init__(self, model: Model, rng_key: Array, args: tuple, kwargs: dict, plate: str | None = None) -> None:
         super().__init__(model, rng_key, args, kwargs)
+        self.plate = plate
         self.check(None)
         for name, value in self.observed.items():
             if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not np.all(np.isfinite(value)):

@@ -16,7 +16,7 @@ class Certificate(NamedTuple):
 
     Attributes:
         value: The bound: the sum of the four terms. It holds with probability at least 1 - ``delta`` over the
-            data, for all ρ and all models and alphas that were allowed for, at once.
+            data, for all ρ at once, and all models and alphas that ``log_prior`` and ``grid_size`` allow for.
         fit: (α log p0(X) - ELBO_α(ρ)) / (n(1-α)).
         selection: log(1/b_K) / (n(1-α)), the price of having several models.
         confidence: log(|grid|/δ) / (n(1-α)), the price of the probability and of several alphas.
@@ -115,9 +115,14 @@ def tempered_certificate(
             f"a certificate needs alpha in (0, 1), got {alpha!r}: what it bounds is n(1 - alpha) D_alpha, which "
             "is nothing at 1. Fit with alpha below 1."
         )
-    if isinstance(num_data, bool) or int(num_data) != num_data or num_data < 1:
+    # Also of a value that is no number, and of an array.
+    if (
+        not isinstance(num_data, int | float | np.number)
+        or isinstance(num_data, bool)
+        or not (num_data >= 1 and num_data % 1 == 0)
+    ):
         raise ValueError(f"num_data must be a positive whole number, got {num_data!r}.")
-    if not 0.0 < delta < 1.0:
+    if np.ndim(delta) or not 0.0 < delta < 1.0:
         raise ValueError(f"delta is a probability of failure, in (0, 1), got {delta!r}.")
     grid = alphas.size if grid_size is None else grid_size
     if int(grid) != grid or grid < alphas.size:
@@ -129,6 +134,8 @@ def tempered_certificate(
         raise ValueError(f"elbo must be finite, got {elbo!r}: a guide that is a point has an ELBO of -inf.")
     if not (np.all(np.isfinite(weights)) and np.all(weights <= 1e-6)):
         raise ValueError(f"log_prior holds logarithms of weights in (0, 1], got {log_prior!r}.")
+    if weights.ndim == 1 and np.exp(weights).sum() > 1.0 + 1e-6:
+        raise ValueError(f"the weights exp(log_prior) sum to more than 1, got {log_prior!r}.")
     if not (np.all(np.isfinite(errors) & (errors >= 0)) and np.isfinite(num_se) and num_se >= 0):
         raise ValueError(f"elbo_se and num_se must be finite and not negative, got {elbo_se!r} and {num_se!r}.")
     scale = num_data * (1.0 - alphas)
@@ -142,8 +149,11 @@ def tempered_certificate(
     ]
     if np.any(weights != 0.0):
         assumptions.append("the weights b_K were fixed before the data were seen, and sum to at most 1")
-    if grid > 1:
-        assumptions.append(f"alpha is one of {grid:g} values that were fixed before the data were seen")
+    assumptions.append(
+        f"alpha is one of {grid:g} values that were fixed before the data were seen"
+        if grid > 1
+        else "alpha was fixed before the data were seen: one that select_alpha chose on them needs grid_size"
+    )
     if np.any(errors > 0):
         assumptions.append(
             f"the exact ELBO is at most {num_se:g} standard errors below its Monte Carlo estimate: check that "

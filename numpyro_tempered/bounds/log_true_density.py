@@ -82,6 +82,8 @@ def empirical_entropy(data: ArrayLike | None = None, *, counts: ArrayLike | None
     if (data is None) == (counts is None):
         raise TypeError("empirical_entropy takes the data, or the counts of their values: one of the two.")
     if counts is None:
+        if isinstance(data, np.ma.MaskedArray):
+            raise ValueError("the data are a masked array: pass those that are not masked.")
         values = np.asarray(data)
         if values.ndim not in (1, 2) or values.size == 0:
             raise ValueError(f"the data must have shape (n,) or (n, d), and not be empty, got {values.shape}.")

@@ -14,6 +14,7 @@ from numpyro_tempered.arviz_data import Dims
 from numpyro_tempered.likelihood import (
     Trace,
     get_trace,
+    is_masked,
     latent_sites,
     likelihood_sites,
     observed_values,
@@ -63,7 +64,7 @@ class Problem:
             sampled
             and not any(site.get(PRIOR_FACTOR) for site in self.trace.values())
             and not any(
-                site["scale"] is not None or _is_masked(site["fn"]) for site in latent_sites(self.trace).values()
+                site["scale"] is not None or is_masked(site["fn"]) for site in latent_sites(self.trace).values()
             )
         )
         self.latents = list(latent_sites(self.trace))
@@ -152,9 +153,3 @@ def check_finite(grid: np.ndarray, log_lik: np.ndarray, at_zero: bool) -> None:
 def name_of(value: Any) -> str:
     """The name of a function or of an object's class."""
     return getattr(value, "__name__", type(value).__name__)
-
-
-def _is_masked(fn: Any) -> bool:
-    while not isinstance(fn, dist.MaskedDistribution) and hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return isinstance(fn, dist.MaskedDistribution)

@@ -35,7 +35,8 @@ def plot_alpha(choice: Any, axes: Any = None) -> Any:
         >>> def model(y):
         ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
         >>> choice = nt.select_alpha(
-        ...     jax.random.key(0), model, AutoNormal, jnp.ones(9), criterion=nt.alpha.theory_default(), num_steps=300
+        ...     jax.random.key(0), model, AutoNormal, jnp.ones(9), num_steps=300,
+        ...     criterion=nt.alpha.theory_default(),
         ... )
         >>> left, right = nt.plots.plot_alpha(choice)
         >>> right.get_xlabel()

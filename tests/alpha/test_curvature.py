@@ -388,3 +388,20 @@ def test_the_aims_are_stated():
     assert "too narrow" in advise("it", 0.5, 0.1, "sets", one)
     asked = "narrows it; single directions of the latents ask for 0.5 to 1."
     assert advise("it", 1.5, 0.1, "sets", singular()).endswith(asked)
+
+
+def test_terms_that_round_by_more_than_their_size_hide_no_minimum():
+    """Counts under a Poisson regression: terms of some nats are differences of numbers in the hundreds."""
+    counts_of_breaks = """26 30 54 25 70 52 51 26 67 18 21 29 17 12 18 35 30 36 36 21 24 18 10 43 28 15 26
+        27 14 29 19 29 31 41 20 44 42 26 19 16 39 28 21 39 29 20 21 24 17 13 15 15 16 28"""
+    y = np.array(counts_of_breaks.split(), np.float32)
+    tension = np.tile(np.repeat([0, 1, 2], 9), 2)
+    x = np.column_stack([np.ones(54), np.repeat([0, 1], 27), tension == 1, tension == 2]).astype(np.float32)
+
+    def losses(theta):
+        return jnp.exp(x @ theta) - y * (x @ theta) + jax.scipy.special.gammaln(y + 1)
+
+    start = minimise(losses, jnp.zeros(4)).point
+    counts = resamples(jax.random.key(0), 500, 54)
+    found = jax.jit(jax.vmap(lambda c: minimise(lambda theta: c * losses(theta), start)))(counts)
+    assert bool(jnp.all(found.found))

@@ -145,7 +145,23 @@ def in_a_scan(y):
     scan(step, 0.0, y)
 
 
+def broadcast(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[:, None])
+
+
+def at_two_dims(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+    with numpyro.plate("n", len(y), dim=-2), numpyro.plate("k", 4):
+        numpyro.sample("z", dist.Normal(theta, 1.0), obs=np.tile(y[:, None], (1, 4)))
+
+
 REFUSED = {
+    "broadcasting": (broadcast, "they broadcast against each other"),
+    "two dims": (at_two_dims, "several sizes and dimensions"),
     "local latents": (local, "'z'.*integrate them out"),
     "two shapes": (two_shapes, "put all in one plate"),
     "several plates": (of_rows, "name that of the data by plate="),

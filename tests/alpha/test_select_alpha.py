@@ -233,3 +233,34 @@ def test_a_fit_that_diverges_is_refused(key):
             num_refit_steps=20,
             optim=numpyro.optim.SGD(1e6),
         )
+
+
+def test_a_round_is_a_datum(key):
+    """A stream of rows that are no data of the model, and an argument that is no data."""
+
+    def online(model):
+        return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
+
+    def of_columns(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", y.shape[1]):
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y.sum(0))
+
+    for columns in (5, 60):
+        with pytest.raises(ValueError, match="a round is a row"):
+            nt.select_alpha(key, of_columns, online, np.tile(Y[:, None], (1, columns)), alphas=[1.0])
+
+    def with_a_prior(y, loc):
+        theta = numpyro.sample("theta", dist.Normal(loc[0], 1.0))
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="leading ax"):
+        nt.select_alpha(key, with_a_prior, online, Y, np.zeros(3), alphas=[1.0])
+
+
+def test_a_loss_that_sums_before_it_weighs_is_refused(key):
+    from numpyro.infer import TraceEnum_ELBO
+
+    with pytest.raises(ValueError, match="TraceEnum_ELBO"):
+        nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), loss=TraceEnum_ELBO())
