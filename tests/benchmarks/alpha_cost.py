@@ -85,7 +85,7 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    steps, repeats = (100, 1) if options.small else (5000, 5)
+    steps, repeats = (100, 1) if options.small else (5000, 3)
     x, y = data()
     rows = []
     for repeat in range(repeats):
