@@ -19,7 +19,7 @@ class Certificate(NamedTuple):
             data, for all ρ at once, and all models and alphas that ``log_prior`` and ``grid_size`` allow for.
         fit: (α log p0(X) - ELBO_α(ρ)) / (n(1-α)).
         selection: log(1/b_K) / (n(1-α)), the price of having several models.
-        confidence: log(|grid|/δ) / (n(1-α)), the price of the probability and of several alphas.
+        confidence: log(m/δ) / (n(1-α)), the price of the probability and of m alphas.
         monte_carlo: What is added for the Monte Carlo error of the ELBO; 0 for an exact one.
         se: Monte Carlo standard error of ``fit``.
         alpha: Power on the likelihood, and the order of the divergence.
