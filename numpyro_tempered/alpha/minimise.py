@@ -107,6 +107,8 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
         )
         step = jnp.sqrt(jnp.abs(slope))
         undamped = state.damping == 0.0
+        # Where it leads does not matter: whether the sum is lower or the next step shorter there is rounding.
+        short = step <= jnp.sqrt(eps)
         # So near the minimum, steps that do not shrink are rounding errors.
         stalled = (step <= COARSEST_STEP) & (step > 0.5 * state.step)
         easier = jnp.where(state.damping > 1e-4, 0.1 * state.damping, 0.0)
@@ -121,9 +123,9 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
             either(new_gradient, state.gradient),
             either(new_hessian, state.hessian),
             jnp.where(accepted, easier, harder),
-            jnp.where(accepted & undamped, step, state.step),
+            jnp.where(undamped & (accepted | short), step, state.step),
             state.num + 1,
-            accepted & undamped & ((step <= jnp.sqrt(eps)) | stalled),
+            undamped & (short | (accepted & stalled)),
         )
 
     # A first step of length 0, damped so as not to count, evaluates the start inside the loop.
