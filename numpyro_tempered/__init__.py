@@ -3,8 +3,10 @@
 from numpyro_tempered import (
     alpha,
     bounds,
+    distributions,
     expectations,
     families,
+    gaussian_vi,
     guides,
     hindsight,
     mixtures,
@@ -12,12 +14,14 @@ from numpyro_tempered import (
     optim,
     plots,
     ppca,
+    sparse,
     tables,
 )
 from numpyro_tempered.alpha.driver import select_alpha
 from numpyro_tempered.alpha.report import alpha_table
 from numpyro_tempered.elbo import ExpectedNLL
 from numpyro_tempered.fit import TemperedFit, fit_svi
+from numpyro_tempered.fit_gaussian import fit_gaussian
 from numpyro_tempered.handlers import temper
 from numpyro_tempered.infer import OnlineVI
 from numpyro_tempered.inference_data import to_inference_data
@@ -26,7 +30,9 @@ from numpyro_tempered.loo import loo
 from numpyro_tempered.marginalize import marginalize
 from numpyro_tempered.online_state import OnlineVIState
 from numpyro_tempered.path import path_table, temper_path
+from numpyro_tempered.round_and_refit import round_and_refit
 from numpyro_tempered.selection import compare, comparison_table, dyadic
+from numpyro_tempered.sparse_bridge import sparse_as_tempered_fit
 
 __all__ = [
     "ExpectedNLL",
@@ -38,10 +44,13 @@ __all__ = [
     "bounds",
     "compare",
     "comparison_table",
+    "distributions",
     "dyadic",
     "expectations",
     "families",
+    "fit_gaussian",
     "fit_svi",
+    "gaussian_vi",
     "guides",
     "hindsight",
     "loo",
@@ -54,7 +63,10 @@ __all__ = [
     "ppca",
     "regret_ledger",
     "regret_table",
+    "round_and_refit",
     "select_alpha",
+    "sparse",
+    "sparse_as_tempered_fit",
     "tables",
     "temper",
     "temper_path",

@@ -1,9 +1,11 @@
 """Which models an online rule can take, and which batches an expectation."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
@@ -19,6 +21,10 @@ from numpyro_tempered.likelihood import (
     refuse_subsampling,
     untempered_log_prob,
 )
+
+# Up to so many data the whole Jacobian of losses in predictors is looked at, beyond that as many random halves.
+_DENSE = 1000
+_SPLITS = 8
 
 
 def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
@@ -49,14 +55,33 @@ def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) 
     if predict is None or given is None:
         return
     u = predict(theta, args, kwargs)
-    jacobian = jax.jacrev(lambda v: given(v, theta, args, kwargs)[0])(u)
-    own = jnp.reshape(jnp.eye(u.shape[0], dtype=bool), (1, u.shape[0], u.shape[0]) + (1,) * (u.ndim - 1))
-    others = jnp.where(own, 0.0, jnp.nan_to_num(jacobian))
-    if bool(jnp.any(others != 0.0)):
+
+    def losses(v: Array) -> Array:
+        return given(v, theta, args, kwargs)[0]
+
+    if _depend_on_others(losses, u):
         raise ValueError(
             "the likelihood of one datum depends on the predictor of another, and a quadrature takes them one "
             "by one. Use monte_carlo()."
         )
+
+
+def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> bool:
+    """Whether the Jacobian of the losses ``(S, n)`` in the predictors of n data is not diagonal."""
+    n = u.shape[0]
+    if n <= _DENSE:
+        jacobian = jax.jacrev(losses)(u)
+        own = jnp.reshape(jnp.eye(n, dtype=bool), (1, n, n) + (1,) * (u.ndim - 1))
+        return bool(jnp.any(jnp.where(own, 0.0, jnp.nan_to_num(jacobian)) != 0.0))
+    # Too many for a matrix: the losses of one half of the data must not feel the predictors of the other.
+    rng = np.random.default_rng(0)
+    for _ in range(_SPLITS):
+        moves = rng.uniform(size=n) < 0.5
+        direction = np.where(moves, rng.normal(size=n), 0.0).reshape((n,) + (1,) * (u.ndim - 1))
+        _, felt = jax.jvp(losses, (u,), (jnp.broadcast_to(jnp.asarray(direction, u.dtype), u.shape),))
+        if bool(jnp.any(jnp.nan_to_num(felt)[:, ~moves] != 0.0)):
+            return True
+    return False
 
 
 def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, kwargs: dict) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
     AutoContinuous,
     AutoGuide,
@@ -22,6 +22,9 @@ from numpyro.optim import Adam
 from numpyro_tempered._typing import Array, Guide, Model
 from numpyro_tempered.elbo import TemperedELBO, evaluate_elbo
 from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.gaussian_vi import Result
+from numpyro_tempered.guide_factory import build_guide
+from numpyro_tempered.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.handlers import check_alpha, temper
 from numpyro_tempered.likelihood import (
     common_alpha,
@@ -44,12 +47,14 @@ class TemperedFit(NamedTuple):
         guide: The fitted guide, built on ``model``.
         params: Its parameters.
         alpha: Power on the likelihood; by site where sites differ.
-        losses: Negative ELBO at every step, shape ``(num_steps,)``.
+        losses: Negative ELBO at every step, shape ``(num_steps,)``; for ``AutoSpikeAndSlab`` the negative
+            relaxed objective, which is no bound.
         elbo: The ELBO at the end, with its standard error and its two parts.
         observed: Observed values by site.
         args: The model's positional arguments.
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards.
+        convergence: How the optimum was found and how near it is, by :func:`fit_gaussian`; None of other fits.
     """
 
     model: Model
@@ -62,6 +67,7 @@ class TemperedFit(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
     rng_key: Array
+    convergence: Result | None = None
 
 
 def fit_svi(
@@ -94,7 +100,8 @@ def fit_svi(
         num_steps: Steps of the optimiser.
         optim: NumPyro or optax optimiser; by default Adam, with step size 0.05 for three fifths of the steps
             and falling to 0.0005 over the rest.
-        loss: ELBO of NumPyro to optimise; ``Trace_ELBO()`` by default.
+        loss: ELBO of NumPyro to optimise; ``Trace_ELBO()`` by default, ``TraceMeanField_ELBO()`` for
+            ``AutoSpikeAndSlab``.
         num_particles: Draws for the ELBO reported at the end.
         progress_bar: Show NumPyro's progress bar.
         **kwargs: Keyword arguments of the model.
@@ -127,7 +134,7 @@ def fit_svi(
     args, kwargs = plain_arrays((args, kwargs))
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
-    built = _build_guide(guide, model, tempered, alpha)
+    built = build_guide(guide, model, tempered, alpha)
     scaled = tempered.guide(built)
     if num_particles < 2:
         raise ValueError(f"num_particles must be at least 2, got {num_particles}.")
@@ -135,7 +142,7 @@ def fit_svi(
         tempered,
         scaled,
         default_optim(num_steps) if optim is None else optim,
-        Trace_ELBO() if loss is None else loss,
+        _loss_for(built, loss),
     )
     result = svi.run(fit_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
     # A step size that falls to nothing stops any descent: look before it does.
@@ -177,6 +184,7 @@ def finish(
         ValueError: If a parameter is not finite, or the model observes nothing.
     """
     elbo_key, later_key = rng_keys
+    guide = exact_gates(guide)
     if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params)):
         raise ValueError(
             "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
@@ -224,35 +232,25 @@ def late_fall(losses: np.ndarray) -> float:
     return float(fall) if fall > 5.0 * noise and fall > 0.5 else 0.0
 
 
-def _build_guide(guide: Any, model: Model, tempered: temper, alpha: Any) -> Guide:
-    if isinstance(guide, AutoGuide):
-        if alpha != 1.0:
-            raise ValueError(
-                f"this {type(guide).__name__} is built already, on a model without alpha = {alpha}, and "
-                "guides may keep their model. Pass the guide's class, or a callable from model to guide."
-            )
-        if not _wraps(guide.model, model):
-            raise ValueError(
-                f"this {type(guide).__name__} is built on another model than the one to fit, and guides may "
-                "keep their model. Build it on the same model, or pass the guide's class."
-            )
-        return guide
-    if not callable(guide):
-        raise TypeError(f"guide must be a callable from model to guide, got {guide!r}.")
-    advice = "for a hand-written guide pass `lambda model: my_guide`."
-    try:
-        built = guide(tempered)
-    except Exception as error:
-        raise TypeError(f"the guide factory failed on the model: {advice}") from error
-    if not callable(built):
-        raise TypeError(f"the guide factory returned {type(built).__name__}, not a guide: {advice}")
-    kept = getattr(built, "model", None)
-    if kept is not None and alpha != 1.0 and not _wraps(kept, tempered):
+def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
+    """The loss given, or the default for this guide.
+
+    Raises:
+        ValueError: If it would leave the gates of an AutoSpikeAndSlab, or their temperature, where they are.
+    """
+    if not isinstance(guide, AutoSpikeAndSlab):
+        return Trace_ELBO() if loss is None else loss
+    if guide.temperature is None and not isinstance(loss, TraceGraph_ELBO):
         raise ValueError(
-            f"the guide factory returned a {type(built).__name__} built on another model than the "
-            f"tempered one it was given, so alpha = {alpha} would be lost. Build it on its argument."
+            "this AutoSpikeAndSlab has exact gates, which have no derivative: give it a temperature to fit it, "
+            "or loss=TraceGraph_ELBO()."
         )
-    return built
+    if callable(guide.temperature) and loss is not None and loss.num_particles != 1:
+        raise ValueError(
+            f"loss has num_particles = {loss.num_particles}, for which NumPyro does not count the steps of a "
+            "temperature schedule: give AutoSpikeAndSlab a number for its temperature, or take one particle."
+        )
+    return TraceMeanField_ELBO() if loss is None else loss
 
 
 def _gaussian_of_laplace(
@@ -269,15 +267,6 @@ def _gaussian_of_laplace(
         f"{guide.prefix}_loc": q.loc,
         f"{guide.prefix}_scale_tril": q.scale_tril,
     }
-
-
-def _wraps(model: Any, inner: Model) -> bool:
-    """Whether ``model`` is ``inner`` or a chain of handlers around it."""
-    while model is not None:
-        if model is inner:
-            return True
-        model = getattr(model, "fn", None)
-    return False
 
 
 def posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
@@ -314,7 +303,7 @@ def unconstrained_moments(fit: TemperedFit) -> dict[str, MeanField]:
         TypeError: If the guide is not a Gaussian there.
     """
     guide, params = fit.guide, fit.params
-    if isinstance(guide, AutoNormal):
+    if isinstance(guide, AutoNormal) and not isinstance(guide, AutoSpikeAndSlab):
         names = [
             k for k, site in guide.prototype_trace.items() if site["type"] == "sample" and not site["is_observed"]
         ]

@@ -97,7 +97,12 @@ class refuse_subsampling(Messenger):
 
 
 def model_loss(
-    model: Model, guide: Any, predictor: str | None = None, num_outputs: int | None = None
+    model: Model,
+    guide: Any,
+    predictor: str | None = None,
+    num_outputs: int | None = None,
+    *,
+    prior_factors: bool = False,
 ) -> ModelLoss:
     """The untempered losses and the weights of a model, as functions of its flat parameters.
 
@@ -107,6 +112,7 @@ def model_loss(
         predictor: Name of the deterministic site that the likelihood depends on.
         num_outputs: K where that site has shape ``(n, K)`` and a datum depends on its K values; None where it has
             one value a datum.
+        prior_factors: Whether the model may hold factors that are prior terms, which the caller counts.
 
     Returns:
         A :class:`ModelLoss` on data ``(args, kwargs)``.
@@ -124,7 +130,7 @@ def model_loss(
         constrained = handlers.substitute(model, substitute_fn=constrain)
         with refuse_subsampling():
             trace = get_trace(handlers.substitute(constrained, data=fixed), args, kwargs)
-        _check_sites(trace, values)
+        _check_sites(trace, values, prior_factors)
         return trace
 
     def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
@@ -205,21 +211,21 @@ def log_prob_of_each(site: Site) -> Array:
     return value
 
 
-def _check_sites(trace: Trace, values: dict[str, Array]) -> None:
-    check_likelihood(trace)
+def _check_sites(trace: Trace, values: dict[str, Array], prior_factors: bool) -> None:
+    check_likelihood(trace, prior_factors=prior_factors)
     unknown = sorted(set(latent_sites(trace)) - set(values))
     if unknown:
         raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
 
 
-def check_likelihood(trace: Trace) -> None:
-    """Raise ValueError where a trace has prior terms among its data, params, or no data."""
+def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
+    """Raise ValueError where a trace has prior terms among its data (unless they may be), params, or no data."""
     factors = [
         name
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"] and site.get(PRIOR_FACTOR)
     ]
-    if factors:
+    if factors and not prior_factors:
         raise ValueError(
             f"sites {factors} are prior terms, of a reparameterisation or by temper's `factors`: an online rule "
             "holds the prior in its Gaussian and would count them in every round. Give it the model without."
@@ -227,8 +233,7 @@ def check_likelihood(trace: Trace) -> None:
     params = [name for name, site in trace.items() if site["type"] == "param"]
     if params:
         raise ValueError(
-            f"the model has params {params}, which no online rule would move: give them a prior, or fit "
-            "them by fit_svi."
+            f"the model has params {params}, which would not be moved: give them a prior, or fit them by fit_svi."
         )
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")

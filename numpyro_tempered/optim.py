@@ -1,4 +1,4 @@
-"""The online rules as optimisers of NumPyro's SVI.
+"""The online rules and the batch methods as optimisers of NumPyro's SVI.
 
 Use them with ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal`` and ``ExpectedNLL``::
 
@@ -8,6 +8,10 @@ Use them with ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal`` a
 The optimiser's state is that of the rule. SVI's parameters are unconstrained: gradients are pulled back
 by the derivative of the guide's own bijection, so the rule sees loc and scale. A gradient that is not
 finite rejects the step and is counted, as in ``OnlineVI``.
+
+``NaturalGradient`` and ``ForwardBackward`` are for SVI on the whole data at every step: they converge to the best
+Gaussian, which the online rules, for which each step's data are more data, do not. ``nt.fit_gaussian`` adds
+backtracking and a stopping rule, for which SVI has no place.
 """
 
 import math
@@ -15,14 +19,17 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import biject_to
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_tempered._typing import Array
 from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families import full_rank
+from numpyro_tempered.families import FullRank, full_rank
+from numpyro_tempered.gaussian_vi import Method, forward_backward, natural_gradient
+from numpyro_tempered.gaussian_vi.objective import add, derivatives_of, of_evaluation, of_gaussian
 from numpyro_tempered.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
-from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize
+from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
 from numpyro_tempered.online.ngvi import ngvi
 from numpyro_tempered.online.stream import accept_finite
 from numpyro_tempered.online.sva import sva
@@ -150,3 +157,75 @@ class NGVI(_RuleOptim):
         box: Box | None = None,
     ) -> None:
         super().__init__(guide, ngvi(step_size, evidence, box=box))
+
+
+class NaturalGradient(_RuleOptim):
+    """:func:`numpyro_tempered.gaussian_vi.natural_gradient` as an optimiser, without backtracking.
+
+    For a target that is log-concave. A step to a precision that is not positive definite is rejected and counted.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``, whose
+            start is the prior, exactly for Normal ones.
+        damping: ρ in (0, 1].
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> from numpyro.infer import SVI
+        >>> def model(y=None):
+        ...     theta = numpyro.deterministic("eta", numpyro.sample("theta", dist.Normal()))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+        >>> svi = SVI(model, guide, nt.optim.NaturalGradient(guide, damping=1.0), loss)
+        >>> state, _ = svi.update(svi.init(jax.random.key(0), y=2.0), y=2.0)
+        >>> print(f"{svi.get_params(state)['auto_loc'][0]:.3f}")  # conjugate: exact in a step
+        1.000
+    """
+
+    def __init__(self, guide: OptimGuide, damping: float = 0.5) -> None:
+        super().__init__(guide, _batch_rule(natural_gradient(damping)))
+
+
+class ForwardBackward(_RuleOptim):
+    """:func:`numpyro_tempered.gaussian_vi.forward_backward` as an optimiser, without backtracking.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``, whose
+            start is the prior, exactly for Normal ones.
+        step_size: h; by default the longest that is admissible. A step above 1/L is rejected and counted.
+        whiten: Whether to step in the coordinates of the present Gaussian.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> optim = nt.optim.ForwardBackward(guide)
+    """
+
+    def __init__(self, guide: OptimGuide, step_size: float | None = None, whiten: bool = True) -> None:
+        super().__init__(guide, _batch_rule(forward_backward(step_size, whiten=whiten)))
+
+
+def _batch_rule(method: Method) -> Rule:
+    """A batch method as a rule: the whole data are in each round's evaluation, the prior in the state."""
+
+    def init(prior: Any) -> OnlineState:
+        prior = check_prior(prior)
+        return start(prior, prior, memory=())
+
+    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+        q = state.posterior
+        if isinstance(q, FullRank):
+            # The curvature arrives as L' G L, of which G is wanted.
+            half = solve_triangular(q.factor, evaluation.grad_var.matrix, lower=True, trans=1)
+            grad_var = solve_triangular(q.factor, half.T, lower=True, trans=1)
+            evaluation = evaluation._replace(grad_var=0.5 * (grad_var + grad_var.T))
+        at = add([of_evaluation(q, evaluation), derivatives_of(of_gaussian(state.prior), q)])
+        moved = method.step(q, at, method.longest(q, at))
+        refused = method.refused(q, at)
+        moved = jax.tree.map(lambda leaf: jnp.where(refused, jnp.nan, leaf), moved)
+        return advance(state, moved)
+
+    return Rule(init, update, curvature="hessian", name=method.name)

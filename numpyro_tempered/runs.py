@@ -53,6 +53,13 @@ def from_fit(fit: TemperedFit, num_samples: int, rng_key: Array | None) -> Run:
         "elbo": fit.elbo.value,
         "elbo_se": fit.elbo.se,
     }
+    if fit.convergence is not None:
+        attrs |= {
+            "algorithm": "gaussian_vi",
+            "converged": int(fit.convergence.converged),
+            "stationarity": float(fit.convergence.stationarity),
+            "num_evaluations": int(fit.convergence.num_evaluations),
+        }
     return Run(model, _one_chain(samples), fit.args, fit.kwargs, key, groups, attrs)
 
 

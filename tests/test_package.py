@@ -19,9 +19,10 @@ ORDER = [
     ["_typing"],
     ["families"],
     ["expectations"],
+    ["gaussian_vi"],
     ["online"],
     ["bounds"],
-    ["components", "cavi", "ppca"],
+    ["components", "cavi", "ppca", "sparse"],
     [
         "messages",
         "powers",
@@ -33,6 +34,7 @@ ORDER = [
         "marginalize",
     ],
     [
+        "distributions",
         "arguments",
         "likelihood",
         "admissible",
@@ -40,7 +42,12 @@ ORDER = [
         "guides",
         "elbo",
         "optim",
+        "guide_factory",
         "fit",
+        "model_objective",
+        "fit_gaussian",
+        "round_and_refit",
+        "sparse_bridge",
         "priors",
         "online_state",
         "infer",
@@ -61,7 +68,18 @@ ORDER = [
         "mixtures",
     ],
 ]
-PURE = {"_typing", "families", "expectations", "online", "bounds", "components", "cavi", "ppca"}
+PURE = {
+    "_typing",
+    "families",
+    "expectations",
+    "gaussian_vi",
+    "online",
+    "bounds",
+    "components",
+    "cavi",
+    "ppca",
+    "sparse",
+}
 REPORTING = set(ORDER[-1])
 RANK = {name: rank for rank, name in enumerate(name for line in ORDER for name in line)}
 LAZY = {"arviz", "pandas", "matplotlib", "xarray", "scipy", "pyarrow"}

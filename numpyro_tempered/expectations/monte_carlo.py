@@ -32,6 +32,7 @@ def monte_carlo(
     num_particles: int = 1,
     predictor: str | None = None,
     num_outputs: int | None = None,
+    antithetic: bool = False,
     memory_budget: int = 2**28,
 ) -> Expectation:
     r"""Expected loss and gradients from draws of q.
@@ -56,6 +57,8 @@ def monte_carlo(
         num_particles: Draws per round.
         predictor: Name of the model's deterministic predictor site, for Gauss-Newton curvature.
         num_outputs: K where that site has shape ``(n, K)``; None where it has one predictor a datum.
+        antithetic: Whether to draw in pairs m ± z, which makes the gradients of a quadratic loss exact;
+            ``num_particles`` must be even.
         memory_budget: Bytes that the Hessian's chunks may take, those of all particles together.
 
     Returns:
@@ -63,9 +66,9 @@ def monte_carlo(
         tells a datum ``(d,)`` or () from a batch ``(n, d)``; the losses of a batch are summed.
 
     Raises:
-        ValueError: If ``num_particles`` < 1, or a predictor is named for a bare loss. When traced: if the
-            exact Hessian is asked for with d > 1000, beyond the budget or on a LowRank q, or is zero whatever
-            the data because the loss is piecewise linear.
+        ValueError: If ``num_particles`` < 1, or odd though antithetic, or a predictor is named for a bare loss.
+            When traced: if the exact Hessian is asked for with d > 1000, beyond the budget or on a LowRank q,
+            or is zero whatever the data because the loss is piecewise linear.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -78,6 +81,8 @@ def monte_carlo(
     """
     if num_particles < 1:
         raise ValueError(f"num_particles must be at least 1, got {num_particles}.")
+    if antithetic and num_particles % 2:
+        raise ValueError(f"antithetic draws come in pairs: num_particles must be even, got {num_particles}.")
     if loss is None:
 
         def unbound(*args: Any, **kwargs: Any) -> Evaluation:
@@ -88,7 +93,7 @@ def monte_carlo(
 
         return Expectation(
             unbound,
-            bind=lambda model: _bound(model, num_particles, memory_budget),
+            bind=lambda model: _bound(model, num_particles, memory_budget, antithetic),
             predictor=predictor,
             needs_key=True,
             num_outputs=num_outputs,
@@ -108,10 +113,10 @@ def monte_carlo(
         return jnp.reshape(values, (1, -1)).astype(theta.dtype), one
 
     model = ModelLoss(losses, None, None)
-    return _bound(model, num_particles, memory_budget)
+    return _bound(model, num_particles, memory_budget, antithetic)
 
 
-def _bound(model: ModelLoss, num_particles: int, memory_budget: int) -> Expectation:
+def _bound(model: ModelLoss, num_particles: int, memory_budget: int, antithetic: bool) -> Expectation:
     def evaluate(
         q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
     ) -> Evaluation:
@@ -140,7 +145,9 @@ def _bound(model: ModelLoss, num_particles: int, memory_budget: int) -> Expectat
             hessian = _hessian_diagonal if family.diagonal_only else _hessian
             return unweighted, grad, hessian(value, theta, data, memory_budget // num_particles)
 
-        draws = family.sample(rng_key, q, (num_particles,))
+        draws = family.sample(rng_key, q, (num_particles // 2 if antithetic else num_particles,))
+        if antithetic:
+            draws = jnp.concatenate([draws, 2.0 * q.loc - draws])
         unweighted, grads, second = jax.vmap(one)(draws)
         if isinstance(second, Rows):
             # The rows of all particles, each with its share of the weight.

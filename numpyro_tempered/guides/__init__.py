@@ -1,4 +1,4 @@
-"""AutoGuides that start at the prior, for the online rules."""
+"""AutoGuides that start at the prior, for the online rules, and one for sparse priors."""
 
 from numpyro_tempered.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.guides.online import (
@@ -7,11 +7,13 @@ from numpyro_tempered.guides.online import (
     AutoOnlineMultivariateNormal,
 )
 from numpyro_tempered.guides.prior import NUM_PRIOR_DRAWS
+from numpyro_tempered.guides.spike_slab import AutoSpikeAndSlab
 
 __all__ = [
     "NUM_PRIOR_DRAWS",
     "AutoOnlineDiagonalNormal",
     "AutoOnlineLowRankNormal",
     "AutoOnlineMultivariateNormal",
+    "AutoSpikeAndSlab",
     "LowRankPrecisionNormal",
 ]

@@ -1,0 +1,193 @@
+"""What a sparse regression says of further rows."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_tempered._typing import Array
+from numpyro_tempered.families import MeanField
+from numpyro_tempered.sparse.arguments import check_count, real_array
+from numpyro_tempered.sparse.base import LinearFit, LogisticFit
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation of a quantity of each row.
+
+    Attributes:
+        mean: Shape ``(n,)``.
+        scale: Standard deviations, ``(n,)``.
+    """
+
+    mean: Array
+    scale: Array
+
+
+class Draws(NamedTuple):
+    """Draws of a posterior.
+
+    Attributes:
+        coefficients: Shape ``(S, d)``; exactly 0 where a draw leaves a variable out.
+        intercept: Intercepts at x = 0, ``(S,)``; 0 where the model has none.
+    """
+
+    coefficients: Array
+    intercept: Array
+
+
+def linear_predictor(fit: LinearFit | LogisticFit, x: Any) -> Moments:
+    """Posterior mean and standard deviation of b + x'θ, exact for the fitted q.
+
+    Args:
+        fit: The fit.
+        x: Rows, shape ``(n, d)``, in the units of those that were fitted.
+
+    Returns:
+        Its :class:`Moments`: log-odds for a logistic regression; for a linear one without the noise.
+
+    Raises:
+        ValueError: If ``x`` has another number of columns, or is not finite.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.cos(np.outer(np.arange(40), [0.7, 1.1, 1.9]))
+        >>> fit = nt.sparse.fit_linear(
+        ...     jax.random.key(0), x, 2.0 * x[:, 1], inclusion_prob=0.3, slab_scale=1.0, noise_scale=0.5
+        ... )
+        >>> nt.sparse.linear_predictor(fit, [[0.0, 1.0, 0.0]]).mean.round(1)
+        Array([2.], dtype=float32)
+    """
+    rows = _rows(fit, x) - fit.centre
+    q, intercept = fit.posterior, _intercept(fit)
+    with jax.default_matmul_precision("highest"):
+        mean = intercept.loc + rows @ q.mean
+        variance = jnp.square(intercept.scale) + jnp.square(rows) @ q.variance
+    return Moments(mean, jnp.sqrt(variance))
+
+
+def predict(fit: LinearFit, x: Any) -> Moments:
+    """Mean and standard deviation of y at further rows, with coefficients and noise integrated out.
+
+    Under a ``noise_prior`` the noise has variance rate / (shape - 1), infinite for a shape of at most 1.
+    Tempering widens the coefficients' part; the noise is that of the model.
+
+    Args:
+        fit: A linear fit.
+        x: Rows, shape ``(n, d)``.
+
+    Returns:
+        Its :class:`Moments`, in units of y.
+
+    Raises:
+        TypeError: If the fit is not linear.
+        ValueError: As :func:`linear_predictor`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.cos(np.outer(np.arange(40), [0.7, 1.1, 1.9]))
+        >>> fit = nt.sparse.fit_linear(
+        ...     jax.random.key(0), x, 2.0 * x[:, 1], inclusion_prob=0.3, slab_scale=1.0, noise_scale=0.5
+        ... )
+        >>> nt.sparse.predict(fit, [[0.0, 1.0, 0.0]]).scale.round(1)
+        Array([0.5], dtype=float32)
+    """
+    if not isinstance(fit, LinearFit):
+        raise TypeError(f"predict takes a LinearFit, got a {type(fit).__name__}: use predict_proba for classes.")
+    moments = linear_predictor(fit, x)
+    noise = jnp.square(fit.noise_scale)
+    if fit.noise_posterior is not None:
+        shape, rate = fit.noise_posterior
+        noise = jnp.where(shape > 1.0, rate / jnp.where(shape > 1.0, shape - 1.0, 1.0), jnp.inf)
+    return Moments(moments.mean, jnp.sqrt(jnp.square(moments.scale) + noise))
+
+
+def sample_posterior(rng_key: Array, fit: LinearFit | LogisticFit, num_samples: int = 1000) -> Draws:
+    """Draws of coefficients and intercept.
+
+    Args:
+        rng_key: Key.
+        fit: The fit.
+        num_samples: S.
+
+    Returns:
+        :class:`Draws`, whose intercept is that of rows as they are, not less ``fit.centre``.
+
+    Raises:
+        ValueError: If ``num_samples`` is not a positive integer.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.cos(np.outer(np.arange(40), [0.7, 1.1, 1.9]))
+        >>> fit = nt.sparse.fit_linear(
+        ...     jax.random.key(0), x, 2.0 * x[:, 1], inclusion_prob=0.3, slab_scale=1.0, noise_scale=0.5
+        ... )
+        >>> nt.sparse.sample_posterior(jax.random.key(1), fit, 500).coefficients.shape
+        (500, 3)
+    """
+    size = check_count(num_samples, "num_samples")
+    q, intercept = fit.posterior, _intercept(fit)
+    of_gate, of_slab, of_intercept = jax.random.split(rng_key, 3)
+    shape, dtype = (size, *q.loc.shape), q.loc.dtype
+    slab = q.loc + q.scale * jax.random.normal(of_slab, shape, dtype)
+    # A uniform draw is below 1, so that a probability of 1 is always in.
+    coefficients = jnp.where(jax.random.uniform(of_gate, shape, dtype) < q.probs, slab, 0.0)
+    at_centre = intercept.loc + intercept.scale * jax.random.normal(of_intercept, (size,), dtype)
+    with jax.default_matmul_precision("highest"):
+        return Draws(coefficients, at_centre - coefficients @ fit.centre)
+
+
+def predict_proba(rng_key: Array, fit: LogisticFit, x: Any, num_samples: int = 1000) -> Moments:
+    """Probabilities of class 1 at further rows, averaged over draws of the posterior.
+
+    A spike-and-slab predictor is a mixture of Gaussians, for which no formula through its mean and variance is
+    right.
+
+    Args:
+        rng_key: Key of the draws, common to all rows.
+        fit: A logistic fit.
+        x: Rows, shape ``(n, d)``.
+        num_samples: Draws; the Monte Carlo standard error is ``scale / sqrt(num_samples)``.
+
+    Returns:
+        :class:`Moments` of the probability over the posterior; the mean is the predictive probability.
+
+    Raises:
+        TypeError: If the fit is not logistic.
+        ValueError: As :func:`linear_predictor`, and if ``num_samples`` is not a positive integer.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.cos(np.outer(np.arange(80), [0.7, 1.1, 1.9]))
+        >>> fit = nt.sparse.fit_logistic(jax.random.key(0), x, x[:, 1] > 0.1, inclusion_prob=0.3, slab_scale=3.0)
+        >>> nt.sparse.predict_proba(jax.random.key(1), fit, [[0.0, 1.0, 0.0]]).mean > 0.9
+        Array([ True], dtype=bool)
+    """
+    if not isinstance(fit, LogisticFit):
+        raise TypeError(f"predict_proba takes a LogisticFit, got a {type(fit).__name__}: use predict.")
+    rows = _rows(fit, x)
+    draws = sample_posterior(rng_key, fit, num_samples)
+    with jax.default_matmul_precision("highest"):
+        probabilities = jax.nn.sigmoid(draws.intercept[:, None] + draws.coefficients @ rows.T)
+    return Moments(jnp.mean(probabilities, axis=0), jnp.std(probabilities, axis=0))
+
+
+def _rows(fit: LinearFit | LogisticFit, x: Any) -> Array:
+    """Rows in the precision of the fit.
+
+    Raises:
+        ValueError: If they are no matrix with the columns of the fit.
+    """
+    values = real_array(x, "x")
+    d = fit.centre.shape[0]
+    if values.ndim != 2 or values.shape[1] != d:
+        raise ValueError(f"x must have shape (n, {d}), as the rows that were fitted, got {values.shape}.")
+    return jnp.asarray(values, fit.centre.dtype)
+
+
+def _intercept(fit: LinearFit | LogisticFit) -> MeanField:
+    zero = jnp.zeros_like(fit.centre[0])
+    return MeanField(zero, zero) if fit.intercept is None else fit.intercept

@@ -1,0 +1,446 @@
+"""Batch Gaussian variational inference on NumPyro models."""
+
+import warnings
+
+import gaussian_vi_oracles as oracle
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, init_to_median, init_to_value
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLaplaceApproximation,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+from numpyro.infer.reparam import TransformReparam
+
+import numpyro_tempered as nt
+
+RNG = np.random.default_rng(11)
+X = RNG.normal(size=(60, 3)) * np.array([1.0, 2.0, 0.5])
+SIGNS = np.where(RNG.uniform(size=60) < 1.0 / (1.0 + np.exp(-X @ np.array([1.0, -0.5, 0.3]))), 1.0, -1.0)
+Y = (SIGNS > 0).astype(int)
+ETA = nt.expectations.gauss_hermite(predictor="eta", num_nodes=40)
+GUIDES = {"full": AutoMultivariateNormal, "diagonal": AutoDiagonalNormal, "by site": AutoNormal}
+
+
+def logistic(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    with numpyro.plate("one", 1):
+        v = numpyro.sample("v", dist.Normal(0.0, 2.0))
+    eta = numpyro.deterministic("eta", x @ jnp.concatenate([w, v]))
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+
+def moments(fit):
+    """Mean and covariance on the flat unconstrained scale."""
+    q = fit.convergence.posterior
+    return np.asarray(q.loc), np.diag(np.square(q.scale)) if hasattr(q, "scale") else q.factor @ q.factor.T
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_optimum_is_that_of_the_oracle(name, key, x64):
+    fit = nt.fit_gaussian(key, logistic, GUIDES[name], X, Y, alpha=0.5, expectation=ETA, tolerance=1e-9)
+    loc, covariance, best = oracle.logistic_optimum(X, SIGNS, 0.5, 2.0, diagonal=name != "full")
+    assert bool(fit.convergence.converged)
+    assert int(fit.convergence.num_evaluations) < 60
+    # The flat guides have an order of their own.
+    places = {"w": [0, 1], "v": [2]}
+    sites = ["w", "v"] if name == "by site" else fit.guide._unpack_latent(jnp.zeros(3))
+    order = np.concatenate([places[site] for site in sites])
+    found, spread = moments(fit)
+    np.testing.assert_allclose(found, loc[order], atol=1e-4)
+    np.testing.assert_allclose(spread, covariance[np.ix_(order, order)], atol=1e-4)
+    assert abs(float(fit.convergence.elbo) - best) < 1e-6
+    assert abs(fit.elbo.value - best) < 5.0 * fit.elbo.se + 1e-6
+    assert float(fit.convergence.gap_bound) < 1e-5
+    # The guide's own methods see the same Gaussian.
+    median = fit.guide.median(fit.params)
+    np.testing.assert_allclose(np.concatenate([median["w"], median["v"]]), loc, atol=1e-4)
+    assert fit.losses.shape == (int(np.sum(fit.convergence.trace.accepted)),)
+    np.testing.assert_allclose(fit.losses[-1], -fit.convergence.elbo)
+
+
+@pytest.mark.thorough
+def test_draws_without_an_expectation_come_near(key):
+    exact = nt.fit_gaussian(key, logistic, AutoMultivariateNormal, X, Y, alpha=0.5, expectation=ETA)
+    loc, covariance = moments(exact)
+    for expectation in (None, nt.expectations.monte_carlo(predictor="eta", num_particles=400, antithetic=True)):
+        fit = nt.fit_gaussian(
+            key, logistic, AutoMultivariateNormal, X, Y, alpha=0.5, expectation=expectation, num_draws=400
+        )
+        assert bool(fit.convergence.converged)
+        found, spread = moments(fit)
+        sds = np.sqrt(np.diag(covariance))
+        assert np.all(np.abs(found - loc) < 5.0 * sds / np.sqrt(400))
+        np.testing.assert_allclose(np.diag(spread), np.diag(covariance), rtol=0.1)
+        assert fit.elbo.value < exact.elbo.value + 5.0 * (fit.elbo.se + exact.elbo.se)
+
+
+def test_a_conjugate_model_is_solved_in_one_step_by_any_route(key, x64):
+    target = X @ np.array([1.0, 2.0, 3.0]) + 1.0
+
+    def linear(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.5, 2.0).expand([3]).to_event(1))
+        eta = numpyro.deterministic("eta", x @ theta)
+        numpyro.sample("y", dist.Normal(eta, 0.8).to_event(0), obs=y)
+
+    loc, covariance = oracle.posterior(X, target - X @ np.full(3, 0.5), 0.3, 2.0, 0.8)
+    for expectation in (
+        ETA,
+        None,
+        nt.expectations.monte_carlo(predictor="eta", num_particles=2, antithetic=True),
+    ):
+        fit = nt.fit_gaussian(
+            key,
+            linear,
+            AutoMultivariateNormal,
+            X,
+            target,
+            alpha=0.3,
+            expectation=expectation,
+            num_draws=2,
+            method=nt.gaussian_vi.natural_gradient(1.0),
+            tolerance=1e-12,
+            max_evaluations=2,
+        )
+        found, spread = moments(fit)
+        np.testing.assert_allclose(found, loc + 0.5, rtol=1e-10)
+        np.testing.assert_allclose(spread, covariance, rtol=1e-10)
+
+
+def scale_model(y):
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+
+def test_a_constrained_latent_has_its_jacobian_once_and_untempered(key, x64):
+    y, alpha = np.array([0.5, -1.2, 0.3, 0.8]), 0.5
+    grid = np.linspace(-8.0, 6.0, 200_001)
+
+    def log_density(z):
+        s = np.exp(z)
+        log_lik = -4 * np.log(s) - 2.0 * np.log(2.0 * np.pi) - 0.5 * np.sum(y**2) / s**2
+        return alpha * log_lik + 0.5 * np.log(2.0 / np.pi) - 0.5 * s**2 + z
+
+    loc, scale, best = oracle.best_normal_1d(log_density, grid, None)
+    fit = nt.fit_gaussian(
+        key, scale_model, AutoNormal, y, alpha=alpha, num_draws=40_000, tolerance=1e-8, num_particles=4000
+    )
+    assert bool(fit.convergence.converged)
+    assert abs(fit.params["s_auto_loc"] - loc) < 5.0 * scale / 200
+    assert abs(fit.params["s_auto_scale"] / scale - 1.0) < 5.0 / 200
+    assert abs(fit.elbo.value - best) < 5.0 * fit.elbo.se + 1e-3
+    assert np.isinf(float(fit.convergence.gap_bound))
+
+
+def test_priors_that_are_gaussian_are_integrated_exactly(key, x64):
+    """The prior of a latent multivariate Normal gives the same as its whitened form, and no draw is taken."""
+    root = np.array([[1.0, 0.0], [0.8, 0.5]])
+
+    def correlated(x, y):
+        theta = numpyro.sample("theta", dist.MultivariateNormal(jnp.ones(2), scale_tril=root))
+        eta = numpyro.deterministic("eta", x @ theta)
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+    def whitened(x, y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        eta = numpyro.deterministic("eta", x @ (1.0 + root @ z))
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+    fits = [
+        nt.fit_gaussian(key, m, AutoMultivariateNormal, X[:, :2], Y, expectation=ETA, tolerance=1e-12)
+        for m in (correlated, whitened)
+    ]
+    np.testing.assert_allclose(fits[0].convergence.elbo, fits[1].convergence.elbo, rtol=1e-10)
+    loc, covariance = moments(fits[1])
+    np.testing.assert_allclose(moments(fits[0])[0], 1.0 + root @ loc, rtol=1e-5)
+    np.testing.assert_allclose(moments(fits[0])[1], root @ covariance @ root.T, rtol=1e-5)
+    assert np.isfinite(float(fits[0].convergence.gap_bound))
+
+
+SCHOOLS = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+
+@pytest.mark.thorough
+def test_a_hierarchical_model_with_heavy_tails_and_a_reparameterisation(key):
+    def decentred(y):
+        mu = numpyro.sample("mu", dist.Cauchy(0.0, 5.0))
+        tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
+        with numpyro.plate("J", 8):
+            with handlers.reparam(config={"theta": TransformReparam()}):
+                theta = numpyro.sample(
+                    "theta",
+                    dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(mu, tau)),
+                )
+            numpyro.sample("obs", dist.Normal(theta, SIGMA), obs=y)
+
+    fit = nt.fit_gaussian(key, decentred, AutoMultivariateNormal, SCHOOLS, alpha=0.5)
+    assert bool(fit.convergence.converged)
+    assert int(fit.convergence.num_evaluations) < 100
+    reference = nt.fit_svi(key, decentred, AutoMultivariateNormal, SCHOOLS, alpha=0.5)
+    # A better bound than that of thousands of stochastic steps, up to their errors and those of the draws.
+    assert fit.elbo.value > reference.elbo.value - 5.0 * (fit.elbo.se + reference.elbo.se)
+    assert set(fit.guide.median(fit.params)) >= {"mu", "tau"}
+
+
+def test_prior_factors_count_once(key, x64):
+    """CircularReparam and its like emit prior terms as factors."""
+
+    def plain(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    def by_factor(y):
+        theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.factor("prior", dist.Normal(0.0, 1.0).log_prob(theta))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    one = nt.fit_gaussian(key, plain, AutoNormal, 2.0, alpha=0.5, tolerance=1e-14)
+    tempered = nt.temper(by_factor, alpha=0.5, factors=False)
+    other = nt.fit_gaussian(key, tempered, AutoNormal, 2.0, tolerance=1e-14)
+    for name, value in one.params.items():
+        np.testing.assert_allclose(other.params[name], value, rtol=1e-6)
+
+
+def test_powers_by_site_and_powers_that_multiply(key, x64):
+    def two(a, b):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        eta = numpyro.deterministic("eta", theta * jnp.ones(1))
+        numpyro.sample("a", dist.Normal(eta, 1.0), obs=a)
+        numpyro.sample("b", dist.Normal(eta, 1.0), obs=b)
+
+    a, b = jnp.array([1.0]), jnp.array([-3.0])
+    fit = nt.fit_gaussian(
+        key, two, AutoNormal, a, b, alpha={"a": 0.5, "b": 0.25}, expectation=ETA, tolerance=1e-14
+    )
+    np.testing.assert_allclose(fit.params["theta_auto_loc"], (0.5 - 0.75) / 1.75, rtol=1e-6)
+    np.testing.assert_allclose(fit.params["theta_auto_scale"], 1.75**-0.5, rtol=1e-6)
+    assert fit.alpha == {"a": 0.5, "b": 0.25}
+    again = nt.fit_gaussian(key, nt.temper(two, 0.5), AutoNormal, a, b, alpha=0.5, expectation=ETA)
+    np.testing.assert_allclose(again.params["theta_auto_scale"], 1.5**-0.5, rtol=1e-3)
+    prior = nt.fit_gaussian(key, two, AutoNormal, a, b, alpha=0.0, expectation=ETA)
+    np.testing.assert_allclose(prior.params["theta_auto_scale"], 1.0, rtol=1e-3)
+
+
+def test_the_start_is_the_guides_own(key):
+    factory = lambda model: AutoMultivariateNormal(  # noqa: E731
+        model, init_loc_fn=init_to_value(values={"w": jnp.array([3.0, -3.0]), "v": jnp.ones(1)}), init_scale=0.5
+    )
+    with pytest.warns(UserWarning, match="used up"):
+        fit = nt.fit_gaussian(key, logistic, factory, X, Y, expectation=ETA, max_evaluations=1)
+    values = fit.guide._unpack_latent(fit.convergence.posterior.loc)
+    np.testing.assert_allclose(values["w"], [3.0, -3.0])
+    np.testing.assert_allclose(fit.convergence.posterior.factor, 0.5 * np.eye(3))
+
+
+def test_online_guides_start_at_the_prior(key):
+    fit = nt.fit_gaussian(key, logistic, nt.guides.AutoOnlineMultivariateNormal, X, Y, expectation=ETA)
+    loc = oracle.logistic_optimum(X, SIGNS, 1.0, 2.0)[0]
+    assert bool(fit.convergence.converged)
+    np.testing.assert_allclose(np.sort(moments(fit)[0]), np.sort(loc), atol=5e-3)
+    np.testing.assert_allclose(fit.convergence.trace.size[1], 0.5)
+
+
+def test_fits_compare_and_report(key):
+    fits = {
+        name: nt.fit_gaussian(key, logistic, guide, X, Y, alpha=0.5, expectation=ETA, num_particles=4000)
+        for name, guide in (("full", AutoMultivariateNormal), ("mean field", AutoNormal))
+    }
+    data = nt.compare(fits)
+    table = nt.comparison_table(data)
+    assert list(table.index) == ["full", "mean field"]
+    report = nt.to_inference_data(fits["full"])
+    assert report.attrs["alpha"] == 0.5
+    assert report.attrs["algorithm"] == "gaussian_vi"
+    assert report.attrs["converged"] == 1
+    assert report.attrs["num_evaluations"] == int(fits["full"].convergence.num_evaluations)
+    svi = nt.fit_svi(key, logistic, AutoMultivariateNormal, X, Y, alpha=0.5)
+    assert svi.convergence is None
+    assert abs(svi.elbo.value - fits["full"].elbo.value) < 5.0 * (svi.elbo.se + fits["full"].elbo.se) + 0.05
+
+
+@pytest.mark.thorough
+def test_many_rows_are_probed_for_dependence(key):
+    def apart(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        eta = numpyro.deterministic("eta", x * theta)
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+    def together(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        eta = numpyro.deterministic("eta", x * theta)
+        # The mean of a datum is the predictor of the one before.
+        numpyro.sample("y", dist.Normal(jnp.roll(eta, 1), 1.0), obs=y)
+
+    x = RNG.normal(size=1500)
+    nt.fit_gaussian(key, apart, AutoNormal, x, 2.0 * x, expectation=ETA)
+    for rows in (20, 1500):
+        with pytest.raises(ValueError, match="predictor of another"):
+            nt.fit_gaussian(key, together, AutoNormal, x[:rows], x[:rows], expectation=ETA)
+
+
+class TestRefusals:
+    def test_guides_that_are_not_gaussian_or_not_full_or_diagonal(self, key):
+        for guide in (AutoDelta, AutoLaplaceApproximation, AutoLowRankMultivariateNormal):
+            with pytest.raises(TypeError, match="fit_gaussian takes AutoMultivariateNormal"):
+                nt.fit_gaussian(key, logistic, guide, X, Y)
+
+    def test_a_guide_built_on_another_model(self, key):
+        with pytest.raises(ValueError, match="built already"):
+            nt.fit_gaussian(key, logistic, AutoNormal(logistic), X, Y, alpha=0.5)
+
+    def test_an_expectation_of_a_bare_loss(self, key):
+        with pytest.raises(TypeError, match="bare loss"):
+            nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=nt.expectations.squared())
+
+    def test_params_subsampling_local_plates_and_no_data(self, key):
+        def with_param(y):
+            numpyro.sample("y", dist.Normal(numpyro.sample("t", dist.Normal()), numpyro.param("s", 1.0)), obs=y)
+
+        def subsampled(y):
+            t = numpyro.sample("t", dist.Normal())
+            with numpyro.plate("n", 10, subsample_size=5) as i:
+                numpyro.sample("y", dist.Normal(t, 1.0), obs=y[i])
+
+        def local(y):
+            with numpyro.plate("n", 5):
+                numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal()), 1.0), obs=y)
+
+        def nothing():
+            numpyro.sample("t", dist.Normal())
+
+        y = jnp.ones(10)
+        for model, args, match in (
+            (with_param, (1.0,), "has params"),
+            (subsampled, (y,), "subsamples"),
+            (nt.temper(local, 0.5, local_plates=["n"]), (y[:5],), "local plate"),
+            (nothing, (), "no observed site"),
+        ):
+            with pytest.raises(ValueError, match=match):
+                nt.fit_gaussian(key, model, AutoNormal, *args)
+
+    @pytest.mark.filterwarnings("ignore:Out-of-support")
+    def test_data_that_are_not_finite(self, key):
+        x = X.copy()
+        x[3, 1] = np.nan
+        for expectation in (ETA, None):
+            with pytest.raises(ValueError, match=r"not finite|invalid logits|valid initial"):
+                nt.fit_gaussian(key, logistic, AutoNormal, x, Y, expectation=expectation)
+        # Where NumPyro's own validation is silent:
+        with pytest.raises(ValueError, match="valid initial"), numpyro.validation_enabled(False):
+            nt.fit_gaussian(key, scale_model, AutoNormal, jnp.array([1.0, jnp.inf]))
+
+    def test_arguments_out_of_range(self, key):
+        for options, match in (
+            ({"num_draws": 3}, "num_draws"),
+            ({"num_particles": 1}, "num_particles"),
+            ({"alpha": -0.1}, "alpha"),
+            ({"tolerance": -1.0}, "tolerance"),
+        ):
+            with pytest.raises(ValueError, match=match):
+                nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=ETA, **options)
+
+    def test_antithetic_draws_come_in_pairs(self):
+        with pytest.raises(ValueError, match="even"):
+            nt.expectations.monte_carlo(num_particles=3, antithetic=True)
+
+    def test_a_run_that_does_not_converge_warns(self, key):
+        with pytest.warns(UserWarning, match="evaluations were used up"):
+            fit = nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=ETA, max_evaluations=3)
+        assert not bool(fit.convergence.converged)
+        assert np.isfinite(fit.elbo.value)
+
+
+class TestOptimisers:
+    @pytest.mark.parametrize(
+        "guide", [nt.guides.AutoOnlineDiagonalNormal, nt.guides.AutoOnlineMultivariateNormal]
+    )
+    @pytest.mark.parametrize(
+        ("make", "method"),
+        [
+            (nt.optim.NaturalGradient, nt.gaussian_vi.natural_gradient(backtrack=False, dense=False)),
+            (nt.optim.ForwardBackward, nt.gaussian_vi.forward_backward(backtrack=False)),
+        ],
+    )
+    def test_svi_takes_the_steps_of_the_method(self, guide, make, method, key, x64):
+        model = nt.temper(logistic, alpha=0.5)
+        built = guide(model)
+        svi = SVI(model, built, make(built), nt.ExpectedNLL(ETA))
+        result = svi.run(key, 6, X, Y, progress_bar=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit = nt.fit_gaussian(
+                key,
+                logistic,
+                guide,
+                X,
+                Y,
+                alpha=0.5,
+                expectation=ETA,
+                method=method,
+                max_evaluations=7,
+                tolerance=1e-30,
+            )
+        for name, value in fit.params.items():
+            np.testing.assert_allclose(result.params[name], value, rtol=1e-6, atol=1e-8, err_msg=name)
+
+    def test_a_step_above_the_limit_is_rejected_and_counted(self, key):
+        built = nt.guides.AutoOnlineDiagonalNormal(logistic)
+        svi = SVI(
+            logistic, built, nt.optim.ForwardBackward(built, step_size=50.0, whiten=False), nt.ExpectedNLL(ETA)
+        )
+        state = svi.init(key, X, Y)
+        before = svi.get_params(state)
+        state, _ = svi.update(state, X, Y)
+        after = svi.get_params(state)
+        np.testing.assert_array_equal(before["auto_loc"], after["auto_loc"])
+        assert int(state.optim_state[1].rejected) == 1
+
+    def test_other_guides_are_refused(self):
+        with pytest.raises(TypeError, match="AutoOnlineDiagonalNormal"):
+            nt.optim.NaturalGradient(AutoNormal(logistic))
+
+
+@pytest.mark.thorough
+def test_a_start_at_the_median(key):
+    fit = nt.fit_gaussian(
+        key, scale_model, lambda m: AutoDiagonalNormal(m, init_loc_fn=init_to_median), np.array([0.5, -1.0])
+    )
+    assert bool(fit.convergence.converged)
+
+
+def network(x, y):
+    hidden = numpyro.sample("hidden", dist.Normal(0.0, 1.0).expand([1, 6]).to_event(2))
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0).expand([6]).to_event(1))
+    out = numpyro.sample("out", dist.Normal(0.0, 1.0).expand([6]).to_event(1))
+    eta = numpyro.deterministic("eta", jnp.tanh(x @ hidden + shift) @ out)
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(eta, 0.2), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore:the fit ended")
+def test_a_linearisation_that_misleads_is_told(key):
+    x = np.linspace(-2.0, 2.0, 30)[:, None]
+    with pytest.warns(UserWarning, match="not affine in the latents"):
+        fit = nt.fit_gaussian(key, network, AutoMultivariateNormal, x, np.sin(2.0 * x[:, 0]), expectation=ETA)
+    # What is reported is by draws.
+    assert fit.elbo.value < float(fit.convergence.elbo) - 10.0
+
+
+def test_a_model_without_latents(key):
+    def known(y):
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    for guide in (AutoNormal, AutoMultivariateNormal):
+        with pytest.raises(ValueError, match="latent"):
+            nt.fit_gaussian(key, known, guide, 1.0)
