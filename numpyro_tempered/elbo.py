@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
@@ -23,7 +24,7 @@ from numpyro_tempered.likelihood import (
     other_scale,
     untempered_log_prob,
 )
-from numpyro_tempered.messages import base_distribution
+from numpyro_tempered.messages import LOCAL, base_distribution
 
 
 class ExpectedNLL(ELBO):
@@ -190,7 +191,17 @@ def _analytic_where_valid(model_trace: dict, guide_trace: dict) -> ELBO:
     def names(trace: dict, other: dict) -> list[str]:
         return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
 
-    if names(model_trace, guide_trace) == names(guide_trace, model_trace):
+    def scale(site: dict) -> Any:
+        return np.asarray(other_scale(site)) * np.asarray(site.get(LOCAL, 1.0))
+
+    shared = names(model_trace, guide_trace)
+    # An analytic KL knows the guide's scale alone.
+    same_scale = all(
+        bool(np.all(scale(model_trace[k]) == np.asarray(other_scale(guide_trace[k])))) for k in shared
+    )
+    if not same_scale:
+        return Trace_ELBO(sum_sites=False)
+    if shared == names(guide_trace, model_trace):
         return TraceMeanField_ELBO(sum_sites=False)
     warnings.warn(
         "guide and model order their sites differently: the KL of the ELBO is taken by draws.",

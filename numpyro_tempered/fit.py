@@ -31,6 +31,7 @@ from numpyro_tempered.likelihood import (
     get_trace,
     latent_sites,
     likelihood_sites,
+    log_prob_of_each,
     observed_values,
     plain_arrays,
 )
@@ -181,7 +182,8 @@ def finish(
     """The fit of a guide with these parameters: checked, and its ELBO evaluated.
 
     Raises:
-        ValueError: If a parameter is not finite, or the model observes nothing.
+        ValueError: If a parameter is not finite, the model observes nothing, or values and distribution of a site
+            broadcast against each other.
     """
     elbo_key, later_key = rng_keys
     guide = exact_gates(guide)
@@ -193,6 +195,8 @@ def finish(
     trace = posterior_trace(elbo_key, tempered, guide, params, args, kwargs)
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
+    for site in likelihood_sites(trace).values():
+        log_prob_of_each(site)
     gaussian, evaluated = _gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
     elbo = evaluate_elbo(
         elbo_key, tempered, tempered.guide(gaussian), evaluated, args, kwargs, num_particles=num_particles

@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger
 from numpyro_tempered._typing import Array, Model
 from numpyro_tempered.admissible import check_rows_apart
 from numpyro_tempered.arguments import join, separate
-from numpyro_tempered.expectations.base import Expectation, ModelLoss
+from numpyro_tempered.expectations.base import Expectation, ModelLoss, depends_on, which_depend
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.gaussian_vi.base import Derivatives
 from numpyro_tempered.gaussian_vi.objective import GaussianTerm, Objective, add, derivatives_of, of_evaluation
@@ -26,6 +26,8 @@ from numpyro_tempered.likelihood import (
     check_likelihood,
     get_trace,
     latent_sites,
+    likelihood_sites,
+    log_prob_of_each,
     model_loss,
     refuse_subsampling,
 )
@@ -69,7 +71,7 @@ def model_objective(
     num_draws: int,
     args: tuple,
     kwargs: dict,
-) -> Objective:
+) -> tuple[Objective, bool]:
     """The function f = -α log L - log π of a tempered model, on its flat unconstrained scale.
 
     Priors that are Normal or multivariate Normal with fixed parameters are integrated in closed form. The
@@ -84,6 +86,9 @@ def model_objective(
         args: Positional arguments of the model.
         kwargs: Its keyword arguments.
 
+    Returns:
+        The objective, and whether a quadrature linearises a predictor that is not affine in the latents.
+
     Raises:
         TypeError: If the expectation is of a bare loss.
         ValueError: If the model has params, subsamples, observes nothing or scales local latents, or its data
@@ -94,6 +99,7 @@ def model_objective(
         term, exact, has_factors = gaussian_sites(model, latents, q, args, kwargs)
     drawn = expectation is None or has_factors or len(exact) < len(latents.names)
     parts: list[Callable[[Any, Any, Array | None], Derivatives]] = []
+    loss: ModelLoss | None = None
     if expectation is not None:
         if expectation.bind is None:
             raise TypeError(
@@ -130,20 +136,46 @@ def model_objective(
         found = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
         return add([*found, derivatives_of(term, q)])
 
-    needs_key = drawn or (expectation is not None and expectation.needs_key)
-    smooth = not needs_key and expectation is not None and _is_affine(loss, q, args, kwargs)
     all_gaussian = not has_factors and len(exact) == len(latents.names)
-    return Objective(evaluate, (arrays, term), needs_key, term.precision if all_gaussian else None, smooth)
+    needs_key = drawn or (expectation is not None and expectation.needs_key)
+    affine = loss is not None and loss.predictor is not None and _is_affine(loss, q, args, kwargs)
+    exact_derivatives = affine and not needs_key
+    certified = exact_derivatives and all_gaussian and _is_convex(loss, q, args, kwargs)
+    linearised = loss is not None and loss.predictor is not None and not affine
+    linearised = linearised and not (expectation is not None and expectation.needs_key)
+    precision = term.precision if certified else None
+    return Objective(evaluate, (arrays, term), needs_key, precision, exact_derivatives), linearised
 
 
-def _is_affine(loss: ModelLoss, q: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether the predictor is affine in the latents, tried along a line."""
-    if loss.predictor is None:
-        return False
+def _is_affine(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether the derivative of the predictor along a line does not depend on the latents."""
     line = jnp.asarray(np.random.default_rng(0).normal(size=q.loc.shape), q.loc.dtype)
-    first, second, third = (loss.predictor(q.loc + step * line, args, kwargs) for step in (0.0, 1.0, 2.0))
-    bend = jnp.max(jnp.abs(third - 2.0 * second + first))
-    return bool(bend <= 1e-3 * jnp.max(jnp.abs(third - first)))
+
+    def slope(theta: Array) -> Array:
+        return jax.jvp(lambda t: loss.predictor(t, args, kwargs), (theta,), (line,))[1]
+
+    return not depends_on(slope, q.loc)
+
+
+def _is_convex(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether each datum's loss has no negative curvature on a grid of predictors from -50 to 50."""
+    u = loss.predictor(q.loc, args, kwargs)
+    weighted: Any = weigh(loss).losses_given_predictor
+    if u.ndim != 1:
+        return False
+
+    def slopes(v: Array) -> Array:
+        return jax.grad(lambda v: jnp.sum(weighted(v, q.loc, args, kwargs)[0]))(v)
+
+    def curvature(at: Array) -> Array:
+        v = jnp.full_like(u, 0.0) + at
+        return jax.jvp(slopes, (v,), (jnp.ones_like(v),))[1]
+
+    # Off the kinks that a loss may have at whole numbers.
+    grid = jnp.asarray(np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013)
+    found = jax.jit(lambda g: jax.lax.map(curvature, g))(grid.astype(u.dtype))
+    found = jnp.where(jnp.isfinite(found), found, 0.0)
+    return bool(jnp.all(found >= -1e-5 * jnp.maximum(jnp.max(jnp.abs(found), axis=0), 1.0)))
 
 
 def weigh(model: ModelLoss) -> ModelLoss:
@@ -166,25 +198,39 @@ def gaussian_sites(
     model: Model, latents: Latents, q: Any, args: tuple, kwargs: dict
 ) -> tuple[GaussianTerm, frozenset[str], bool]:
     """The prior of the sites that are Normal with fixed parameters, their names, and whether it has factors."""
-    # Parameters that are the same at two points do not depend on other latents.
-    one, two = (_look(model, latents, q.loc + shift, args, kwargs) for shift in (0.0, 0.1))
+    one = _look(model, latents, q.loc, args, kwargs)
     check_likelihood(one, prior_factors=True)
+    for site in likelihood_sites(one).values():
+        log_prob_of_each(site)
     unknown = sorted(set(latent_sites(one)) ^ set(latents.names))
     if unknown:
         raise ValueError(
             f"latent sites {unknown} are not both in model and guide: build the guide on this model."
         )
+    # By the traced program: values that agree at two points may still depend on other latents.
+    depends = which_depend(
+        lambda flat: {
+            k: _parameters(s) for k, s in latent_sites(_look(model, latents, flat, args, kwargs)).items()
+        },
+        q.loc,
+    )
     d, dtype = q.loc.shape[0], q.loc.dtype
     places = latents.unpack(jnp.arange(d))
     loc, diagonal, blocks, constant, exact = np.zeros(d), np.zeros(d), [], 0.0, set()
     for name in latents.names:
-        site, own, again = one[name], _own(one[name]), _own(two[name])
+        site = one[name]
+        if name.endswith("_unobserved") and f"{name.removesuffix('unobserved')}observed" in one:
+            raise ValueError(
+                f"latent {name!r} stands for data that obs_mask leaves out, and is improper where it does not: "
+                "leave those data out of the likelihood by handlers.mask."
+            )
         if site.get(LOCAL) is not None:
             raise ValueError(
                 f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
                 "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
             )
-        if own is None or again is None or not all(map(np.array_equal, own, again)):
+        own = None if any(jax.tree.leaves(depends[name])) else _own(site)
+        if own is None:
             continue
         at = np.ravel(np.asarray(places[name]))
         mean, precision = own
@@ -219,13 +265,27 @@ def _look(model: Model, latents: Latents, flat: Array, args: tuple, kwargs: dict
         return get_trace(handlers.substitute(model, substitute_fn=constrain), args, kwargs)
 
 
-def _own(site: Site) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``."""
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    if site["scale"] is not None:
-        return None
+def _plain(site: Site) -> Any:
+    """A site's distribution under expansions and reinterpreted batches."""
+    fn = site["fn"]
     while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
         fn = fn.base_dist
+    return fn
+
+
+def _parameters(site: Site) -> tuple[Any, ...]:
+    """Mean and spread of a Gaussian site."""
+    fn = _plain(site)
+    if type(fn) is dist.Normal:
+        return jnp.asarray(fn.loc), jnp.asarray(fn.scale)
+    return (fn.mean, fn.precision_matrix) if type(fn) is dist.MultivariateNormal else ()
+
+
+def _own(site: Site) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``."""
+    fn, shape = _plain(site), jnp.shape(site["value"])
+    if site["scale"] is not None:
+        return None
     if type(fn) is dist.Normal:
         loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
         return loc, 1.0 / np.square(scale)

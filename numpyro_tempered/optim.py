@@ -193,7 +193,8 @@ class ForwardBackward(_RuleOptim):
     Args:
         guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``, whose
             start is the prior, exactly for Normal ones.
-        step_size: h; by default the longest that is admissible. A step above 1/L is rejected and counted.
+        step_size: h; by default the longest that is admissible. A step above 1/L is rejected and counted, in
+            ``state.optim_state[1].rejected`` of SVI's state: look there if nothing moves.
         whiten: Whether to step in the coordinates of the present Gaussian.
 
     Example:

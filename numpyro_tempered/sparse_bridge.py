@@ -15,6 +15,7 @@ from numpyro_tempered.fit import TemperedFit, finish
 from numpyro_tempered.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.handlers import temper
 from numpyro_tempered.sparse import LinearFit, LogisticFit
+from numpyro_tempered.sparse.arguments import as_data
 
 
 def sparse_as_tempered_fit(
@@ -40,7 +41,8 @@ def sparse_as_tempered_fit(
 
     Raises:
         TypeError: If ``fit`` is of another type.
-        ValueError: If the noise has a prior, which is not a part of this model.
+        ValueError: If the noise has a prior, which is not a part of this model, or the ELBO on ``x`` and ``y`` is
+            not that of the fit.
 
     Example:
         >>> import jax, numpy as np
@@ -60,6 +62,7 @@ def sparse_as_tempered_fit(
             "the noise of this LinearFit has a prior, which the model of sparse_as_tempered_fit has not: fit "
             "with noise_scale, or with an estimated one."
         )
+    x, y = as_data(x, y)
     setup_key, *keys = jax.random.split(rng_key, 3)
     alpha = float(jnp.asarray(fit.alpha))
     tempered = temper(_model(fit), alpha=alpha)
@@ -72,9 +75,18 @@ def sparse_as_tempered_fit(
     found = finish(
         (keys[0], keys[1]), tempered, guide, params, jnp.zeros(0), args, {}, num_particles=num_particles
     )
+    value = float(jnp.asarray(fit.elbo if isinstance(fit, LinearFit) else fit.objective))
+    kl = found.elbo.kl
+    off = found.elbo.value - value
+    slack = 0.5 + 6.0 * found.elbo.se + 1e-4 * abs(value)
+    # The objective of a logistic fit is below its ELBO; that of a linear one is its ELBO.
+    if off < -slack or (isinstance(fit, LinearFit) and off > slack):
+        raise ValueError(
+            f"the ELBO on these data is {found.elbo.value:.4g} ± {found.elbo.se:.2g}, the fit's {value:.4g}: "
+            "give the x and y that it was fitted to."
+        )
     if isinstance(fit, LogisticFit):
         return found
-    value, kl = float(fit.elbo), found.elbo.kl
     return found._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / alpha, kl))
 
 

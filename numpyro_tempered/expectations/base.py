@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from numpyro_tempered._typing import Array
 from numpyro_tempered.families.base import family_of
@@ -229,9 +230,23 @@ def require_key(expectation: str, rng_key: Array | None) -> Array:
 
 def depends_on(fn: Callable[[Array], Any], argument: Array) -> bool:
     """Whether ``fn`` uses its argument at all, read from the traced program."""
-    program = jax.make_jaxpr(fn)(argument).jaxpr
-    reached = set(program.invars)
-    for equation in program.eqns:
-        if any(not hasattr(v, "val") and v in reached for v in equation.invars):
-            reached.update(equation.outvars)
-    return any(not hasattr(v, "val") and v in reached for v in program.outvars)
+    return any(jax.tree.leaves(which_depend(fn, argument)))
+
+
+def which_depend(fn: Callable[[Array], Any], argument: Array) -> Any:
+    """For each output of ``fn`` whether it uses the argument, read from the traced program."""
+    program, shapes = jax.make_jaxpr(fn, return_shape=True)(argument)
+    count = len(program.jaxpr.outvars)
+    flags = [any(dce_jaxpr(program.jaxpr, [i == j for j in range(count)])[1]) for i in range(count)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), flags)
+
+
+def with_jacobian(predict: Callable[[Array], Array], theta: Array) -> tuple[Array, Array]:
+    """Predictors u, and their derivatives ``(*u.shape, d)``, in the memory of these alone."""
+    (d,) = theta.shape
+    u, pull = jax.vjp(predict, theta)
+    if u.size > d:
+        units = jnp.eye(d, dtype=theta.dtype)
+        return u, jax.vmap(lambda unit: jax.jvp(predict, (theta,), (unit,))[1], out_axes=-1)(units)
+    (rows,) = jax.vmap(pull)(jnp.reshape(jnp.eye(u.size, dtype=u.dtype), (-1, *u.shape)))
+    return u, jnp.reshape(rows, (*u.shape, d))

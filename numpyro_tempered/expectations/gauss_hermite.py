@@ -19,6 +19,7 @@ from numpyro_tempered.expectations.base import (
     pull_back,
     rows_of,
     standard_deviation,
+    with_jacobian,
 )
 from numpyro_tempered.expectations.outputs import bound_outputs, linear_outputs, moments_of, product_rule
 from numpyro_tempered.families.base import family_of
@@ -125,8 +126,7 @@ def _bound(model: ModelLoss, rule: tuple[np.ndarray, np.ndarray]) -> Expectation
     def evaluate(
         q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
     ) -> Evaluation:
-        mean, pull = jax.vjp(lambda theta: predict(theta, *data), q.loc)
-        (x,) = jax.vmap(pull)(jnp.eye(mean.shape[0], dtype=mean.dtype))
+        mean, x = with_jacobian(lambda theta: predict(theta, *data), q.loc)
         mask = None if mask is None else rows_of(mask, mean.shape[0])
         variance = family_of(q).predictor_variance(q, x)
         found = quadrature(rule, mean, variance, lambda u: given(u, q.loc, *data), curvature)

@@ -15,6 +15,7 @@ from numpyro_tempered.expectations.base import (
     depends_on,
     require_key,
     rows_of,
+    with_jacobian,
 )
 from numpyro_tempered.expectations.outputs import curvature_rows, hessians
 from numpyro_tempered.families.base import Rows, family_of
@@ -190,15 +191,13 @@ def _gauss_newton(model: ModelLoss, theta: Array, data: Any, mask: Array | None)
     predict, given = model.predictor, model.losses_given_predictor
     if predict is None or given is None:
         raise TypeError("the model was bound without a predictor.")
-    u, pull = jax.vjp(lambda t: predict(t, *data), theta)
-    units = jnp.eye(u.size, dtype=u.dtype)
-    (jacobian,) = jax.vmap(pull)(jnp.reshape(units, (-1, *u.shape)))
+    u, jacobian = with_jacobian(lambda t: predict(t, *data), theta)
     if u.ndim == 2:
         blocks = hessians(lambda v: given(v, theta, *data), u)
         if mask is not None:
             kept = rows_of(mask, u.shape[0])[:, None, None]
             blocks = jnp.where(kept, blocks, jnp.zeros((), blocks.dtype))
-        return Rows(*curvature_rows(jnp.reshape(jacobian, (*u.shape, -1)), blocks))
+        return Rows(*curvature_rows(jacobian, blocks))
 
     def total(u: Array) -> Array:
         losses, weights = given(u, theta, *data)

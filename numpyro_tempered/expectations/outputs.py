@@ -18,6 +18,7 @@ from numpyro_tempered.expectations.base import (
     masked,
     require_key,
     rows_of,
+    with_jacobian,
 )
 from numpyro_tempered.families.base import family_of
 
@@ -247,10 +248,7 @@ def bound_outputs(model: ModelLoss, nodes: Nodes) -> Expectation:
     def evaluate(
         q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
     ) -> Evaluation:
-        mean, pull = jax.vjp(lambda theta: predict(theta, *data), q.loc)
-        units = jnp.eye(mean.size, dtype=mean.dtype)
-        (jacobian,) = jax.vmap(pull)(jnp.reshape(units, (-1, *mean.shape)))
-        jacobian = jnp.reshape(jacobian, (*mean.shape, -1))
+        mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), q.loc)
         mask = None if mask is None else rows_of(mask, mean.shape[0])
         points = nodes.at(rng_key, mean.shape[0], mean.dtype)
         factor = root(predictor_covariance(q, jacobian))

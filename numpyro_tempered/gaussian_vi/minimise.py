@@ -41,7 +41,8 @@ class Trace(NamedTuple):
     """What was found at each evaluation, ``(max_evaluations,)``; NaN after the last.
 
     Attributes:
-        elbo: The ELBO at the q evaluated, -F, in nats: minus infinity where a step led to no Gaussian.
+        elbo: The ELBO at the q evaluated, -F, in nats: minus infinity where a step led to no Gaussian. With an
+            objective that draws it is an estimate by the fixed draws, which may lie above the log evidence.
         stationarity: Of that q, in nats.
         size: The length of the step that led there; 0 for the start.
         accepted: Whether the run moved there.
@@ -59,10 +60,11 @@ class Result(NamedTuple):
     Attributes:
         posterior: The last accepted q: finite and positive definite whatever happened.
         derivatives: Those of f at it.
-        elbo: Its ELBO, in nats.
+        elbo: Its ELBO, in nats; with an objective that draws an estimate by the fixed draws, and no bound.
         stationarity: How far it is from stationary, in nats: an estimate of the KL gap.
         gap_bound: An upper bound on the KL gap where the likelihood is log-concave and the prior Gaussian, see
-            :func:`gap_bound`; infinite where the prior is not known to be Gaussian.
+            :func:`gap_bound`; infinite where the prior is not Gaussian or the derivatives are not exact, and for
+            ``fit_gaussian`` where a datum's loss has negative curvature at some predictor that was looked at.
         converged: Whether ``stationarity`` is at most the tolerance.
         status: Why the run ended, as a number; :attr:`reason` has it in words.
         num_evaluations: Evaluations of the derivatives, the start's included.
@@ -167,7 +169,8 @@ def minimise(
     if not isinstance(result.status, jax.core.Tracer):
         if not bool(jnp.isfinite(result.elbo)):
             raise ValueError(
-                "the ELBO is not finite at the start: check the data for NaN, or start at a narrower Gaussian."
+                "the ELBO is not finite at the start: check the data for NaN, whether a linearised predictor "
+                "leaves the support of the likelihood, or start at a narrower Gaussian."
             )
         if int(result.status) == REFUSED:
             raise ValueError(

@@ -145,7 +145,8 @@ def objective(
     arrays = tuple(jnp.asarray(leaf) for leaf in data)
     given = (arrays, jnp.asarray(alpha, dtype), term)
     exact = not expectation.needs_key and expectation.of_predictor is not None
-    return Objective(_evaluator(expectation), given, expectation.needs_key, term.precision, exact, shared=True)
+    precision = term.precision if exact else None
+    return Objective(_evaluator(expectation), given, expectation.needs_key, precision, exact, shared=True)
 
 
 @functools.lru_cache(maxsize=256)

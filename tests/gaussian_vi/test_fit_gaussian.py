@@ -431,7 +431,7 @@ def network(x, y):
 @pytest.mark.filterwarnings("ignore:the fit ended")
 def test_a_linearisation_that_misleads_is_told(key):
     x = np.linspace(-2.0, 2.0, 30)[:, None]
-    with pytest.warns(UserWarning, match="not affine in the latents"):
+    with pytest.warns(UserWarning, match="by fresh draws"):
         fit = nt.fit_gaussian(key, network, AutoMultivariateNormal, x, np.sin(2.0 * x[:, 0]), expectation=ETA)
     # What is reported is by draws.
     assert fit.elbo.value < float(fit.convergence.elbo) - 10.0
@@ -444,3 +444,97 @@ def test_a_model_without_latents(key):
     for guide in (AutoNormal, AutoMultivariateNormal):
         with pytest.raises(ValueError, match="latent"):
             nt.fit_gaussian(key, known, guide, 1.0)
+
+
+class TestPremisesAreChecked:
+    """What is integrated exactly, and what is certified, is so."""
+
+    def test_a_prior_that_depends_on_a_latent_only_elsewhere(self, key):
+        def model(y):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            w = numpyro.sample("w", dist.Normal(0.0, jnp.where(z > 0.5, 10.0, 0.1)))
+            numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+        start = lambda m: AutoDiagonalNormal(m, init_loc_fn=init_to_value(values={"z": 0.0, "w": 0.0}))  # noqa: E731
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit = nt.fit_gaussian(key, model, start, 2.0, num_draws=256)
+        assert np.isinf(float(fit.convergence.gap_bound))
+        # By draws of z the scale of w is a mixture; taken as 0.1 for good, E[w] would be 2 / 101.
+        assert fit.elbo.value > -10.0
+
+    def test_no_gap_bound_without_exact_derivatives_or_convexity(self, key):
+        def heavy(x, y):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+            eta = numpyro.deterministic("eta", theta * x)
+            numpyro.sample("y", dist.StudentT(1.0, eta, 1.0), obs=y)
+
+        y = jnp.array([-4.0, -4.2, 5.0, 5.1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            by_quadrature = nt.fit_gaussian(key, heavy, AutoNormal, jnp.ones(4), y, expectation=ETA)
+        by_draws = nt.fit_gaussian(key, logistic, AutoNormal, X, Y)
+        assert np.isinf(float(by_quadrature.convergence.gap_bound))
+        assert np.isinf(float(by_draws.convergence.gap_bound))
+
+    def test_a_nonlinear_predictor_beside_a_prior_that_is_not_normal_is_told(self, key):
+        def model(x, y):
+            t = numpyro.sample("t", dist.LogNormal(0.0, 1.0))
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+            eta = numpyro.deterministic("eta", t * jnp.exp(x @ w))
+            numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+        x = jnp.array([[1.0, 2.0], [-2.0, 1.0], [2.0, 2.0], [0.5, -1.0]])
+        with pytest.warns(UserWarning, match="by fresh draws"):
+            nt.fit_gaussian(
+                key, model, AutoMultivariateNormal, x, jnp.array([0.3, 0.0, 2.0, 0.1]), expectation=ETA
+            )
+
+    def test_a_scaled_prior_is_scaled_in_the_elbo(self, key, x64):
+        def model(y):
+            with handlers.scale(scale=3.0):
+                theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+        y = np.array([0.5, 1.5])
+        # Precision 3 + .5 * 2, and the constants of π^3 L^.5.
+        precision, linear = 4.0, 0.5 * 2.0
+        constant = -1.5 * np.log(2 * np.pi) - 0.5 * np.log(2 * np.pi) - 0.25 * np.sum(y**2)
+        exact = constant + 0.5 * np.log(2 * np.pi / precision) + 0.5 * linear**2 / precision
+        fit = nt.fit_gaussian(key, model, AutoNormal, y, alpha=0.5, tolerance=1e-12)
+        np.testing.assert_allclose(fit.params["theta_auto_loc"], 0.25, rtol=1e-5)
+        assert abs(fit.elbo.value - exact) < 5.0 * fit.elbo.se + 1e-6
+        # A bound, a little below where the stochastic steps ended.
+        svi = nt.fit_svi(key, model, AutoNormal, y, alpha=0.5)
+        assert exact - 0.1 < svi.elbo.value < exact + 5.0 * svi.elbo.se
+
+    def test_values_that_broadcast_are_refused(self, key):
+        def linear(x, y):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+        for fit in (nt.fit_gaussian, nt.fit_svi):
+            with pytest.raises(ValueError, match="broadcast"):
+                fit(key, linear, AutoNormal, X, X[:, :1], **({"num_steps": 20} if fit is nt.fit_svi else {}))
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_obs_mask_is_refused(self, key):
+        def masked(y, mask):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            with numpyro.plate("n", 4):
+                numpyro.sample("y", dist.Normal(theta, 1.0), obs=y, obs_mask=mask)
+
+        with pytest.raises(ValueError, match="obs_mask"):
+            nt.fit_gaussian(key, masked, AutoNormal, jnp.ones(4), jnp.array([True, False, True, True]))
+
+    def test_many_rows_take_memory_for_their_derivatives_alone(self, key):
+        def wide(x, y):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+            eta = numpyro.deterministic("eta", x @ w)
+            numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+        x = RNG.normal(size=(100_000, 2)).astype(np.float32)  # a square matrix of these would take 40 GB
+        fit = nt.fit_gaussian(
+            key, wide, AutoNormal, x, (x[:, 0] > 0).astype(int), expectation=ETA, num_particles=10
+        )
+        assert np.isfinite(float(fit.convergence.elbo))
