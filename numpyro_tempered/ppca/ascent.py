@@ -1,4 +1,4 @@
-"""Coordinate ascent for tempered probabilistic PCA (MATH.md, section 2): each function is one half-step."""
+"""Coordinate ascent for tempered probabilistic PCA: each function is one half-step."""
 
 from typing import Any
 

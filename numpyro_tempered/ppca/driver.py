@@ -86,7 +86,7 @@ def fit(
         RuntimeError: If the ELBO fell in a sweep, by more than rounding.
 
     References:
-        MATH.md section 2, PPCA; YPB for the local z.
+        YPB for the local z.
 
     Example:
         >>> import jax, numpy as np

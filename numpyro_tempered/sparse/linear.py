@@ -60,7 +60,7 @@ def fit_linear(
       the largest one over v; not any integrated evidence.
 
     The optima are many where columns are correlated, and where the noise is not known: one start is at a point
-    of an approximate lasso path, with the coefficients by decreasing |start| in units of their columns; further
+    of an approximate lasso path, with the coefficients by decreasing size there, in units of their columns; further
     ones are at other points, then at these in random orders. Take ten.
 
     Args:
@@ -89,7 +89,7 @@ def fit_linear(
         TypeError: If an argument is not of real numbers.
 
     References:
-        MATH.md section 5, spike and slab; CA-DNN and Bai20 for the family.
+        CA-DNN and Bai20 for the family.
 
     Example:
         >>> import jax, numpy as np

@@ -89,8 +89,8 @@ def fit_logistic(
         TypeError: If an argument is not of real numbers.
 
     References:
-        MATH.md section 5, spike and slab; Jaakkola and Jordan, *Bayesian parameter estimation via variational
-        methods*, Statistics and Computing 10, 2000, for the bound.
+        Jaakkola and Jordan, *Bayesian parameter estimation via variational methods*, Statistics and Computing 10,
+        2000, for the bound; CA-DNN and Bai20 for the family.
 
     Example:
         >>> import jax, numpy as np

@@ -113,7 +113,7 @@ def test_elbo_is_below_the_enumerated_evidence(rho):
 
 
 def test_the_gap_grows_with_the_correlation():
-    """MATH.md reports .07, .23 and .67."""
+    """Known answers of the order of .07, .23 and .67."""
     mean = [gaps(rho)[0].mean() for rho in (0.0, 0.5, 0.9)]
     assert mean == sorted(mean)
     for value, reported in zip(mean, (0.07, 0.23, 0.67), strict=True):
