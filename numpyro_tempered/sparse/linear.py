@@ -60,8 +60,8 @@ def fit_linear(
       the largest one over v; not any integrated evidence.
 
     The optima are many where columns are correlated, and where the noise is not known: one start is at a point
-    of an approximate lasso path, with the coefficients by decreasing size there, in units of their columns; further
-    ones are at other points, then at these in random orders. Take ten.
+    of an approximate lasso path, with the coefficients by decreasing size there, in units of their columns;
+    further ones are at other points, then at these in random orders. Take ten.
 
     Args:
         rng_key: Key of the random orders; the first nine starts need none of it.
