@@ -314,6 +314,7 @@ class TestExact:
 class TestTargetsThatAreNotLogConcave:
     """Whatever the target, the result is a Gaussian, and the reason is told."""
 
+    @pytest.mark.usefixtures("x64")
     @settings(max_examples=20, deadline=None)
     @given(
         separation=st.floats(0.5, 8.0),
@@ -332,7 +333,7 @@ class TestTargetsThatAreNotLogConcave:
         assert np.isfinite(spread)
         assert spread > 0
         accepted = np.asarray(result.trace.elbo)[np.asarray(result.trace.accepted)]
-        assert np.all(np.diff(accepted) >= -1e-5)
+        assert np.all(np.diff(accepted) >= -1e-10)
         if bool(result.converged):
             assert float(result.stationarity) <= 1e-6
         else:

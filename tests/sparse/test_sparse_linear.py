@@ -238,6 +238,7 @@ def test_alpha_counts_rows(alpha):
     np.testing.assert_allclose(whole.inclusion_probs, halved.inclusion_probs, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_more_restarts_are_never_worse():
     x, y = oracle.linear_data(44, 20, 6, 0.95)
     one, three = fit(x, y, tolerance=1e-6), fit(x, y, tolerance=1e-6, num_restarts=3)
