@@ -1,9 +1,40 @@
 """Settings and fixtures shared by the tests."""
 
 import contextlib
+import os
+from importlib.metadata import version
 
 import jax
 import pytest
+
+# Most of the time of a test goes into compilation, which has no need to optimise what runs once. Flags that the
+# caller has set stand: with any, the tests compile as the caller does.
+if "XLA_FLAGS" not in os.environ:
+    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    if version("jaxlib").startswith("0.10."):
+        # The emitters that replaced these take three times as long; other versions may not know the flag and exit.
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def pytest_configure(config):
+    """Keep compiled programs, however small, between runs and between workers."""
+    if not jax.config.jax_compilation_cache_dir and config.pluginmanager.hasplugin("cacheprovider"):
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def tiered(cases, *, unit):
+    """Cases for ``parametrize``: those in ``unit`` run by default, the others in the full tier."""
+    cases, unit = list(cases), list(unit)
+    if absent := [case for case in unit if case not in cases]:
+        raise ValueError(f"not among the cases: {absent}")
+    return [case if case in unit else pytest.param(*_arguments(case), marks=pytest.mark.full) for case in cases]
+
+
+def _arguments(case):
+    return case if isinstance(case, tuple) else (case,)
 
 
 def enable_x64():

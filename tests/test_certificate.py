@@ -543,7 +543,7 @@ def _dependent(theta, y):
     numpyro.sample("y", dist.MultivariateNormal(theta * jnp.ones(len(y)), jnp.eye(len(y))), obs=y)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("site", "match"),
     [

@@ -241,7 +241,7 @@ def logistic(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
 
 
-@pytest.mark.parametrize("alpha", [0.25, pytest.param(1.0, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("alpha", [0.25, pytest.param(1.0, marks=pytest.mark.full)])
 def test_gaussian_fit_of_the_package_is_the_optimum(x64, alpha):
     problem = launches(alpha)
     fit = nt.fit_gaussian(
@@ -262,7 +262,7 @@ def test_gaussian_fit_of_the_package_is_the_optimum(x64, alpha):
     assert float(fit.convergence.trace.elbo[-1]) == pytest.approx(best.log_evidence, abs=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_laplace_on_the_tempered_model(x64):
     problem = launches(alpha := 0.25)
     fit = nt.fit_svi(
@@ -274,7 +274,7 @@ def test_laplace_on_the_tempered_model(x64):
     np.testing.assert_allclose(posterior.covariance_matrix, expected.cov, rtol=5e-3)
 
 
-@pytest.mark.parametrize("alpha", [0.25, pytest.param(1.0, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("alpha", [0.25, pytest.param(1.0, marks=pytest.mark.full)])
 def test_nuts_on_the_tempered_model(alpha):
     problem = launches(alpha)
     mcmc = MCMC(

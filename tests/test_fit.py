@@ -273,7 +273,7 @@ def plane_log_evidence(y):
     return tempered_normal_log_evidence([y], ALPHA, 0.0, math.sqrt(2.0), NOISE)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_laplace_is_exact_where_the_posterior_is_gaussian():
     y = 1.3
     laplace, full = (

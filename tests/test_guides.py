@@ -156,7 +156,7 @@ def test_a_failed_set_up_leaves_the_model_alone():
     assert guide.model is cauchy
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_it_is_a_stock_guide_otherwise(matched_guide):
     """SVI on ``s ~ HalfNormal`` and friends, then every method that users call."""
     model, guide = positive_and_hierarchical, matched_guide

@@ -428,7 +428,7 @@ def shifted_log_prob(posterior):
     return -0.5 * ((np.asarray(TARGETS) - loc) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [k if k in FAST_KERNELS else pytest.param(k, marks=pytest.mark.slow) for k in KERNELS]
 )

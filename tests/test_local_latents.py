@@ -286,7 +286,7 @@ def test_subsamples_have_the_full_bound_on_average(size, loss, x64):
     assert value(None) == pytest.approx(loss_by_hand(loss, q, (0.3, q[2]), x=x), rel=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_network_as_encoder(x64):
     pytest.importorskip("flax")
     import flax.linen

@@ -844,7 +844,7 @@ def test_plates_of_one_keep_their_indices(x64):
 # At alpha = 1 the sums are those of NumPyro.
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["two_dependent_latents", "several_sites", "hmm_of_second_order"])
 def test_agrees_with_numpyro_at_one(name, x64):
     from numpyro.contrib.funsor import enum
@@ -1408,7 +1408,7 @@ def test_drawing_the_latents_takes_the_undecorated_model():
         draw(KEY, jnp.asarray(X))
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_results_of_a_fit(fit):
     data = nt.to_inference_data(fit, num_samples=8)
     loc = np.asarray(group(data, "posterior")["loc"])[0]

@@ -173,7 +173,7 @@ def scales(y=None):
     numpyro.sample("y", dist.Normal(theta.sum(), 1.0), obs=y)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_full_guide_matches_the_covariance_of_a_hierarchical_prior():
     guide = AutoOnlineMultivariateNormal(scales)
     with pytest.warns(UserWarning, match=r"tau.*theta.*mean and covariance"):
@@ -236,7 +236,7 @@ def test_a_state_is_a_prior_in_every_family(x64, first, second):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("second", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
 def test_a_fit_is_a_prior_with_its_covariance(x64, second):
     x, y = data(20)
@@ -283,7 +283,7 @@ def gamma_rate(y):
         numpyro.sample("y", dist.Exponential(rate), obs=y)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:the priors of")
 def test_the_residual_of_the_prior_is_added_once(x64, name):

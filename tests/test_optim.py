@@ -84,7 +84,7 @@ def test_svi_takes_the_steps_of_the_rule(optim, rule, x64):
     compare_routes(optim, rule, 1e-10)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize(("optim", "rule"), [PAIRS[0], PAIRS[3]], ids=["sva", "ngvi"])
 def test_svi_takes_the_steps_of_the_rule_in_single_precision(optim, rule):
     compare_routes(optim, rule, 1e-5)

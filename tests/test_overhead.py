@@ -28,7 +28,7 @@ from workloads import (
 
 import numpyro_tempered as nt
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 ALPHA = 0.5
 NUM_DATA = 1000

@@ -360,7 +360,7 @@ def test_rows_without_entries_change_nothing(key):
     assert float(density.value[0]) == pytest.approx(0.0, abs=DRAWS * float(np.finfo(np.float32).eps))
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_single_precision_reports_the_same_elbo(key):
     x = 1e4 + signal(11, 4000, [3.0, 1.0], D)
     prior = ppca.prior(1.0, 1e4)

@@ -292,7 +292,7 @@ def hierarchical_data():
     return x, jnp.arange(12) % 4, x[:, 0]
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_every_kind_of_site_has_its_factor(key):
     data = hierarchical_data()
     guide = AutoSpikeAndSlab(hierarchical, prefix="q", init_probs=0.7, init_scale=0.2)
@@ -336,7 +336,7 @@ def test_kl_site_by_site_is_that_of_the_formula(key, x64):
         assert parts[name] == pytest.approx(kl(name, *prior), rel=1e-10), name
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_subsampling_plate_keeps_factors_for_all(key):
     x, groups, y = hierarchical_data()
     svi = SVI(hierarchical, AutoSpikeAndSlab(hierarchical), Adam(0.01), TraceMeanField_ELBO())
@@ -365,7 +365,7 @@ def test_the_schedule_counts_the_steps_of_stock_svi(key):
     assert seen[-3:] == [start, start + 1, start + 2]
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_number_as_temperature_takes_more_particles(key):
     x, y = correlated_data()
     fit = nt.fit_svi(
@@ -463,7 +463,7 @@ def sharp(model):
     return AutoSpikeAndSlab(model, temperature=0.05)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_sharp_gates_reach_an_optimum_of_the_elbo(key):
     x, y = correlated_data()
     fit = nt.fit_svi(key, linear, sharp, x, y, loss=TraceMeanField_ELBO(num_particles=50))
@@ -511,7 +511,7 @@ def test_the_elbo_of_the_exact_posterior_is_the_evidence(key, x64, alpha):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_the_fit_of_an_orthogonal_design_is_the_closed_form(key, alpha):
     x, y, probs, loc, scale = orthogonal_data(alpha)
@@ -574,7 +574,7 @@ def test_round_and_refit_refuses(relaxed_fit, key):
         unconstrained_moments(relaxed_fit)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_tempered_fit_in_double_precision(key, x64):
     x, y = correlated_data()
     fit = nt.fit_svi(key, linear, AutoSpikeAndSlab, x, y, alpha=0.5, num_steps=5, num_particles=2)
@@ -587,7 +587,7 @@ def test_a_tempered_fit_in_double_precision(key, x64):
 
 
 @pytest.mark.parametrize("intercept_scale", [None, 2.0])
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
     x, y = correlated_data()
     fit = nt.sparse.fit_linear(
@@ -613,7 +613,7 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
         assert set(table["rank"]) == {0, 1}
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_sparse_logistic_fit_becomes_one_above_its_objective(key):
     x, y = correlated_data()
     labels = (y > 0).astype(int)

@@ -159,7 +159,7 @@ def test_an_online_rule_is_refitted_at_every_datum(key):
     np.testing.assert_allclose(choice.fit.posterior.loc, posterior(y, choice.alpha)[0], rtol=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_loss_of_ones_own(key):
     y = jnp.asarray(location_data())
     criterion = nt.alpha.safe_bayes(lambda values: jnp.square(y - values["theta"]), blocks=3, permutations=0)

@@ -100,7 +100,7 @@ def test_predictive_scores_must_not_choose(key, diagnostic):
         nt.select_alpha(key, model, AutoNormal, Y, criterion=diagnostic)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_an_alpha_that_is_named_is_added_to_the_grid(key):
     choice = nt.select_alpha(
         key, model, AutoNormal, jnp.asarray(Y), alphas=[0.1, 1.0], criterion=nt.alpha.lyddon(), **QUICK
@@ -111,7 +111,7 @@ def test_an_alpha_that_is_named_is_added_to_the_grid(key):
     assert "criterion" not in table
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_nuts_with_an_alpha_that_is_named(key):
     choice = nt.select_alpha(
         key,
@@ -131,7 +131,7 @@ def test_nuts_with_an_alpha_that_is_named(key):
     assert abs(float(draws.mean()) - mean) < 6 * np.sqrt(var / 150)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_fits_and_refits_under_one_seed_repeat(key, choice):
     again = nt.select_alpha(
         jax.random.key(0),
@@ -146,7 +146,7 @@ def test_fits_and_refits_under_one_seed_repeat(key, choice):
     pd.testing.assert_frame_equal(nt.alpha_table(again), nt.alpha_table(choice))
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_double_precision_and_pandas(key, choice):
     with enable_x64():
         again = nt.select_alpha(
@@ -220,7 +220,7 @@ def test_tables_of_other_data():
             nt.alpha_table(data)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_fit_that_diverges_is_refused(key):
     with pytest.raises(ValueError, match="not finite"):
         nt.select_alpha(

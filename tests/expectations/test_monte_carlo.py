@@ -30,7 +30,7 @@ def family(loc=LOC, scale=SCALE, dtype=None):
     return nt.families.MeanField(jnp.asarray(loc, dtype), jnp.asarray(scale, dtype))
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])
 @pytest.mark.parametrize("num_particles", [1, 4])
 def test_unbiased(x64, key, curvature, num_particles):
@@ -62,7 +62,7 @@ def test_fisher_of_a_piecewise_linear_loss(x64, key):
     assert np.all(np.abs(np.mean(evaluations.grad_var, 0) - exact["fisher"]) < 5 * error)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_one_particle_has_the_exact_curvature_of_a_quadratic_loss(x64, key):
     expectation = nt.expectations.monte_carlo(half_squared)
     x, y = jnp.asarray(X), jnp.asarray(Y)
@@ -90,7 +90,7 @@ def test_a_point_is_the_loss_and_its_derivatives(x64, key):
     np.testing.assert_allclose(ours.grad_var, 0.5 * (p * (1 - p)) @ X**2, rtol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])
 def test_losses_of_a_batch_are_summed(x64, key, curvature):
     expectation = nt.expectations.monte_carlo(logistic, num_particles=2)
@@ -106,7 +106,7 @@ def test_losses_of_a_batch_are_summed(x64, key, curvature):
         np.testing.assert_allclose(getattr(batch, field), total, rtol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_float32(key):
     ours = nt.expectations.monte_carlo(logistic).evaluate(
         family(dtype=jnp.float32), jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32), rng_key=key
@@ -126,7 +126,7 @@ def test_memory_budget_changes_the_chunks_only(x64, key):
         nt.expectations.monte_carlo(logistic, memory_budget=column - 1).evaluate(*data, rng_key=key)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_the_exact_hessian_stops_at_dimension_1000(key):
     q = family(np.zeros(1001), np.ones(1001), jnp.float32)
     x, y = jnp.ones(1001, jnp.float32), jnp.float32(1.0)
@@ -216,7 +216,7 @@ def test_low_rank_takes_no_dense_hessian(x64, key):
     assert expectation.evaluate(q, *data, rng_key=key, curvature="fisher").grad_var.x.shape == (3, D)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_particles_share_the_memory_budget(x64, key):
     data = (family(), jnp.asarray(X), jnp.asarray(Y))
     column = 8 * (2 * D + X.size + Y.size)

@@ -68,7 +68,7 @@ def test_the_optimum_is_that_of_the_oracle(name, key, x64):
     np.testing.assert_allclose(fit.losses[-1], -fit.convergence.elbo)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_draws_without_an_expectation_come_near(key):
     exact = nt.fit_gaussian(key, logistic, AutoMultivariateNormal, X, Y, alpha=0.5, expectation=ETA)
     loc, covariance = moments(exact)
@@ -122,7 +122,7 @@ def scale_model(y):
         numpyro.sample("y", dist.Normal(0.0, s), obs=y)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_constrained_latent_has_its_jacobian_once_and_untempered(key, x64):
     y, alpha = np.array([0.5, -1.2, 0.3, 0.8]), 0.5
     grid = np.linspace(-8.0, 6.0, 200_001)
@@ -143,7 +143,7 @@ def test_a_constrained_latent_has_its_jacobian_once_and_untempered(key, x64):
     assert np.isinf(float(fit.convergence.gap_bound))
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_priors_that_are_gaussian_are_integrated_exactly(key, x64):
     """The prior of a latent multivariate Normal gives the same as its whitened form, and no draw is taken."""
     root = np.array([[1.0, 0.0], [0.8, 0.5]])
@@ -173,7 +173,7 @@ SCHOOLS = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_hierarchical_model_with_heavy_tails_and_a_reparameterisation(key):
     def decentred(y):
         mu = numpyro.sample("mu", dist.Cauchy(0.0, 5.0))
@@ -195,7 +195,7 @@ def test_a_hierarchical_model_with_heavy_tails_and_a_reparameterisation(key):
     assert set(fit.guide.median(fit.params)) >= {"mu", "tau"}
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_prior_factors_count_once(key, x64):
     """CircularReparam and its like emit prior terms as factors."""
 
@@ -215,7 +215,7 @@ def test_prior_factors_count_once(key, x64):
         np.testing.assert_allclose(other.params[name], value, rtol=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_powers_by_site_and_powers_that_multiply(key, x64):
     def two(a, b):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
@@ -236,7 +236,7 @@ def test_powers_by_site_and_powers_that_multiply(key, x64):
     np.testing.assert_allclose(prior.params["theta_auto_scale"], 1.0, rtol=1e-3)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_the_start_is_the_guides_own(key):
     factory = lambda model: AutoMultivariateNormal(  # noqa: E731
         model, init_loc_fn=init_to_value(values={"w": jnp.array([3.0, -3.0]), "v": jnp.ones(1)}), init_scale=0.5
@@ -274,7 +274,7 @@ def test_fits_compare_and_report(key):
     assert abs(svi.elbo.value - fits["full"].elbo.value) < 5.0 * (svi.elbo.se + fits["full"].elbo.se) + 0.05
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_many_rows_are_probed_for_dependence(key):
     def apart(x, y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
@@ -416,7 +416,7 @@ class TestOptimisers:
             nt.optim.NaturalGradient(AutoNormal(logistic))
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_start_at_the_median(key):
     fit = nt.fit_gaussian(
         key, scale_model, lambda m: AutoDiagonalNormal(m, init_loc_fn=init_to_median), np.array([0.5, -1.0])
@@ -434,7 +434,7 @@ def network(x, y):
 
 
 @pytest.mark.filterwarnings("ignore:the fit ended")
-@pytest.mark.thorough
+@pytest.mark.full
 def test_a_linearisation_that_misleads_is_told(key):
     x = np.linspace(-2.0, 2.0, 30)[:, None]
     with pytest.warns(UserWarning, match="by fresh draws"):
@@ -469,7 +469,7 @@ class TestPremisesAreChecked:
         # By draws of z the scale of w is a mixture; taken as 0.1 for good, E[w] would be 2 / 101.
         assert fit.elbo.value > -10.0
 
-    @pytest.mark.thorough
+    @pytest.mark.full
     def test_no_gap_bound_without_exact_derivatives_or_convexity(self, key):
         def heavy(x, y):
             theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
@@ -534,7 +534,7 @@ class TestPremisesAreChecked:
         with pytest.raises(ValueError, match="obs_mask"):
             nt.fit_gaussian(key, masked, AutoNormal, jnp.ones(4), jnp.array([True, False, True, True]))
 
-    @pytest.mark.thorough
+    @pytest.mark.full
     def test_many_rows_take_memory_for_their_derivatives_alone(self, key):
         def wide(x, y):
             w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

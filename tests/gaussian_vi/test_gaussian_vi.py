@@ -143,7 +143,7 @@ class TestExact:
         gone = jax.vmap(lambda q: vi.wasserstein(q, target))(means)
         np.testing.assert_allclose(np.square(gone), 2.0 * np.exp(-2.0 * a * times), rtol=1e-9)
 
-    @pytest.mark.thorough
+    @pytest.mark.full
     def test_small_forward_backward_steps_follow_the_flow(self):
         derivatives = quadratic(random_precision(2, 1), np.ones(2), "full")
         q = end = standard("full", 2, 2.0)
@@ -171,7 +171,7 @@ class TestExact:
             q = plain_step(q, derivatives(q), step)
         np.testing.assert_allclose(covariance_of(q), [[1.0]], rtol=1e-10)
 
-    @pytest.mark.parametrize("whiten", [pytest.param(True, marks=pytest.mark.thorough), False])
+    @pytest.mark.parametrize("whiten", [pytest.param(True, marks=pytest.mark.full), False])
     def test_a_step_above_the_limit_is_refused(self, whiten):
         f = logistic(2, 1.0)
         with pytest.raises(ValueError, match="above 1/L"):
@@ -182,8 +182,8 @@ class TestExact:
         )
         assert bool(fine.converged)
 
-    @pytest.mark.parametrize("alpha", [0.5, pytest.param(1.0, marks=pytest.mark.thorough)])
-    @pytest.mark.parametrize("d", [2, 10, pytest.param(50, marks=pytest.mark.thorough)])
+    @pytest.mark.parametrize("alpha", [0.5, pytest.param(1.0, marks=pytest.mark.full)])
+    @pytest.mark.parametrize("d", [2, 10, pytest.param(50, marks=pytest.mark.full)])
     def test_all_methods_find_the_optimum_of_the_oracle(self, d, alpha):
         x, y = logistic_data(d)
         loc, covariance, best = logistic_best(d, alpha)
@@ -200,7 +200,7 @@ class TestExact:
             np.testing.assert_allclose(q.loc, loc, atol=5e-3 * np.sqrt(np.diag(covariance)).max())
 
     @pytest.mark.parametrize(
-        "name", [n if n == "natural" else pytest.param(n, marks=pytest.mark.thorough) for n in METHODS]
+        "name", [n if n == "natural" else pytest.param(n, marks=pytest.mark.full) for n in METHODS]
     )
     def test_the_mean_field_optimum_is_that_of_the_oracle(self, name):
         _, covariance, best = logistic_best(10, 0.5, diagonal=True)
@@ -290,7 +290,7 @@ class TestExact:
         accepted = np.asarray(trace.elbo)[np.asarray(trace.accepted)]
         assert np.all(np.diff(accepted) >= -1e-10 * np.abs(accepted[1:]))
 
-    @pytest.mark.thorough
+    @pytest.mark.full
     def test_a_linearised_predictor_and_draws_reach_a_stationary_point(self, key):
         def network(theta, x):
             return theta[0] * jnp.tanh(theta[1] * x[0] + theta[2])
@@ -353,7 +353,7 @@ class TestTargetsThatAreNotLogConcave:
         assert float(mended.elbo) > float(result.elbo)
         assert np.isfinite(float(mended.elbo))
 
-    @pytest.mark.thorough
+    @pytest.mark.full
     def test_separable_data_do_not_break_whole_steps(self):
         x = jnp.array([[1.0, 2.0], [2.0, 1.0], [-1.0, -2.0], [-2.0, -1.0]])
         y = jnp.array([1.0, 1.0, -1.0, -1.0])
@@ -400,7 +400,7 @@ def test_vmap_over_alphas_is_the_loop(x64):
     np.testing.assert_allclose(jitted.elbo, together.elbo[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["natural", pytest.param("whitened", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["natural", pytest.param("whitened", marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_float32_converges_to_the_same_optimum(kind, name):
     result = vi.minimise(logistic(10, 0.5), standard(kind, 10), method=METHODS[name])
@@ -418,7 +418,7 @@ def test_the_same_program_serves_other_data():
     assert int(before.num_evaluations) > 1
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_no_silent_promotion(strict):
     for kind in FAMILIES:
         for method in METHODS.values():

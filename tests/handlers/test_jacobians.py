@@ -134,7 +134,7 @@ def test_known_answer_of_the_half_normal(x64):
     assert mean_under_potential(naive_temper(positive, 0.1), KNOWN_Y) == pytest.approx(wrong, rel=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("chain_method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_nuts_samples_the_tempered_posterior(chain_method):
     mcmc = MCMC(

@@ -86,7 +86,7 @@ def terms(trace):
     return sum(stats.norm.logpdf(w).sum() for w in weights), stats.norm.logpdf(T, mean, 0.5).sum()
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("make", [random_linen, random_nnx, random_eqx])
 @pytest.mark.parametrize("alpha", [ALPHA, 0.0])
 def test_priors_on_weights_are_not_tempered(make, alpha):

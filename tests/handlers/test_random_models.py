@@ -129,7 +129,7 @@ SETTINGS = {"deadline": None, "suppress_health_check": [HealthCheck.function_sco
 DRAWN = {"spec": models, "alpha": powers, "outer": powers, "policy": st.booleans(), "data": st.data()}
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @settings(max_examples=3, **SETTINGS)
 @given(**DRAWN)
 def test_log_density_is_prior_plus_powers_times_likelihood(x64, spec, alpha, outer, policy, data):

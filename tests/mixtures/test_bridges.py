@@ -27,7 +27,7 @@ from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.mixture_bridges.polish import adjustable_guide
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 ALPHA = 0.4
 WEIGHT = np.array([1.0, 2.0, 0.0, 1.0, 0.5, 3.0, 1.0, 1.0, 0.25, 2.0, 1.0, 1.0])

@@ -46,7 +46,7 @@ def posterior_of(name, alpha=0.5):
     return component, prior, x, q, oracle.posteriors(FAMILIES[name].oracle, x, w)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("name", ALL)
 def test_the_functions_of_a_component_belong_together(name, key):
     x = some_data(name)
@@ -92,7 +92,7 @@ def test_the_predictive_density_is_that_of_scipy(name, x64):
     np.testing.assert_allclose(component.log_predictive(q, jnp.asarray(x.T)), expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_predictive_masses_of_discrete_rows_sum_to_one(x64):
     component, _, _, q, _ = posterior_of("multinomial")
     rows = np.array([[i, 5 - i] for i in range(6)], float)
@@ -331,7 +331,7 @@ def test_special_functions_keep_their_digits(function, expected):
     np.testing.assert_allclose(single, double, rtol=3e-6, atol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_divergences_keep_their_digits_at_a_million_data():
     """A difference of log-gammas of 10^7 would leave a nat."""
     counts = np.array([1e6, 3e5])

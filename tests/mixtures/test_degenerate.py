@@ -15,7 +15,7 @@ from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.components.scaling import scaled_to
 from numpyro_tempered.mixture_bridges import as_tempered_fit
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 # One shape for all, compiled once a component.
 OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}

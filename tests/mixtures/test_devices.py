@@ -17,7 +17,7 @@ from numpyro_tempered.cavi.em import em
 from numpyro_tempered.cavi.sharding import automatic, shard_rows
 from numpyro_tempered.components.known_variance import known_variance
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 WORKER = Path(__file__).with_name("device_worker.py")
 

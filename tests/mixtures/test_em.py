@@ -56,7 +56,7 @@ def fit(component, x=X, **options):
     return em(jax.random.key(0), x, component, **options)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("covariance_type", FAMILIES)
 def test_agrees_with_scikit_learn(covariance_type, x64):
     theirs = FromLabels(3, covariance_type=covariance_type, reg_covar=0, tol=1e-14, max_iter=2000).fit(X)
@@ -265,7 +265,7 @@ def test_a_collapsed_restart_is_out(x64):
     assert len(out) < 12
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_single_precision_agrees_with_double():
     single = fit(diagonal_gaussian(2), tolerance=1e-6)
     ties = np.where((LABELS == 2)[:, None], 3.0, X)

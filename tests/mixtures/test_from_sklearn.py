@@ -14,7 +14,7 @@ from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.from_sklearn import from_sklearn
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 DIRICHLET = {"weight_concentration_prior_type": "dirichlet_distribution"}
 

@@ -17,7 +17,7 @@ from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.components.poisson import poisson
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
 OPTIONS = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_samples": 4, "tolerance": 1e-6}

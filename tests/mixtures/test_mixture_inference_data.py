@@ -18,7 +18,7 @@ from numpyro_tempered.components.categorical import categorical
 from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.components.tied_gaussian import tied_gaussian
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 S = 200
 

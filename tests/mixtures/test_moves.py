@@ -10,7 +10,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.cavi.blocks import make_blocks
 from numpyro_tempered.cavi.moves import affinities, propose
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 CENTRES = np.array([[-9.0, 0.0], [-9.0, 4.0], [0.0, 0.0], [9.0, 0.0], [9.0, 4.0]])
 

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpyro_tempered as nt
 from numpyro_tempered.arviz_data import group, group_names
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 ORDERS = [1, 2, 3]
 COMPONENT = nt.mixtures.known_variance(1, prior_scale=5.0)

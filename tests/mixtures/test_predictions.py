@@ -76,7 +76,7 @@ def _expected_log_density(fit, row):
     return constant + weights @ fit.component.statistics(row[:, None])[:, 0] - jnp.log(2.0 * jnp.pi)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_draws_have_the_moments_of_the_predictive(fit, x64):
     rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 40_000)
     a, q = np.asarray(fit.factors.concentration), fit.posterior
@@ -87,7 +87,7 @@ def test_draws_have_the_moments_of_the_predictive(fit, x64):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_parameters_are_drawn_in_the_coordinates_of_the_data(fit, x64):
     draws = nt.mixtures.sample_parameters(jax.random.key(2), fit, 2000)
     assert draws["weights"].shape == (2000, 3)
@@ -115,7 +115,7 @@ def test_relabelling_takes_a_permutation(fit, order):
         nt.mixtures.relabel(fit, order)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_fresh_rows_may_have_missing_entries_where_the_family_allows(data):
     component = nt.mixtures.diagonal_gaussian(2, mean_precision=0.1)
     fit = nt.mixtures.fit(jax.random.key(0), data[0], component, num_components=3, num_samples=0)
@@ -143,7 +143,7 @@ def test_methods_compile_and_map_over_rows(fit, data, x64):
     np.testing.assert_allclose(mapped, together, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_single_precision_stays_single_beside_double(data, x64):
     component = nt.mixtures.known_variance(2, prior_scale=10.0)
     x = data[0].astype(np.float32)

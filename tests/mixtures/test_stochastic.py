@@ -16,7 +16,7 @@ from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 COMPONENT = known_variance(2, prior_loc=1.0, prior_scale=10.0)
 ALPHA = 0.5

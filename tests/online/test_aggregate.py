@@ -189,7 +189,7 @@ def test_the_regret_is_within_the_bound(seed, scale, adversary, squared):
     assert bound[-1] <= widest * (math.sqrt(40 * log_size) + 4 / 3 * log_size + 2) + slack[-1]
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_with_shares_the_bound_holds_against_sequences_that_switch(x64):
     """Brute force: the best sequence with m switches, by dynamic programming over the members' losses."""
     num_rounds, share = 120, 0.02
@@ -301,7 +301,7 @@ def test_one_member_is_its_rule(x64):
     assert abs(float(regret(state))) < 1e-12
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_full_covariances_are_matched_in_mean_and_covariance(x64):
     rule = aggregate(
         sweep(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]),
@@ -358,7 +358,7 @@ def test_members_that_diverge_are_left_out():
 # Drivers
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_run_is_a_loop_of_update_bit_for_bit():
     x, y = make_stream(7, dtype=jnp.float32)
     begin = state = RULE.init(make_prior(dtype=jnp.float32))
@@ -397,7 +397,7 @@ def test_rows_that_are_off_count_nothing():
     assert_same(nothing, begin)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @closes_over_a_tracer
 def test_many_streams_under_vmap():
     rule = aggregate(sweep(nt.online.svb, step_size=[0.1, 1.0]))

@@ -12,7 +12,7 @@ from numpyro_tempered.online import power, random_walk
 from numpyro_tempered.online.mixture import regret_bound, weights
 from numpyro_tempered.online.windows import aggregate_windows
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
 

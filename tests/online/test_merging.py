@@ -79,7 +79,7 @@ def test_counts_and_losses_add_up(x64):
     np.testing.assert_allclose(both.posterior.scale, merged.posterior.scale, rtol=1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_many_pairs_merge_under_vmap():
     states = [
         nt.online.run(NGVI, SQUARED, NGVI.init(priors()["mean field"]), *make_rows(4, seed))[0]

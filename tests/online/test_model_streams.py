@@ -9,7 +9,7 @@ import pytest
 
 import numpyro_tempered as nt
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 KEY = jax.random.key(5)
 ETA = nt.expectations.gauss_hermite(predictor="eta")

@@ -146,7 +146,7 @@ def compare(name):
 SLOW = ("negative_binomial", "normal")
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:the priors of:UserWarning")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CASES])
 def test_the_stream_reaches_the_exact_posterior(x64, name):

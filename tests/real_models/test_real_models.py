@@ -17,7 +17,7 @@ from zoo import EXAMPLES, SHARED
 
 import numpyro_tempered as nt
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.full
 
 ALPHA = 0.5
 

@@ -238,7 +238,7 @@ def test_alpha_counts_rows(alpha):
     np.testing.assert_allclose(whole.inclusion_probs, halved.inclusion_probs, atol=1e-8)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_more_restarts_are_never_worse():
     x, y = oracle.linear_data(44, 20, 6, 0.95)
     one, three = fit(x, y, tolerance=1e-6), fit(x, y, tolerance=1e-6, num_restarts=3)
@@ -281,7 +281,7 @@ def test_equivariance(permutation, scales, signs, unit):
     assert float(moved.elbo) == pytest.approx(float(base.elbo) - 0.5 * 20 * np.log(unit), abs=1e-8)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_restarts_are_a_fixed_sequence_and_never_worse():
     x, y = oracle.linear_data(34, 30, 60, 0.9, noise=0.5)
     options = {"noise_scale": None, "inclusion_prob": 0.05, "tolerance": 1e-6}
@@ -358,7 +358,7 @@ def test_vmap_over_alpha_is_the_loop():
         assert trace[found.num_sweeps[i] - 1] == found.elbo[i]
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_data_may_be_traced():
     x, y = oracle.linear_data(39, 20, 6)
     compiled = jax.jit(lambda x, y: fit(x, y, noise_scale=None, intercept_scale=1.0, tolerance=1e-6))
@@ -380,7 +380,7 @@ def test_constant_columns():
     np.testing.assert_allclose(nothing.inclusion_probs, LAMBDA, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("num_rows", [5, 50])
 def test_an_exact_fit_is_finite(num_rows):
     x = oracle.design(41, num_rows, 20)

@@ -151,7 +151,7 @@ def test_separable_classes_stay_finite():
     assert only.intercept.loc > 1.0
 
 
-@pytest.mark.thorough
+@pytest.mark.full
 def test_more_columns_than_rows_and_restarts():
     x, _ = oracle.logistic_data(6, 60, 150, 0.5)
     y = np.random.default_rng(6).random(60) < expit(3.0 * x[:, 3] - 3.0 * x[:, 70])
