@@ -70,10 +70,10 @@ def loo(
         ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
-        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.arange(4.0), alpha=0.5)
+        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
         >>> result = nt.loo(nt.to_inference_data(fit))
         >>> int(result.n_samples), int(result.n_data_points)
-        (1000, 4)
+        (1000, 6)
     """
     import arviz as az
 

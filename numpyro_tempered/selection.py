@@ -99,7 +99,7 @@ def compare(
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> fits = {
-        ...     name: nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(20), scale, alpha=0.5)
+        ...     name: nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), scale, alpha=0.5)
         ...     for name, scale in {"wide": 100.0, "narrow": 1.0}.items()
         ... }
         >>> nt.compare(fits).attrs["selected"]
@@ -172,12 +172,14 @@ def comparison_table(data: Any) -> Any:
         A ``pandas.DataFrame`` indexed by model.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> import numpyro_tempered as nt
         >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
-        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, 1.0, num_steps=500)
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
         >>> nt.comparison_table(nt.compare({"one": fit}))[["rank", "weight"]]
                rank  weight
         model

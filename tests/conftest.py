@@ -25,6 +25,14 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Examples of docstrings are of the full tier: what they show has tests of its own."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.path.suffix == ".py":
+            item.add_marker(pytest.mark.full)
+
+
 def tiered(cases, *, unit):
     """Cases for ``parametrize``: those in ``unit`` run by default, the others in the full tier."""
     cases, unit = list(cases), list(unit)
@@ -44,13 +52,6 @@ def enable_x64():
     from jax.experimental import enable_x64 as context
 
     return context(True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_programs_of_other_modules():
-    """Thousands of compiled programs take gigabytes, and time with them."""
-    yield
-    jax.clear_caches()
 
 
 @pytest.fixture

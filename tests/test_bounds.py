@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered import bounds, hindsight
@@ -76,7 +77,7 @@ def best_point(expectation, x, y, box=BOX):
 
 @pytest.mark.parametrize(
     ("name", "expectation"),
-    [("svb", HINGE), ("svb", LOGISTIC), ("oga", HINGE)],
+    tiered([("svb", HINGE), ("svb", LOGISTIC), ("oga", HINGE)], unit=[("svb", LOGISTIC)]),
     ids=["svb-hinge", "svb-logistic", "oga-hinge"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))])
@@ -120,8 +121,8 @@ def gaussians(prior, d, box, seed=3, number=4):
 @pytest.mark.parametrize(
     ("family", "box", "doubled", "expectation"),
     [
-        ("mean field", None, False, HINGE),
-        ("mean field", BOX, False, HINGE),
+        pytest.param("mean field", None, False, HINGE, marks=pytest.mark.full),
+        pytest.param("mean field", BOX, False, HINGE, marks=pytest.mark.full),
         ("mean field", BOX, True, HINGE),
         pytest.param("full rank", None, False, HINGE, marks=pytest.mark.slow),
     ],
@@ -316,7 +317,7 @@ def averages_on_coins(p, num_seeds, num_rounds):
     return (np.asarray(part, float) for part in run_coins(*coin_streams(num_seeds, num_rounds, p)))
 
 
-@pytest.mark.parametrize("p", [0.55, 0.8])
+@pytest.mark.parametrize("p", tiered([0.55, 0.8], unit=[0.55]))
 def test_the_average_decision_keeps_its_expected_risk(p):
     num_rounds, num_seeds = 100, 500
     theta, _ = averages_on_coins(p, num_seeds, num_rounds)

@@ -451,7 +451,7 @@ def coin(y):
 @pytest.fixture(scope="module")
 def coins():
     y = jnp.array([1, 0, 0, 1, 0, 0, 0, 1, 0, 0] * 4)
-    flat = nt.fit_svi(jax.random.key(0), coin, AutoNormal, y, alpha=0.5, num_steps=1000)
+    flat = nt.fit_svi(jax.random.key(0), coin, AutoNormal, y, alpha=0.5, num_steps=1000, num_particles=1024)
     # Another model's ELBO, for what is computed from it.
     return y, {"flat": flat, "other": flat._replace(elbo=flat.elbo._replace(value=flat.elbo.value - 2.0, se=0.1))}
 

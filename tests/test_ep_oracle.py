@@ -9,9 +9,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
+from numpyro.infer.util import log_density
 
 import numpyro_tempered as nt
 
@@ -90,8 +92,17 @@ def test_derivatives_of_the_likelihoods(likelihood):
     np.testing.assert_allclose(likelihood.curvature(u, y), curvature, atol=1e-8)
 
 
-@pytest.mark.parametrize("problem", [launches(0.25), simulated(0, ep.POISSON, 0.5)], ids=["logistic", "Poisson"])
-def test_two_grids_agree(problem):
+PROBLEMS = {
+    "logistic": lambda alpha=1.0, seed=0: launches(alpha),
+    "Poisson": lambda alpha=1.0, seed=0: simulated(seed, ep.POISSON, alpha),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha"), tiered([("logistic", 0.25), ("Poisson", 0.5)], unit=[("logistic", 0.25)])
+)
+def test_two_grids_agree(name, alpha):
+    problem = PROBLEMS[name](alpha)
     one, other = ep.exact_moments(problem), ep.exact_moments(problem, points=601, width=22.0)
     np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
     np.testing.assert_allclose(one.cov, other.cov, atol=1e-5)
@@ -132,10 +143,13 @@ def test_one_datum_is_exact_at_power_one_alone():
 # Where it is not: the fixed point.
 
 
-@pytest.mark.parametrize("power", [0.3, 1.0])
-@pytest.mark.parametrize("problem", [launches(), simulated(1, ep.POISSON, 0.5)], ids=["logistic", "Poisson"])
-def test_the_fixed_point_matches_moments_of_all_parameters(problem, power):
+@pytest.mark.parametrize(
+    ("name", "power"),
+    tiered(list(itertools.product(PROBLEMS, [0.3, 1.0])), unit=[("logistic", 0.3), ("Poisson", 1.0)]),
+)
+def test_the_fixed_point_matches_moments_of_all_parameters(name, power):
     """The tilted distribution of each site, over the plane and not over u_i, has the moments of q."""
+    problem = PROBLEMS[name](0.5, seed=1)
     q = ep.power_ep(problem, power)
     z = np.linspace(-11, 11, 301)
     theta = q.mean + np.stack(np.meshgrid(z, z, indexing="ij"), -1).reshape(-1, 2) @ np.linalg.cholesky(q.cov).T
@@ -163,8 +177,11 @@ def test_the_order_of_the_sites_and_damping_do_not_matter_for_log_concave_factor
         assert other.log_evidence == pytest.approx(one.log_evidence, abs=1e-8)
 
 
-@pytest.mark.parametrize("problem", [launches(), simulated(2, ep.POISSON)], ids=["logistic", "Poisson"])
-def test_power_to_zero_is_variational_bayes(problem):
+@pytest.mark.parametrize(
+    ("name", "alpha"), tiered([("logistic", 0.5), ("Poisson", 1.0)], unit=[("logistic", 0.5)])
+)
+def test_power_to_zero_is_variational_bayes(name, alpha):
+    problem = PROBLEMS[name](alpha, seed=2)
     best = ep.gaussian_vi(problem)
     assert best.residual < 1e-6
     errors = []
@@ -181,7 +198,7 @@ def test_power_to_zero_is_variational_bayes(problem):
 # Its errors, and those of the others.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", tiered(range(5), unit=[0]))
 def test_errors_on_25_data_with_a_wide_prior(seed):
     problem = simulated(seed, ep.LOGISTIC)
     exact = ep.exact_moments(problem)
@@ -221,6 +238,13 @@ def test_ep_may_fail_and_its_answer_may_depend_on_the_order():
     assert back.mean[0] > 9
 
 
+def test_a_quarter_of_the_power_doubles_the_width():
+    found = [ep.power_ep(launches(alpha)).sd for alpha in (0.25, 1.0)]
+    assert (found[0] / found[1] > 1.8).all()
+    assert (np.abs(found[0] / ep.power_ep(launches(0.25), 0.5).sd - 1) < 0.03).all()
+
+
+@pytest.mark.full
 def test_the_two_powers():
     by_power = np.array([ep.power_ep(launches(0.5), power).sd for power in (0.01, 0.5, 1.0)])
     by_alpha = np.array([ep.power_ep(launches(alpha)).sd for alpha in (0.25, 0.5, 1.0)])
@@ -241,7 +265,23 @@ def logistic(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
 
 
-@pytest.mark.parametrize("alpha", [0.25, pytest.param(1.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
+def test_the_tempered_model_has_the_density_of_the_oracle(alpha):
+    problem = launches(alpha)
+    theta = np.random.default_rng(0).normal(size=(6, 2))
+
+    @jax.jit
+    @jax.vmap
+    def ours(theta):
+        return log_density(nt.temper(logistic, alpha), (problem.x, problem.y), {}, {"theta": theta})[0]
+
+    expected = alpha * problem.likelihood.value(theta @ problem.x.T, problem.y).sum(axis=1)
+    expected = expected - 0.5 * np.sum(theta**2, axis=1) / 25.0 - np.log(2 * np.pi * 25.0)
+    np.testing.assert_allclose(ours(theta), expected, rtol=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_gaussian_fit_of_the_package_is_the_optimum(x64, alpha):
     problem = launches(alpha)
     fit = nt.fit_gaussian(
@@ -274,7 +314,8 @@ def test_laplace_on_the_tempered_model(x64):
     np.testing.assert_allclose(posterior.covariance_matrix, expected.cov, rtol=5e-3)
 
 
-@pytest.mark.parametrize("alpha", [0.25, pytest.param(1.0, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_nuts_on_the_tempered_model(alpha):
     problem = launches(alpha)
     mcmc = MCMC(

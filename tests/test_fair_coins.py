@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import tiered
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "fair_coins.md"
 CELLS = "\n".join(re.findall(r"```\{code-cell\} ipython3\n(.*?)```", PAGE.read_text(), re.DOTALL))
@@ -45,7 +46,10 @@ def page():
     return names
 
 
-@pytest.mark.parametrize("p", [Fraction(1, 3), Fraction(1, 10), Fraction(5, 7), Fraction(3, 8)])
+PROBABILITIES = [Fraction(1, 3), Fraction(1, 10), Fraction(5, 7), Fraction(3, 8)]
+
+
+@pytest.mark.parametrize("p", tiered(PROBABILITIES, unit=[Fraction(1, 3), Fraction(3, 8)]))
 def test_bernoulli_over_all_strings_of_flips(page, p):
     found = over_all_strings(lambda rng: page["bernoulli"](p, 1, rng))
     # All but the string without a head come to an answer; the share of ones is p cut after its last digit.
@@ -54,15 +58,11 @@ def test_bernoulli_over_all_strings_of_flips(page, p):
     assert found[:, 1].sum() == sum(k * 2 ** (DEPTH - k) for k in range(1, DEPTH + 1))
 
 
-@pytest.mark.parametrize(
-    "p",
-    [
-        [Fraction(1, 6)] * 6,
-        [Fraction(1, 3), Fraction(1, 2), Fraction(1, 6)],
-        [Fraction(3, 4), Fraction(0), Fraction(1, 4)],
-        [Fraction(17, 100), Fraction(80, 100), Fraction(3, 100)],
-    ],
-)
+THREE = [[Fraction(1, 3), Fraction(1, 2), Fraction(1, 6)], [Fraction(3, 4), Fraction(0), Fraction(1, 4)]]
+LISTS = [[Fraction(1, 6)] * 6, *THREE, [Fraction(17, 100), Fraction(80, 100), Fraction(3, 100)]]
+
+
+@pytest.mark.parametrize("p", tiered(LISTS, unit=THREE))
 def test_categorical_over_all_strings_of_flips(page, p):
     found = over_all_strings(lambda rng: page["categorical"](p, 1, rng))
     assert np.bincount(found[:, 0], minlength=len(p)).tolist() == [int(2**DEPTH * p_i) for p_i in p]

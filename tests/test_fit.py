@@ -9,13 +9,15 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.svi import SVIRunResult
 from oracles import gaussian_kl, tempered_normal_log_evidence, tempered_normal_posterior
 from scipy import stats
 
 import numpyro_tempered as nt
-from numpyro_tempered.fit import sample_posterior
+from numpyro_tempered.elbo import TemperedELBO, evaluate_elbo, has_point_mass
+from numpyro_tempered.fit import _gaussian_of_laplace, finish, sample_posterior
 
 KEY = jax.random.key(11)
 Y = np.array([1.2, -0.3, 2.4, 0.9, 1.7, 0.1])
@@ -61,6 +63,46 @@ def quick(guide, *args, model=model, **kwargs):
     """A fit whose optimum is of no interest."""
     kwargs = {"num_steps": 1, "num_particles": 2, **kwargs}
     return nt.fit_svi(KEY, model, guide, *(args or (DATA,)), **kwargs)
+
+
+class Still(SVI):
+    """SVI that takes no step and finds losses that fall by a nat a step."""
+
+    def run(self, rng_key, num_steps, *args, progress_bar, **kwargs):
+        params = self.get_params(self.init(rng_key, *args, **kwargs))
+        return SVIRunResult(params, None, -np.arange(num_steps, dtype=float))
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """For what a fit does before and after its steps: neither they nor the ELBO are taken."""
+    monkeypatch.setattr("numpyro_tempered.fit.SVI", Still)
+    monkeypatch.setattr("numpyro_tempered.fit.evaluate_elbo", lambda *_, **__: TemperedELBO(0.0, 0.0, 0.0, 0.0))
+
+
+@pytest.fixture(params=["still", pytest.param("moving", marks=pytest.mark.full)])
+def quickly(request):
+    """Still, and in the full tier with the steps and the ELBO, too."""
+    if request.param == "still":
+        request.getfixturevalue("still")
+
+
+def scales_of(fit):
+    """The scale of each site of the fitted model."""
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(fit.model, 0)).get_trace(*fit.args)
+    return {k: site["scale"] for k, site in trace.items() if site["type"] == "sample"}
+
+
+def given_guide(*_):
+    numpyro.sample("theta", dist.Normal(*GIVEN))
+
+
+GIVEN = (0.3, 0.7)
+
+
+def given_elbo(model, *args, num_particles=500):
+    """The ELBO of N(GIVEN)."""
+    return evaluate_elbo(KEY, model, given_guide, {}, args, {}, num_particles=num_particles)
 
 
 def expected_log_lik(q):
@@ -118,12 +160,14 @@ def test_auto_normal_finds_the_tempered_posterior(auto_normal):
     assert math.log(POSTERIOR[1] / bayes[1]) > 0.3
 
 
+@pytest.mark.full
 def test_a_hand_written_guide_finds_the_tempered_posterior(by_hand):
     assert by_hand.guide is hand_written
     assert_posterior(by_hand_q(by_hand))
     assert_elbo(by_hand, by_hand_q(by_hand))
 
 
+@pytest.mark.full
 def test_a_numpyro_optimiser_and_another_loss():
     fit = nt.fit_svi(
         KEY,
@@ -156,7 +200,14 @@ def test_what_a_fit_holds(auto_normal):
     assert abs(-last.mean() - LOG_EVIDENCE) < 5 * last.std() / math.sqrt(400) + 0.01
 
 
-@pytest.mark.parametrize("which", ["auto_normal", "by_hand"])
+@pytest.fixture(scope="module")
+def with_hand_written(auto_normal):
+    return auto_normal._replace(guide=hand_written, params={"m": np.float32(0.3), "s": np.float32(0.7)})
+
+
+@pytest.mark.parametrize(
+    "which", ["auto_normal", "with_hand_written", pytest.param("by_hand", marks=pytest.mark.full)]
+)
 def test_draws_of_the_posterior(which, request):
     fit = request.getfixturevalue(which)
     mean, sd = auto_normal_q(fit) if which == "auto_normal" else by_hand_q(fit)
@@ -170,6 +221,7 @@ def test_draws_of_the_posterior(which, request):
     np.testing.assert_array_equal(sample_posterior(fit, jax.random.key(1), n)["theta"], draws["theta"])
 
 
+@pytest.mark.full
 def test_the_key_decides_the_fit():
     one, two, other = (
         nt.fit_svi(key, model, AutoNormal, DATA, num_steps=3, num_particles=2)
@@ -191,14 +243,16 @@ def test_alpha_zero_is_the_prior():
 # Which guide belongs to which model.
 
 
-def test_a_guide_that_is_built_already_has_its_own_model():
+def test_a_guide_that_is_built_already_has_its_own_model(quickly):
     built = AutoNormal(model)
     with pytest.raises(ValueError, match=r"this AutoNormal is built already.*alpha = 0.4"):
         quick(built, alpha=ALPHA)
-    assert quick(built, alpha=1.0).guide is built
+    fit = quick(built, alpha=1.0)
+    assert fit.guide is built
+    assert fit.alpha == 1.0
 
 
-def test_a_factory_must_use_the_model_it_is_given():
+def test_a_factory_must_use_the_model_it_is_given(quickly):
     with pytest.raises(ValueError, match="built on another model"):
         quick(lambda tempered: AutoNormal(model), alpha=ALPHA)
     around = quick(lambda tempered: AutoNormal(numpyro.handlers.substitute(tempered, data={})), alpha=ALPHA)
@@ -223,6 +277,12 @@ def test_too_few_particles():
         quick(AutoNormal, num_particles=1)
 
 
+def test_parameters_that_are_not_finite_are_no_fit():
+    with pytest.raises(ValueError, match="not finite"):
+        finish((KEY, KEY), nt.temper(model), hand_written, {"m": np.nan}, None, (DATA,), {}, num_particles=2)
+
+
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Out-of-support values:UserWarning")
 def test_data_with_nan():
     # An AutoGuide wants a finite density to start from, and NumPyro says so itself.
@@ -232,7 +292,7 @@ def test_data_with_nan():
         quick(lambda m: hand_written, DATA.at[0].set(jnp.nan))
 
 
-def test_a_model_without_data():
+def test_a_model_without_data(quickly):
     with pytest.raises(ValueError, match="no observed site"):
         nt.fit_svi(KEY, model, AutoNormal, num_steps=1, num_particles=2)
 
@@ -240,6 +300,13 @@ def test_a_model_without_data():
 # Powers.
 
 
+def test_powers_multiply_in_every_site(still):
+    twice = quick(lambda m: hand_written, model=nt.temper(model, alpha=0.5), alpha=0.4)
+    assert twice.alpha == pytest.approx(0.2, rel=1e-15)
+    assert scales_of(twice) == {"theta": None, "y": pytest.approx(0.2, rel=1e-6)}
+
+
+@pytest.mark.full
 def test_powers_multiply():
     once = quick(lambda m: hand_written, alpha=0.2, num_particles=50)
     twice = quick(lambda m: hand_written, model=nt.temper(model, alpha=0.5), alpha=0.4, num_particles=50)
@@ -248,14 +315,17 @@ def test_powers_multiply():
     assert twice.elbo.value == pytest.approx(once.elbo.value, rel=1e-5)
 
 
-def test_powers_by_site_are_reported_by_site():
+@pytest.mark.parametrize(
+    "factory", [lambda m: hand_written, pytest.param(AutoNormal, marks=pytest.mark.full)], ids=["by hand", "auto"]
+)
+def test_powers_by_site_are_reported_by_site(quickly, factory):
     def two_sites(y):
         theta = numpyro.sample("theta", dist.Normal(PRIOR_MEAN, PRIOR_SD))
         with nt.temper(alpha=0.5):
             numpyro.sample("a", dist.Normal(theta, NOISE), obs=y[0])
         numpyro.sample("b", dist.Normal(theta, NOISE), obs=y[1])
 
-    fit = quick(AutoNormal, model=two_sites, alpha=0.4)
+    fit = quick(factory, model=two_sites, alpha=0.4)
     assert fit.alpha == pytest.approx({"a": 0.2, "b": 0.4})
 
 
@@ -288,12 +358,34 @@ def test_laplace_is_exact_where_the_posterior_is_gaussian():
     assert abs(laplace.elbo.value - full.elbo.value) < 4 * full.elbo.se + 0.01
 
 
-def test_laplace_reports_its_gaussian_and_not_its_mode(auto_normal):
+def test_the_gaussian_of_laplace_is_that_of_its_mode(auto_normal):
+    class Known(AutoLaplaceApproximation):
+        def get_posterior(self, params):
+            return dist.MultivariateNormal(params["auto_loc"], scale_tril=np.array([[POSTERIOR[1]]], np.float32))
+
+    guide, params = Known(auto_normal.model), {"auto_loc": np.array([POSTERIOR[0]], np.float32)}
+    gaussian, found = _gaussian_of_laplace(guide, auto_normal.model, params, KEY, (DATA,), {})
+    assert isinstance(gaussian, AutoMultivariateNormal)
+    np.testing.assert_allclose(found["auto_loc"], [POSTERIOR[0]], rtol=1e-6)
+    np.testing.assert_allclose(found["auto_scale_tril"], [[POSTERIOR[1]]], rtol=1e-5)
+
+
+@pytest.mark.full
+def test_laplace_reports_its_gaussian_and_not_its_mode():
     fit = quick(AutoLaplaceApproximation, alpha=ALPHA, num_steps=200, optim=numpyro.optim.Adam(0.1))
     draws = sample_posterior(fit, KEY, 4000)["theta"]
     assert abs(float(draws.std()) / POSTERIOR[1] - 1) < 5 / math.sqrt(8000)
 
 
+def test_a_point_is_known():
+    def point(y):
+        numpyro.sample("theta", dist.Delta(0.3))
+
+    assert has_point_mass(KEY, point, {}, (DATA,), {})
+    assert not has_point_mass(KEY, given_guide, {}, (DATA,), {})
+
+
+@pytest.mark.full
 def test_a_point_has_no_elbo():
     fit = quick(AutoDelta, alpha=ALPHA)
     assert fit.elbo.value == -math.inf
@@ -302,12 +394,21 @@ def test_a_point_has_no_elbo():
     assert fit.elbo.expected_log_lik == pytest.approx(expected_log_lik((point, 0.0)), rel=1e-5)
 
 
-def test_a_subsample_stands_for_all_data():
-    def subsampled(y):
-        theta = numpyro.sample("theta", dist.Normal(PRIOR_MEAN, PRIOR_SD))
-        with numpyro.plate("n", 60, subsample_size=len(Y)):
-            numpyro.sample("y", dist.Normal(theta, NOISE), obs=y)
+def subsampled(y):
+    theta = numpyro.sample("theta", dist.Normal(PRIOR_MEAN, PRIOR_SD))
+    with numpyro.plate("n", 60, subsample_size=len(Y)):
+        numpyro.sample("y", dist.Normal(theta, NOISE), obs=y)
 
+
+def test_a_subsample_stands_for_all_data_in_the_elbo():
+    elbo = given_elbo(nt.temper(subsampled, ALPHA), DATA)
+    assert elbo.value == pytest.approx(ALPHA * elbo.expected_log_lik - elbo.kl, rel=1e-5)
+    assert elbo.kl == pytest.approx(gaussian_kl(*GIVEN, PRIOR_MEAN, PRIOR_SD), rel=1e-5)
+    assert abs(elbo.expected_log_lik - 10 * expected_log_lik(GIVEN)) < 4 * elbo.se / ALPHA
+
+
+@pytest.mark.full
+def test_a_subsample_stands_for_all_data():
     fit = quick(lambda m: hand_written, model=subsampled, alpha=ALPHA, num_particles=500)
     elbo, q = fit.elbo, by_hand_q(fit)
     assert fit.alpha == pytest.approx(ALPHA, rel=1e-6)
@@ -315,6 +416,15 @@ def test_a_subsample_stands_for_all_data():
     assert abs(elbo.expected_log_lik - 10 * expected_log_lik(q)) < 4 * elbo.se / ALPHA
 
 
+@pytest.mark.parametrize(
+    ("optim", "match"), [(None, "120 steps at full"), (numpyro.optim.Adam(0.01), "200 steps at full")]
+)
+def test_a_loss_that_fell_at_full_step_size_is_said(optim, match, still):
+    with pytest.warns(UserWarning, match=f"loss still fell by .* {match}"):
+        quick(lambda m: hand_written, num_steps=200, optim=optim)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("num_steps", "optim"), [(200, None), (200, numpyro.optim.Adam(0.01))])
 def test_a_loss_that_still_falls_is_said(num_steps, optim):
     def far(y):
@@ -336,6 +446,17 @@ def masked(y):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
 
+def test_a_mask_survives_a_power_of_zero_in_the_elbo():
+    elbo = given_elbo(nt.temper(masked, 1.0), jnp.array([0.0, 1000.0]))
+    m, s = GIVEN
+    # Only the first datum counts: E[log N(0; theta, 1)] under q.
+    expected = -0.5 * np.log(2 * np.pi) - 0.5 * (m**2 + s**2)
+    sd = math.sqrt((m * s) ** 2 + 0.5 * s**4)
+    assert abs(elbo.expected_log_lik - expected) < 5 * sd / math.sqrt(500)
+    assert elbo.value == pytest.approx(-elbo.kl, rel=1e-6)
+
+
+@pytest.mark.full
 def test_masks_and_powers_survive_a_power_of_zero():
     y = jnp.array([0.0, 1000.0])
     fit = nt.fit_svi(KEY, masked, AutoNormal, y, num_steps=1, num_particles=500)
@@ -363,6 +484,14 @@ def historical(y):
         numpyro.sample("now", dist.Normal(theta, NOISE), obs=y[4:])
 
 
+def test_powers_by_name_are_those_of_the_sites(still):
+    alphas = {"then": 0.25, "now": 1.0}
+    fit = quick(lambda m: hand_written, model=historical, alpha=alphas)
+    assert fit.alpha == alphas
+    assert scales_of(fit) == {"theta": None, "then": 0.25, "now": None}
+
+
+@pytest.mark.full
 def test_powers_by_name():
     alphas = {"then": 0.25, "now": 1.0}
     fit = quick(AutoNormal, model=historical, alpha=alphas, num_particles=500)
@@ -394,6 +523,12 @@ def test_a_prebuilt_guide_and_powers_by_name():
         quick(AutoNormal(historical), model=historical, alpha={"then": 0.5, "now": 1.0})
 
 
+def test_local_plates_leave_the_scales_of_a_global_model_alone(still):
+    fits = [quick(lambda m: hand_written, alpha=ALPHA, local_plates=plates) for plates in ((), ["n"])]
+    assert scales_of(fits[0]) == scales_of(fits[1]) == {"theta": None, "y": ALPHA}
+
+
+@pytest.mark.full
 def test_local_plates_leave_a_global_model_alone():
     """The plate of the data has no latents: as without."""
     plain = quick(AutoNormal, alpha=ALPHA, num_particles=10)

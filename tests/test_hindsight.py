@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,8 +45,8 @@ def on_grid(loss, x, y, bound, points):
     return loss(theta @ x.T, y).sum(-1).min()
 
 
-@pytest.mark.parametrize("d", [1, 2])
-@pytest.mark.parametrize("bound", [0.4, 3.0])
+@pytest.mark.parametrize("d", tiered([1, 2], unit=[2]))
+@pytest.mark.parametrize("bound", tiered([0.4, 3.0], unit=[0.4]))
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_point_of_a_grid_is_better_and_one_is_nearly_as_good(name, bound, d):
     solve, loss = LOSSES[name]
@@ -198,7 +199,7 @@ def quadratic_comparator(x, y, rate, loc, covariance):
     return mean, precision
 
 
-@pytest.mark.parametrize("family", ["mean field", "full rank"])
+@pytest.mark.parametrize("family", tiered(["mean field", "full rank"], unit=["full rank"]))
 def test_the_best_gaussian_of_the_squared_loss_is_bayes(x64, family):
     x, y = data("squared", 30, 3)
     loc, scale = np.array([0.5, 0.0, -0.2]), np.array([0.5, 1.0, 2.0])

@@ -1,5 +1,6 @@
 """Results as ArviZ data."""
 
+import copy
 import inspect
 import json
 import warnings
@@ -13,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from conftest import tiered
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import (
@@ -33,6 +35,8 @@ from oracles import log_normal_density
 
 import numpyro_tempered as nt
 from numpyro_tempered.arviz_data import group, group_names
+from numpyro_tempered.fit import finish
+from numpyro_tempered.predictive import replicate
 
 matplotlib.use("agg")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -66,9 +70,26 @@ def fit(of, alpha=1.0, **kwargs):
     )
 
 
+@pytest.fixture(scope="module", params=["quick", pytest.param("whole", marks=pytest.mark.full)])
+def run(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def tempered():
-    return fit(model, 0.5, penalty=True)
+def tempered(run):
+    """What fit_svi returns, or would of a run that ended at these parameters; its loop takes long to compile."""
+    if run == "whole":
+        return fit(model, 0.5, penalty=True)
+    params = {
+        "theta_auto_loc": jnp.array([0.8, -0.9], jnp.float32),
+        "theta_auto_scale": jnp.array([0.3, 0.2], jnp.float32),
+    }
+    losses = jnp.linspace(30.0, 20.0, 200, dtype=jnp.float32)
+    keys, args, kwargs = jax.random.split(jax.random.key(3)), (jnp.asarray(X), jnp.asarray(Y)), {"penalty": True}
+    of = nt.temper(model, alpha=0.5)
+    guide = AutoNormal(of)
+    handlers.seed(guide, keys[0])(*args, **kwargs)
+    return finish(keys, of, guide, params, losses, args, kwargs, num_particles=2)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +105,10 @@ def online():
 
 
 @pytest.fixture(scope="module")
-def mcmc():
+def mcmc(run):
+    target = nt.temper(model, alpha=0.5)
     sampler = MCMC(
-        NUTS(nt.temper(model, alpha=0.5)),
+        NUTS(target) if run == "whole" else HMC(target, num_steps=2, trajectory_length=None),
         num_warmup=50,
         num_samples=60,
         num_chains=2,
@@ -162,7 +184,20 @@ def test_log_likelihood_is_untempered_and_leaves_factors_out(results, kind):
     np.testing.assert_allclose(log_lik["y"], log_prob_by_hand(results[kind]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("alpha", "scale"), [(0.0, None), (0.5, 3.0), (0.0, 3.0)])
+SCALES = pytest.mark.parametrize(
+    ("alpha", "scale"), tiered([(0.0, None), (0.5, 3.0), (0.0, 3.0)], unit=[(0.0, 3.0)])
+)
+
+
+@SCALES
+def test_log_likelihood_at_draws_is_unscaled_and_survives_alpha_zero(alpha, scale):
+    scaled = model if scale is None else handlers.scale(model, scale)
+    data = nt.to_inference_data({"theta": draws_of()["theta"][:20]}, nt.temper(scaled, alpha=alpha), X, Y)
+    np.testing.assert_allclose(data["log_likelihood"]["y"], log_prob_by_hand(data), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.full
+@SCALES
 def test_log_likelihood_is_unscaled_and_survives_alpha_zero(alpha, scale):
     scaled = model if scale is None else handlers.scale(model, scale)
     data = nt.to_inference_data(fit(scaled, alpha), num_samples=20)
@@ -216,11 +251,11 @@ def test_mcmc_keeps_chains_apart(results, mcmc):
     assert results["mcmc"]["sample_stats"]["diverging"].shape == (2, 60)
 
 
-def test_attributes(results):
+def test_attributes(results, run):
     expected = {
         "svi": {"algorithm": "svi", "guide": "AutoNormal"},
         "online": {"algorithm": "online", "guide": "AutoOnlineDiagonalNormal", "rule": "ngvi"},
-        "mcmc": {"algorithm": "nuts"},
+        "mcmc": {"algorithm": "nuts" if run == "whole" else "hmc"},
     }
     for kind, entries in expected.items():
         attrs = results[kind].attrs
@@ -229,8 +264,16 @@ def test_attributes(results):
         assert results[kind]["posterior"].attrs["alpha"] == 0.5
 
 
-def test_powers_that_differ_by_site_are_an_attribute_in_json():
-    data = nt.to_inference_data(fit(two_outcomes), num_samples=5)
+@pytest.mark.parametrize(
+    "args",
+    [
+        lambda: ({"theta": np.zeros(5)}, two_outcomes, X, Y),
+        pytest.param(lambda: (fit(two_outcomes),), marks=pytest.mark.full),
+    ],
+    ids=["draws", "fit"],
+)
+def test_powers_that_differ_by_site_are_an_attribute_in_json(args):
+    data = nt.to_inference_data(*args(), num_samples=5)
     assert json.loads(data.attrs["alpha"]) == {"y": 0.5, "mean": 0.25}
     assert data["log_likelihood"]["mean"].shape == (1, 5)
 
@@ -239,7 +282,7 @@ def test_key_decides_the_draws(tempered, online):
     runner, state, _ = online
     for args in [(tempered,), (runner, state, X, Y)]:
         kept, again, other = (
-            np.asarray(nt.to_inference_data(*args, num_samples=4, rng_key=key)["posterior"]["theta"])
+            np.asarray(nt.to_inference_data(*args, num_samples=5, rng_key=key)["posterior"]["theta"])
             for key in (None, None, jax.random.key(99))
         )
         np.testing.assert_array_equal(kept, again)
@@ -298,10 +341,10 @@ def test_wrong_results_are_refused(tempered, online):
 def test_mcmc_must_have_run():
     with pytest.raises(ValueError, match=r"call mcmc\.run first"):
         nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
-    kernel = NUTS(potential_fn=lambda z: z**2)
+    kernel = HMC(potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None)
     no_model = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     no_model.run(jax.random.key(0), init_params=jnp.array(0.0))
-    with pytest.raises(ValueError, match="NUTS has no model, only a potential"):
+    with pytest.raises(ValueError, match="HMC has no model, only a potential"):
         nt.to_inference_data(no_model)
 
 
@@ -345,6 +388,15 @@ def test_arviz_is_imported_when_data_are_made():
     assert not hasattr(module, "xr")
 
 
+def test_the_losses_of_a_run_are_its_trace(online):
+    runner, state, losses = online
+    data = nt.to_inference_data(runner, state, X, Y, losses=losses, log_lik=False, num_samples=120)
+    variational = group(data, "variational")
+    assert variational["loss_expected"].dims == ("round",)
+    np.testing.assert_array_equal(variational["loss_at_mean"], losses.at_mean)
+
+
+@pytest.mark.full
 def test_the_losses_of_an_online_run_are_its_trace():
     def model(x, y=None):
         numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()) * x, 1.0).to_event(1), obs=y)
@@ -359,35 +411,60 @@ def test_the_losses_of_an_online_run_are_its_trace():
 
 def test_dims_of_no_variable_are_refused(tempered):
     with pytest.raises(ValueError, match="not among the variables"):
-        nt.to_inference_data(tempered, dims={"nothing": ["here"]})
+        nt.to_inference_data(tempered, num_samples=5, dims={"nothing": ["here"]})
 
 
+def with_noise(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 0.1))
+    noise = numpyro.param("noise", 1.0, constraint=dist.constraints.positive)
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(theta, noise), obs=y)
+
+
+def guide_of_theta(y):
+    numpyro.sample("theta", dist.Normal(numpyro.param("loc", 0.0), 0.1))
+
+
+def test_the_likelihood_group_has_the_params_of_the_fit(tempered):
+    params = {"loc": jnp.array(0.02), "noise": jnp.array(4.8)}
+    fit = tempered._replace(
+        model=nt.temper(with_noise, alpha=0.5),
+        guide=guide_of_theta,
+        params=params,
+        args=(jnp.asarray(Y),),
+        kwargs={},
+    )
+    data = nt.to_inference_data(fit, num_samples=5)
+    theta = np.asarray(data["posterior"]["theta"], np.float64)[..., None]
+    np.testing.assert_allclose(data["log_likelihood"]["y"], log_normal_density(Y, theta, 4.8), rtol=1e-5)
+
+
+@pytest.mark.full
 def test_the_likelihood_group_uses_the_fitted_params():
-    def with_param(y):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 0.1))
-        noise = numpyro.param("noise", 1.0, constraint=dist.constraints.positive)
-        with numpyro.plate("n", len(y)):
-            numpyro.sample("y", dist.Normal(theta, noise), obs=y)
-
     y = 5.0 * jax.random.normal(jax.random.key(1), (50,))
-    fit = nt.fit_svi(jax.random.key(0), with_param, AutoNormal, y)
+    fit = nt.fit_svi(jax.random.key(0), with_noise, AutoNormal, y)
     assert fit.params["noise"] > 4.0
     total = group(nt.to_inference_data(fit), "log_likelihood")["y"].sum("y_dim_0").mean()
     np.testing.assert_allclose(total, fit.elbo.expected_log_lik, rtol=1e-2)
 
 
-def test_a_subsampling_plate_leaves_the_likelihood_group_out():
-    def subsampled(y):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        with numpyro.plate("n", len(y), subsample_size=4) as rows:
-            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[rows])
+def subsampled(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y), subsample_size=4) as rows:
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[rows])
 
-    fit = nt.fit_svi(jax.random.key(0), subsampled, AutoNormal, jnp.ones(10), num_steps=2, num_particles=2)
+
+@pytest.mark.parametrize("fitted", tiered([False, True], unit=[False]))
+def test_a_subsampling_plate_leaves_the_likelihood_group_out(fitted):
+    args, kwargs = ({"theta": np.zeros(5)}, subsampled, jnp.ones(10)), {"rng_key": jax.random.key(0)}
+    if fitted:
+        fit = nt.fit_svi(jax.random.key(0), subsampled, AutoNormal, jnp.ones(10), num_steps=2, num_particles=2)
+        args, kwargs = (fit,), {}
     with pytest.warns(UserWarning, match="subsamples"):
-        data = nt.to_inference_data(fit)
+        data = nt.to_inference_data(*args, **kwargs)
     assert "log_likelihood" not in group_names(data)
     with pytest.raises(ValueError, match="no posterior_predictive group"):
-        nt.to_inference_data(fit, posterior_predictive=True)
+        nt.to_inference_data(*args, posterior_predictive=True, **kwargs)
 
 
 # Every kernel and every guide, on a model with a scale, a deterministic site and, for some, a discrete latent.
@@ -411,6 +488,7 @@ def theta_from_its_prior(rng_key, gibbs_sites, hmc_sites):
 half = nt.temper(shifted, alpha=0.5)
 # (the kernel, number of chains, whether the discrete latent is in)
 KERNELS = {
+    "nuts": (lambda: NUTS(half), 2, False),
     "hmc": (lambda: HMC(half), 2, False),
     "barkermh": (lambda: BarkerMH(half), 1, False),
     "sa": (lambda: SA(half), 1, False),
@@ -420,7 +498,7 @@ KERNELS = {
     "mixedhmc": (lambda: MixedHMC(HMC(half, trajectory_length=1.0)), 2, True),
     "discretehmcgibbs": (lambda: DiscreteHMCGibbs(NUTS(half), modified=True), 2, True),
 }
-FAST_KERNELS = {"mixedhmc"}
+FAST_KERNELS = {"nuts", "mixedhmc"}
 
 
 def shifted_log_prob(posterior):
@@ -456,6 +534,18 @@ def test_every_kernel(name):
     assert data.attrs.items() >= {"alpha": 0.5, "algorithm": name}.items()
 
 
+def test_a_sampler_may_keep_no_draws_of_a_latent(mcmc):
+    kept = copy.copy(mcmc)
+    field = kept._sample_field
+    kept._states = {**kept._states, field: {"eta": kept._states[field]["eta"]}}
+    with pytest.warns(UserWarning, match=r"no values of the latent sites \['theta'\]"):
+        data = nt.to_inference_data(kept)
+    assert set(group_names(data)) == {"posterior", "observed_data", "sample_stats"}
+    with pytest.raises(ValueError, match="no posterior_predictive group"):
+        nt.to_inference_data(kept, posterior_predictive=True)
+
+
+@pytest.mark.full
 def test_a_sampler_that_enumerates_keeps_no_draws_of_the_latent():
     mcmc = MCMC(NUTS(half), num_warmup=10, num_samples=10, progress_bar=False)
     with warnings.catch_warnings():
@@ -505,6 +595,7 @@ GUIDES = {
 FAST_GUIDES = {"AutoGuideList"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [k if k in FAST_GUIDES else pytest.param(k, marks=pytest.mark.slow) for k in GUIDES]
 )
@@ -535,7 +626,7 @@ def draws_of(num_chains=None):
     return {"theta": np.random.default_rng(0).normal(size=(*shape, 2)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("num_chains", [None, 4])
+@pytest.mark.parametrize("num_chains", tiered([None, 4], unit=[4]))
 def test_plain_draws(num_chains):
     draws = draws_of(num_chains)
     data = nt.to_inference_data(
@@ -606,7 +697,7 @@ def assert_standard_normal(z):
     assert np.all(np.abs(np.corrcoef(z.T) - np.eye(d)) < 5.0 / np.sqrt(n))
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25])
+@pytest.mark.parametrize("alpha", tiered([0.0, 0.25], unit=[0.25]))
 def test_replicates_are_untempered_and_independent(alpha):
     draws = draws_of()
     drawn = replicates(draws, nt.temper(handlers.scale(model, 3.0), alpha=alpha), X, Y, penalty=True)
@@ -614,6 +705,7 @@ def test_replicates_are_untempered_and_independent(alpha):
     assert_standard_normal(np.hstack([residual, draws["theta"]]))
 
 
+@pytest.mark.full
 def test_replicates_share_nothing_with_the_draws_of_a_fit(tempered):
     # Both come from the key of the fit.
     data = nt.to_inference_data(tempered, num_samples=NUM_DRAWS, posterior_predictive=True, log_lik=False)
@@ -623,7 +715,7 @@ def test_replicates_share_nothing_with_the_draws_of_a_fit(tempered):
     assert_standard_normal(np.hstack([(drawn - theta @ X.T) / NOISE_SD, (theta - loc) / scale]))
 
 
-@KINDS
+@pytest.mark.parametrize("kind", tiered(["svi", "online", "mcmc"], unit=["mcmc"]))
 def test_replicates_of_every_result(tempered, online, mcmc, kind):
     runner, state, _ = online
     args = {"svi": (tempered,), "online": (runner, state, X, Y), "mcmc": (mcmc,)}[kind]
@@ -638,23 +730,34 @@ def test_replicates_of_every_result(tempered, online, mcmc, kind):
     assert not np.any(np.asarray(kept) == np.asarray(other))
 
 
-def test_replicates_of_data_without_a_plate_have_their_shape():
-    def broadcast(y):
-        numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+def broadcast(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
 
+
+def vectors(y):
+    loc = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("n", 3):
+        numpyro.sample("y", dist.MultivariateNormal(loc, scale_tril=jnp.array([[1.0, 0.0], [2.0, 1.0]])), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("of", "latent", "shape"), [(broadcast, (), (3,)), (vectors, (2,), (3, 2))], ids=["no plate", "vectors"]
+)
+def test_replicates_have_the_shape_of_the_data(of, latent, shape):
+    draws = {"theta": np.zeros((5, *latent), np.float32)}
+    drawn = jax.eval_shape(lambda: replicate(jax.random.key(0), of, draws, (jnp.zeros(shape),), {}))
+    assert drawn["y"].shape == (5, *shape)
+
+
+@pytest.mark.full
+def test_replicates_of_data_without_a_plate_are_independent():
     draws = np.random.default_rng(0).normal(size=NUM_DRAWS)
     drawn = replicates({"theta": draws}, broadcast, jnp.zeros(3))
     assert_standard_normal(drawn - draws[:, None])
 
 
+@pytest.mark.full
 def test_replicates_of_vectors():
-    def vectors(y):
-        loc = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        with numpyro.plate("n", 3):
-            numpyro.sample(
-                "y", dist.MultivariateNormal(loc, scale_tril=jnp.array([[1.0, 0.0], [2.0, 1.0]])), obs=y
-            )
-
     draws = draws_of()
     drawn = replicates(draws, vectors, jnp.zeros((3, 2))) - draws["theta"][:, None]
     assert drawn.shape == (NUM_DRAWS, 3, 2)

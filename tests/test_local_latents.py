@@ -1,5 +1,6 @@
 """Local continuous latents: alpha-variational Bayes, whose local sites are scaled in model and guide."""
 
+import functools
 import itertools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro import handlers
 from numpyro.infer import (
     MCMC,
@@ -20,13 +22,15 @@ from numpyro.infer import (
     autoguide,
 )
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
-from numpyro.infer.util import log_density
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import log_density, potential_energy
 from oracles import gaussian_kl
 from scipy import integrate, stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
-from numpyro_tempered.fit import sample_posterior
+from numpyro_tempered.elbo import has_point_mass
+from numpyro_tempered.fit import finish, sample_posterior
 from numpyro_tempered.inference_data import group
 
 KEY = jax.random.key(8)
@@ -95,6 +99,7 @@ def auto_guide(tempered, x=X):
     return guide
 
 
+FEW = (Trace_ELBO,)
 LOSSES = [Trace_ELBO(), TraceEnum_ELBO(), TraceGraph_ELBO(), TraceMeanField_ELBO()]
 
 
@@ -110,6 +115,7 @@ def loss_by_hand(loss, q, draw, alpha=ALPHA, x=X):
     return alpha * (ratio - log_lik) + glob
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_every_loss_is_the_scaled_bound(loss, x64):
     """At the guide's own draw, so exactly; with the power traced."""
@@ -153,6 +159,7 @@ def gradients(tempered, loss, num=1000):
     return largest
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()], ids=lambda loss: type(loss).__name__)
 def test_known_answer_the_optimum_is_stationary(loss, x64):
     # The largest of 42 coordinates.
@@ -179,12 +186,27 @@ def fit():
     )
 
 
+@pytest.fixture(scope="module")
+def at_optimum():
+    """What a fit that found the optimum holds."""
+    tempered = tempered_model()
+    guide = auto_guide(tempered)
+    params = {k: jnp.asarray(v, jnp.float32) for k, v in params_of(*optimum()).items()}
+    losses = np.zeros(1)
+    fit = finish((KEY, KEY), tempered, guide, params, losses, (jnp.asarray(X),), {}, num_particles=1000)
+    return fit
+
+
+FITS = ["at_optimum", pytest.param("fit", marks=pytest.mark.full)]
+
+
 def q_of(fit):
     return tuple(
         np.asarray(fit.params[f"{site}_auto_{k}"], float) for site in ("theta", "z") for k in ("loc", "scale")
     )
 
 
+@pytest.mark.full
 def test_a_fit_finds_the_optimum(fit):
     m, s, _, v = q_of(fit)
     want = optimum()
@@ -195,7 +217,9 @@ def test_a_fit_finds_the_optimum(fit):
     assert isinstance(fit.guide, AutoNormal)
 
 
-def test_the_elbo_of_a_fit_is_the_bound(fit):
+@pytest.mark.parametrize("which", FITS)
+def test_the_elbo_of_a_fit_is_the_bound(which, request):
+    fit = request.getfixturevalue(which)
     q = q_of(fit)
     scaled_log_lik, kl = objective(*q)
     assert abs(fit.elbo.value - (scaled_log_lik - kl)) < 4 * fit.elbo.se
@@ -209,7 +233,9 @@ def test_the_elbo_of_a_fit_is_the_bound(fit):
     assert fit.elbo.value <= objective(*optimum())[0] - objective(*optimum())[1] + 4 * fit.elbo.se
 
 
-def test_results_of_a_fit(fit):
+@pytest.mark.parametrize("which", FITS)
+def test_results_of_a_fit(which, request):
+    fit = request.getfixturevalue(which)
     draws = sample_posterior(fit, KEY, 5)
     assert {k: v.shape for k, v in draws.items()} == {"theta": (5,), "z": (5, N)}
     data = nt.to_inference_data(fit, num_samples=6)
@@ -220,6 +246,7 @@ def test_results_of_a_fit(fit):
     assert data.attrs["alpha"] == ALPHA
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(numpyro.infer, "psis_diagnostic"), reason="NumPyro has it from 0.22 on")
 def test_psis_takes_the_wrapped_guide(fit):
     from numpyro.infer import psis_diagnostic
@@ -231,6 +258,14 @@ def test_psis_takes_the_wrapped_guide(fit):
         psis_diagnostic(KEY, fit.params, fit.model, fit.guide, x, num_particles=200)
 
 
+def test_the_raw_guide_of_a_fit_keeps_its_methods(at_optimum):
+    guide, params = at_optimum.guide, at_optimum.params
+    assert isinstance(guide, AutoNormal)
+    assert guide.median(params)["z"].shape == (N,)
+    assert nt.temper(model, ALPHA).guide(guide) is guide
+
+
+@pytest.mark.full
 def test_the_raw_guide_keeps_its_methods():
     tempered = tempered_model()
     guide = auto_guide(tempered)
@@ -253,8 +288,28 @@ def by_hand(x, size=None):
         numpyro.sample("z", dist.Normal(a * jnp.asarray(x)[i] + b, 0.5))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+SOME_LOSSES = [pytest.param(loss, marks=[] if type(loss) in FEW else pytest.mark.full) for loss in LOSSES]
+
+
+@pytest.mark.parametrize("loss", SOME_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_an_amortised_guide(loss, x64):
+    """With the power traced."""
+    _, guide_key = jax.random.split(KEY)
+    drawn = handlers.trace(handlers.seed(by_hand, guide_key)).get_trace(X)
+    draw = float(drawn["theta"]["value"]), np.asarray(drawn["z"]["value"])
+
+    def run(alpha):
+        tempered = tempered_model(alpha)
+        return loss.loss(KEY, {}, tempered, tempered.guide(by_hand), X)
+
+    powers = np.array([ALPHA, 0.6, 1.0])
+    want = [loss_by_hand(loss, (0.3, 0.6, 0.8 * X + 0.1, np.full(N, 0.5)), draw, alpha) for alpha in powers]
+    np.testing.assert_allclose(jax.jit(jax.vmap(run))(powers), want, rtol=1e-10)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_an_amortised_guide_of_a_known_power(loss, x64):
     tempered = tempered_model()
     _, guide_key = jax.random.split(KEY)
     drawn = handlers.trace(handlers.seed(by_hand, guide_key)).get_trace(X)
@@ -264,26 +319,32 @@ def test_an_amortised_guide(loss, x64):
     assert float(got) == pytest.approx(want, rel=1e-10)
 
 
-@pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()], ids=lambda loss: type(loss).__name__)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(Trace_ELBO(), marks=pytest.mark.full), TraceMeanField_ELBO()],
+    ids=lambda loss: type(loss).__name__,
+)
+@pytest.mark.parametrize("size", tiered([1, 2, 3], unit=[2]))
 def test_subsamples_have_the_full_bound_on_average(size, loss, x64):
     """Over all subsets, with each z at a value that belongs to its datum."""
     x = X[:4]
     tempered = tempered_model()
 
-    def value(subset):
+    @functools.partial(jax.jit, static_argnums=1)
+    def value(subset, size):
         def middle(site):
             return site["fn"].mean if site["type"] == "sample" and not site["is_observed"] else None
 
         fixed = handlers.substitute(tempered.guide(by_hand), substitute_fn=middle)
         if subset is not None:
-            fixed = handlers.substitute(fixed, data={"n": jnp.array(subset)})
-        return float(loss.loss(KEY, {}, tempered, fixed, x, None if subset is None else size))
+            fixed = handlers.substitute(fixed, data={"n": subset})
+        return loss.loss(KEY, {}, tempered, fixed, x, size)
 
-    subsets = list(itertools.combinations(range(4), size))
-    assert np.mean([value(subset) for subset in subsets]) == pytest.approx(value(None), rel=1e-12)
+    whole = float(value(None, None))
+    parts = [float(value(np.array(subset), size)) for subset in itertools.combinations(range(4), size)]
+    assert np.mean(parts) == pytest.approx(whole, rel=1e-12)
     q = (0.3, 0.6, 0.8 * x + 0.1, np.full(4, 0.5))
-    assert value(None) == pytest.approx(loss_by_hand(loss, q, (0.3, q[2]), x=x), rel=1e-12)
+    assert whole == pytest.approx(loss_by_hand(loss, q, (0.3, q[2]), x=x), rel=1e-12)
 
 
 @pytest.mark.full
@@ -333,6 +394,7 @@ def listed(tempered, of_local=AutoNormal, of_global=autoguide.AutoMultivariateNo
     return guide
 
 
+@pytest.mark.full
 def test_a_list_of_guides(x64):
     """A flat guide of the globals, one with plates of the locals."""
     tempered = tempered_model()
@@ -353,8 +415,10 @@ def test_a_list_of_guides(x64):
 
 FLAT = [
     "AutoDiagonalNormal",
-    "AutoMultivariateNormal",
-    "AutoLaplaceApproximation",
+    *(
+        pytest.param(name, marks=pytest.mark.full)
+        for name in ("AutoMultivariateNormal", "AutoLaplaceApproximation")
+    ),
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in ("AutoLowRankMultivariateNormal", "AutoBNAFNormal", "AutoIAFNormal", "AutoDAIS")
@@ -372,12 +436,14 @@ def test_flat_guides_are_refused(name):
         )
 
 
+@pytest.mark.full
 def test_fit_svi_refuses_flat_guides():
     options = {"alpha": ALPHA, "local_plates": ["n"], "num_steps": 1, "num_particles": 2}
     with pytest.raises(ValueError, match=r"one flat vector cannot"):
         nt.fit_svi(KEY, model, autoguide.AutoMultivariateNormal, jnp.asarray(X), **options)
 
 
+@pytest.mark.full
 def test_a_flat_guide_of_the_locals_in_a_list_is_refused():
     tempered = tempered_model()
     guide = listed(tempered, of_local=autoguide.AutoDiagonalNormal, of_global=AutoNormal)
@@ -396,7 +462,7 @@ def other_plate(x):
         numpyro.sample("z", dist.Normal(0.0, 1.0))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("loss", SOME_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_guides_that_do_not_scale_are_refused(loss):
     tempered, x = tempered_model(), jnp.asarray(X)
     for guide in (by_hand, auto_guide(tempered), tempered.guide(without_plate), tempered.guide(other_plate)):
@@ -455,9 +521,10 @@ def test_arguments_that_are_refused(kwargs, error, match):
 
 def test_alpha_one_is_bayes_in_any_guide(x64):
     tempered = nt.temper(model, 1.0, local_plates=["n"])
-    want = Trace_ELBO().loss(KEY, {}, model, by_hand, X)
-    for guide in (by_hand, tempered.guide(by_hand)):
-        assert float(Trace_ELBO().loss(KEY, {}, tempered, guide, X)) == pytest.approx(float(want), rel=1e-14)
+    pairs = (model, by_hand), (tempered, by_hand), (tempered, tempered.guide(by_hand))
+    want, *found = jax.jit(lambda key: [Trace_ELBO().loss(key, {}, *pair, X) for pair in pairs])(KEY)
+    for value in found:
+        assert float(value) == pytest.approx(float(want), rel=1e-14)
 
 
 # MCMC.
@@ -474,15 +541,16 @@ def test_mcmc_has_the_joint_density_for_its_target(x64):
     tempered = nt.temper(unknown_scale, ALPHA, local_plates=["n"])
     x = X[:1]
 
+    @jax.jit
     def joint(s, z):
-        return float(log_density(tempered, (jnp.asarray(x),), {}, {"s": s, "z": jnp.array([z])})[0])
+        return log_density(tempered, (jnp.asarray(x),), {}, {"s": s, "z": z[None]})[0]
 
     def by_hand(s, z):
         local = stats.norm.logpdf(z, 0.0, s) + stats.norm.logpdf(x[0], z, NOISE)
         return stats.halfnorm.logpdf(s) + ALPHA * local
 
     grid = [(0.4, 0.1), (1.0, -0.5), (2.5, 1.2)]
-    np.testing.assert_allclose([joint(*p) for p in grid], [by_hand(*p) for p in grid], rtol=1e-12)
+    np.testing.assert_allclose([joint(*np.array(p)) for p in grid], [by_hand(*p) for p in grid], rtol=1e-12)
 
     # Its marginal in s is not the tempered marginal likelihood times the prior.
     def gap(s):
@@ -493,6 +561,30 @@ def test_mcmc_has_the_joint_density_for_its_target(x64):
     assert abs(gap(0.4) - gap(2.5)) > 0.3
 
 
+class Looks(MCMCKernel):
+    """A kernel that looks at its density once."""
+
+    sample_field = "theta"
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        values = {"theta": np.float32(0.3), "z": np.zeros(3, np.float32)}
+        jax.eval_shape(lambda: potential_energy(tempered_model(), model_args, model_kwargs, values))
+        raise StopAsyncIteration("looked")
+
+    def sample(self, state, model_args, model_kwargs):
+        return state
+
+
+def test_any_kernel_of_mcmc_warns():
+    mcmc = MCMC(Looks(), num_warmup=1, num_samples=1, progress_bar=False)
+    with (
+        pytest.warns(UserWarning, match="MCMC samples the local latent 'z'"),
+        pytest.raises(StopAsyncIteration, match="looked"),
+    ):
+        mcmc.run(KEY, X[:3])
+
+
+@pytest.mark.full
 def test_mcmc_warns():
     mcmc = MCMC(NUTS(tempered_model()), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.warns(UserWarning, match="MCMC samples the local latent 'z'"):
@@ -520,12 +612,22 @@ def test_beside_marginalised_latents(x64):
     log_lik = logsumexp(np.log(probs) + stats.norm.logpdf(X[:, None], z[:, None] + shift, NOISE), axis=1).sum()
     local = stats.norm.logpdf(z, 0.8 * X + 0.1, 0.5).sum() - stats.norm.logpdf(z, theta, LOCAL_SD).sum()
     glob = stats.norm.logpdf(theta, 0.3, 0.6) - stats.norm.logpdf(theta, 0.0, PRIOR_SD)
-    got = Trace_ELBO().loss(KEY, {}, tempered, tempered.guide(by_hand), X)
+    got = jax.jit(lambda key: Trace_ELBO().loss(key, {}, tempered, tempered.guide(by_hand), X))(KEY)
     assert float(got) == pytest.approx(ALPHA * (local - log_lik) + glob, rel=1e-10)
     with pytest.raises(ValueError, match="does not scale the local latent 'z'"):
         Trace_ELBO().loss(KEY, {}, tempered, by_hand, X)
 
 
+def test_a_point_for_each_datum_is_known():
+    def points(x):
+        numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("z", dist.Delta(numpyro.param("z_loc", np.zeros(len(x), np.float32))))
+
+    assert has_point_mass(KEY, tempered_model().guide(points), {}, (X,), {})
+
+
+@pytest.mark.full
 def test_a_point_for_each_datum_is_an_infinite_kl():
     fit = nt.fit_svi(
         KEY,

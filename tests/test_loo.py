@@ -10,13 +10,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.autoguide import AutoNormal
 from oracles import log_normal_density, tempered_normal_posterior
 
 import numpyro_tempered as nt
-from numpyro_tempered.arviz_data import assemble, group
+from numpyro_tempered.arviz_data import assemble, dataset, group
 from numpyro_tempered.loo import loo
 
 # The model's noise is half of the truth's: the powers matter.
@@ -72,7 +73,8 @@ def quiet(function, *args, **kwargs):
 
 # Five standard deviations of the sum, and of the worst datum, over 50 seeds.
 @pytest.mark.parametrize(
-    ("alpha", "tolerance", "of_datum"), [(0.1, 0.28, 0.22), (ALPHA, 0.06, 0.13), (0.7, 0.16, 0.1)]
+    ("alpha", "tolerance", "of_datum"),
+    tiered([(0.1, 0.28, 0.22), (ALPHA, 0.06, 0.13), (0.7, 0.16, 0.1)], unit=[(ALPHA, 0.06, 0.13)]),
 )
 def test_conjugate_normal_by_exact_draws(x64, alpha, tolerance, of_datum):
     data = arviz_data(alpha)
@@ -91,7 +93,7 @@ def test_weights_are_the_inverse_likelihood_to_the_power(x64):
     np.testing.assert_allclose(elpd_i(loo(data)), raw, atol=1e-3)
 
 
-@pytest.mark.parametrize("num_chains", [1, 4])
+@pytest.mark.parametrize("num_chains", tiered([1, 4], unit=[4]))
 def test_alpha_one_is_arviz(num_chains):
     data = arviz_data(1.0, num_chains)
     ours, theirs = loo(data), az.loo(data)
@@ -125,6 +127,7 @@ def fitted(kind):
     return mcmc
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["svi", "nuts"])
 def test_conjugate_normal_by_numpyro(kind):
     data = nt.to_inference_data(fitted(kind), **({"num_samples": NUM_DRAWS} if kind == "svi" else {}))
@@ -188,7 +191,8 @@ def test_scales_of_the_model_count_as_power(x64):
     assert np.isfinite(elpd(loo(data, alpha=ALPHA)))
 
 
-def test_events_and_two_batch_dimensions(x64):
+@pytest.mark.parametrize("by_hand", tiered([True, False], unit=[True]))
+def test_events_and_two_batch_dimensions(by_hand, x64):
     y = np.random.default_rng(4).normal(size=(3, 2, 2))
 
     def vectors(y):
@@ -198,9 +202,18 @@ def test_events_and_two_batch_dimensions(x64):
 
     mean, sd = tempered_normal_posterior(y, ALPHA, 0.0, PRIOR_SD, NOISE_SD)
     draws = {"theta": mean + sd * np.random.default_rng(5).normal(size=NUM_DRAWS)}
-    data = nt.to_inference_data(
-        draws, nt.temper(vectors, alpha=ALPHA), y, dims={"y": ["row", "column", "coordinate"]}
-    )
+    if by_hand:
+        log_lik = log_normal_density(y, draws["theta"][:, None, None, None], NOISE_SD).sum(-1)
+        groups = {"posterior": {"theta": draws["theta"][None]}, "log_likelihood": {"y": log_lik[None]}}
+        dims = {"y": ["row", "column"]}
+        data = assemble(
+            {name: dataset(of, ("chain", "draw"), None, dims, {}) for name, of in groups.items()},
+            {"alpha": ALPHA},
+        )
+    else:
+        data = nt.to_inference_data(
+            draws, nt.temper(vectors, alpha=ALPHA), y, dims={"y": ["row", "column", "coordinate"]}
+        )
     result = loo(data)
     exact = np.empty((3, 2))
     for index in np.ndindex(3, 2):

@@ -1,11 +1,14 @@
 """The online rules as optimisers of NumPyro's SVI."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from oracles import tempered_normal_posterior
@@ -21,14 +24,18 @@ VALUES = [0.9, -0.4, 1.7, 0.2, -2.0]
 
 
 def linear(x, y=None):
-    theta = numpyro.sample("theta", dist.Normal(jnp.array(LOC), jnp.array(SCALE)).to_event(1))
+    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
 
 
+HALF = nt.temper(linear, alpha=0.5)
+ETA = gauss_hermite(predictor="eta")
+
+
 def stream():
-    return jnp.eye(2)[COLUMNS], jnp.array(VALUES)
+    return np.eye(2)[COLUMNS], np.array(VALUES)
 
 
 def exact_posterior(alpha):
@@ -41,59 +48,71 @@ def exact_posterior(alpha):
 def route(model, optim, loss=None):
     guide = AutoOnlineDiagonalNormal(model)
     if loss is None:
-        loss = nt.ExpectedNLL(gauss_hermite(predictor="eta"))
+        loss = nt.ExpectedNLL(ETA)
     return SVI(model, guide, optim(guide), loss)
 
 
-def steps(svi, x, y):
+@functools.cache
+def natural():
+    """One route in double precision, whose compiled steps several tests share."""
+    svi = route(HALF, nt.optim.NGVI)
+    return svi, jax.jit(svi.update)
+
+
+def steps(svi, x, y, update=None):
     """One update a row; the parameters at the end, the state of the rule, and the losses."""
     state, losses = svi.init(KEY, x[:1], y[:1]), []
-    update = jax.jit(svi.update)
+    update = jax.jit(svi.update) if update is None else update
     for t in range(len(y)):
         state, loss = update(state, x[t : t + 1], y[t : t + 1])
         losses.append(float(loss))
     return svi.get_params(state), state.optim_state[1], np.array(losses)
 
 
-PAIRS = [
-    (lambda guide: nt.optim.SVA(guide, step_size=0.2), nt.online.sva(0.2)),
-    (lambda guide: nt.optim.SVB(guide, step_size=0.2), nt.online.svb(0.2)),
-    (
+PAIRS = {
+    "sva": (lambda guide: nt.optim.SVA(guide, step_size=0.2), nt.online.sva(0.2)),
+    "svb": (lambda guide: nt.optim.SVB(guide, step_size=0.2), nt.online.svb(0.2)),
+    "svb_rate": (
         lambda guide: nt.optim.SVB(guide, nt.online.svb_rate(0.3), nt.online.Box(1.0, 1.5)),
         nt.online.svb(nt.online.svb_rate(0.3), nt.online.Box(1.0, 1.5)),
     ),
-    (lambda guide: nt.optim.NGVI(guide), nt.online.ngvi()),
-    (lambda guide: nt.optim.NGVI(guide, step_size=0.5, evidence=3.0), nt.online.ngvi(0.5, 3.0)),
-]
-IDS = ["sva", "svb", "svb_rate", "ngvi", "ngvi forgetting"]
+    "ngvi": (lambda guide: nt.optim.NGVI(guide), nt.online.ngvi()),
+    "ngvi forgetting": (
+        lambda guide: nt.optim.NGVI(guide, step_size=0.5, evidence=3.0),
+        nt.online.ngvi(0.5, 3.0),
+    ),
+}
 
 
-def compare_routes(optim, rule, rtol):
+def compare_routes(name, rtol):
     x, y = stream()
-    model = nt.temper(linear, alpha=0.5)
-    params, _, losses = steps(route(model, optim), x, y)
-    vi = nt.OnlineVI(model, AutoOnlineDiagonalNormal, rule, gauss_hermite(predictor="eta"))
-    state, want = vi.run(KEY, x, y)
+    optim, rule = PAIRS[name]
+    params, _, losses = steps(route(HALF, optim), x, y)
+    state, want = nt.OnlineVI(HALF, AutoOnlineDiagonalNormal, rule, ETA).run(KEY, x, y)
     np.testing.assert_allclose(params["auto_loc"], state.posterior.loc, rtol=rtol)
     np.testing.assert_allclose(params["auto_scale"], state.posterior.scale, rtol=rtol)
     np.testing.assert_allclose(losses, want.expected, rtol=rtol)
 
 
-@pytest.mark.parametrize(("optim", "rule"), PAIRS, ids=IDS)
-def test_svi_takes_the_steps_of_the_rule(optim, rule, x64):
-    compare_routes(optim, rule, 1e-10)
+@pytest.mark.parametrize("name", tiered(PAIRS, unit=["svb_rate"]))
+def test_svi_takes_the_steps_of_the_rule(name, x64):
+    compare_routes(name, 1e-10)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("optim", "rule"), [PAIRS[0], PAIRS[3]], ids=["sva", "ngvi"])
-def test_svi_takes_the_steps_of_the_rule_in_single_precision(optim, rule):
-    compare_routes(optim, rule, 1e-5)
+@pytest.mark.parametrize("name", ["sva", "ngvi"])
+def test_svi_takes_the_steps_of_the_rule_in_single_precision(name):
+    compare_routes(name, 1e-5)
 
 
-@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("alpha", tiered([0.5, 1.0], unit=[0.5]))
 def test_ngvi_ends_at_the_tempered_posterior(alpha, x64):
     x, y = stream()
-    params, _, _ = steps(route(nt.temper(linear, alpha=alpha), nt.optim.NGVI), x, y)
+    if alpha == 0.5:
+        svi, update = natural()
+    else:
+        svi, update = route(nt.temper(linear, alpha=alpha), nt.optim.NGVI), None
+    params, _, _ = steps(svi, x, y, update)
     loc, scale = exact_posterior(alpha)
     np.testing.assert_allclose(params["auto_loc"], loc, rtol=1e-10)
     np.testing.assert_allclose(params["auto_scale"], scale, rtol=1e-10)
@@ -101,20 +120,25 @@ def test_ngvi_ends_at_the_tempered_posterior(alpha, x64):
 
 def test_expected_nll_draws_by_default(x64):
     x, y = stream()
-    model = nt.temper(linear, alpha=0.5)
-    params, _, losses = steps(route(model, nt.optim.NGVI, nt.ExpectedNLL()), x, y)
+    params, _, losses = steps(route(HALF, nt.optim.NGVI, nt.ExpectedNLL()), x, y)
     # The curvature of a conjugate model is the same at every draw; the mean is not.
     loc, scale = exact_posterior(0.5)
     np.testing.assert_allclose(params["auto_scale"], scale, rtol=1e-10)
-    assert (np.abs(params["auto_loc"] - loc) > 1e-6).all()
-    again, _, _ = steps(route(model, nt.optim.NGVI, nt.ExpectedNLL(monte_carlo())), x, y)
-    np.testing.assert_array_equal(again["auto_loc"], params["auto_loc"])
+    assert (np.abs(np.asarray(params["auto_loc"]) - loc) > 1e-6).all()
     assert np.isfinite(losses).all()
+
+
+@pytest.mark.full
+def test_expected_nll_by_default_is_one_draw(x64):
+    x, y = stream()
+    losses = nt.ExpectedNLL(), nt.ExpectedNLL(monte_carlo())
+    one, other = (steps(route(HALF, nt.optim.NGVI, loss), x, y)[0] for loss in losses)
+    np.testing.assert_array_equal(one["auto_loc"], other["auto_loc"])
 
 
 def test_fisher_curvature_is_an_argument_of_the_loss(x64):
     x, y = stream()
-    loss = nt.ExpectedNLL(gauss_hermite(predictor="eta"), curvature="fisher")
+    loss = nt.ExpectedNLL(ETA, curvature="fisher")
     params, _, _ = steps(route(linear, nt.optim.NGVI, loss), x[:1], y[:1])
     # E[l'²] = ((y - m)² + v) / noise⁴.
     gain = ((VALUES[0] - LOC[0]) ** 2 + SCALE[0] ** 2) / NOISE**4
@@ -123,31 +147,42 @@ def test_fisher_curvature_is_an_argument_of_the_loss(x64):
         nt.ExpectedNLL(curvature="gauss")
 
 
-def test_the_loss_is_untempered(x64):
+@pytest.mark.parametrize("alpha", tiered([1.0, 0.5], unit=[0.5]))
+def test_the_loss_is_untempered(alpha, x64):
     x, y = stream()
-    losses = []
-    for alpha in (1.0, 0.5):
-        svi = route(nt.temper(linear, alpha=alpha), nt.optim.NGVI)
-        losses.append(float(svi.evaluate(svi.init(KEY, x, y), x, y)))
+    svi = natural()[0] if alpha == 0.5 else route(nt.temper(linear, alpha=alpha), nt.optim.NGVI)
+    found = float(jax.jit(svi.evaluate)(svi.init(KEY, x[:1], y[:1]), x, y))
     loc, scale = np.array(LOC)[COLUMNS], np.array(SCALE)[COLUMNS]
-    squares = (np.array(VALUES) - loc) ** 2 + scale**2
+    squares = (y - loc) ** 2 + scale**2
     want = 0.5 * (np.log(2 * np.pi * NOISE**2) + squares / NOISE**2).sum()
-    assert losses == pytest.approx([want, want], rel=1e-9)
+    assert found == pytest.approx(want, rel=1e-9)
 
 
 def test_a_batch_that_is_not_finite_is_rejected_and_counted(x64):
     x, y = stream()
     keep = np.arange(len(y)) != 1
-    dirty, state, _ = steps(route(linear, nt.optim.NGVI), x, y.at[1].set(jnp.nan))
-    clean, _, _ = steps(route(linear, nt.optim.NGVI), x[keep], y[keep])
+    svi, update = natural()
+    dirty, state, _ = steps(svi, x, np.where(keep, y, np.nan), update)
+    clean, _, _ = steps(svi, x[keep], y[keep], update)
     assert (int(state.count), int(state.rejected)) == (4, 1)
     for name, value in clean.items():
         np.testing.assert_allclose(dirty[name], value, rtol=1e-12)
 
 
+def test_a_step_keeps_the_structure_of_the_state(x64):
+    x, y = stream()
+    svi, update = natural()
+    state = svi.init(KEY, x[:1], y[:1])
+    after, _ = jax.eval_shape(update, state, x[:1], y[:1])
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+
+
+@pytest.mark.full
 def test_svi_run(x64):
     x, y = stream()
-    svi = route(nt.temper(linear, alpha=0.5), lambda guide: nt.optim.SVB(guide, 0.01))
+    svi = route(HALF, lambda guide: nt.optim.SVB(guide, 0.01))
     result = svi.run(KEY, 200, x, y, progress_bar=False)
     assert result.losses.shape == (200,)
     assert set(result.params) == {"auto_loc", "auto_scale"}
@@ -162,10 +197,10 @@ def with_param(x, y=None):
     numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
 
 
-def test_extra_params_are_refused():
+def test_extra_params_are_refused(x64):
     x, y = stream()
     with pytest.raises(ValueError, match=r"also the params \['bias'\]"):
-        route(with_param, nt.optim.NGVI).init(KEY, x, y)
+        route(with_param, nt.optim.NGVI).init(KEY, x[:1], y[:1])
 
 
 @pytest.mark.parametrize("guide", [AutoDiagonalNormal(linear), AutoNormal(linear), linear, None], ids=type)
@@ -175,20 +210,20 @@ def test_optimisers_take_their_own_guide(guide):
             optim(guide)
 
 
-def test_the_loss_takes_its_own_guide():
+def test_the_loss_takes_its_own_guide(x64):
     x, y = stream()
     svi = SVI(linear, AutoDiagonalNormal(linear), numpyro.optim.Adam(0.1), nt.ExpectedNLL())
-    state = svi.init(KEY, x, y)
+    state = svi.init(KEY, x[:1], y[:1])
     with pytest.raises(TypeError, match="AutoOnlineMultivariateNormal, got AutoDiagonalNormal"):
-        svi.update(state, x, y)
+        svi.update(state, x[:1], y[:1])
 
 
-def test_a_bare_loss_is_refused():
+def test_a_bare_loss_is_refused(x64):
     x, y = stream()
     svi = route(linear, nt.optim.NGVI, nt.ExpectedNLL(squared()))
-    state = svi.init(KEY, x, y)
+    state = svi.init(KEY, x[:1], y[:1])
     with pytest.raises(TypeError, match="bare loss"):
-        svi.update(state, x, y)
+        svi.update(state, x[:1], y[:1])
 
 
 def test_the_gradient_pulls_back_through_the_bijection(x64):
@@ -196,20 +231,20 @@ def test_the_gradient_pulls_back_through_the_bijection(x64):
     x, y = stream()
     guide = AutoOnlineDiagonalNormal(linear)
     optim = nt.optim.SVA(guide, step_size=0.2)
-    SVI(linear, guide, optim, nt.ExpectedNLL()).init(KEY, x, y)
-    loc, scale = jnp.array(LOC), jnp.array(SCALE)
-    free = jnp.log(jnp.expm1(scale))  # the inverse of softplus
+    SVI(linear, guide, optim, nt.ExpectedNLL()).init(KEY, x[:1], y[:1])
+    loc, scale = np.array(LOC), np.array(SCALE)
+    free = np.log(np.expm1(scale))  # the inverse of softplus
 
     def loss(params):
         return jnp.sum(params["auto_loc"] ** 2) + jnp.sum(3.0 * jax.nn.softplus(params["auto_scale"]))
 
     params = {"auto_loc": loc, "auto_scale": free}
     state = optim.init(params)
-    value, grads = jax.value_and_grad(loss)(params)
-    got = optim.get_params(optim.update(grads, state, value=value))
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    got = optim.get_params(jax.jit(optim.update)(grads, state, value))
     rule = nt.online.sva(0.2)
     start = rule.init(guide.prior)
     evaluation = nt.expectations.Evaluation(value, value, 2.0 * loc, 3.0 / (2.0 * scale))
     want = rule.update(evaluation, start).posterior
     np.testing.assert_allclose(got["auto_loc"], want.loc, rtol=1e-12)
-    np.testing.assert_allclose(jax.nn.softplus(got["auto_scale"]), want.scale, rtol=1e-12)
+    np.testing.assert_allclose(np.logaddexp(0.0, got["auto_scale"]), want.scale, rtol=1e-12)

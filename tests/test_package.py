@@ -13,7 +13,7 @@ import pytest
 import numpyro_tempered as nt
 
 PACKAGE = Path(nt.__file__).parent
-ROOT = PACKAGE.parent
+ROOT = Path(__file__).resolve().parents[1]
 # Each module imports from its own line's left and from the lines above.
 ORDER = [
     ["_typing"],

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from hypothesis import given, settings
 from scipy.integrate import quad
 from scipy.special import digamma, gammaln, logsumexp
@@ -23,6 +23,12 @@ from numpyro_tempered.ppca.predict import exact_log_density
 ALPHAS = (0.1, 0.5, 1.0)
 N, D, K = 8, 3, 2
 DRAWS = 20_000
+
+
+@pytest.fixture(params=["double", pytest.param("single", marks=pytest.mark.full)])
+def precision(request):
+    if request.param == "double":
+        request.getfixturevalue("x64")
 
 
 # The oracle: every entry, row and column by itself, every factor a Gaussian or a Gamma with its own parameters.
@@ -133,7 +139,9 @@ HOLES = hnp.arrays(bool, (N, D), elements=st.booleans())
 
 
 @pytest.mark.parametrize(
-    ("ard", "missing"), [(True, False), (True, True), (False, False)], ids=["complete", "missing", "fixed"]
+    ("ard", "missing"),
+    tiered([(True, False), (True, True), (False, False)], unit=[(True, True)]),
+    ids=["complete", "missing", "fixed"],
 )
 def test_bound_at_every_half_step(ard, missing):
     @settings(max_examples=8, deadline=None)
@@ -155,7 +163,7 @@ def test_bound_at_every_half_step(ard, missing):
         check()
 
 
-@pytest.mark.parametrize("missing", [False, True], ids=["complete", "missing"])
+@pytest.mark.parametrize("missing", tiered([False, True], unit=[True]), ids=["complete", "missing"])
 def test_every_update_is_the_best_for_its_factor(x64, missing):
     x, prior, alpha = signal(23, N, [2.0], D), weak(), 0.5
     if missing:
@@ -184,6 +192,7 @@ def test_every_update_is_the_best_for_its_factor(x64, missing):
                     assert oracle(x, changed, prior, alpha) < best, (name, block)
 
 
+@pytest.mark.full
 def test_a_mask_of_ones_is_no_mask(x64):
     rows = as_rows(signal(0, N, [2.0], D), np.zeros(D), None)
     one = half_steps(start_at(1), rows, weak(), 0.5, True)[-1]
@@ -192,9 +201,15 @@ def test_a_mask_of_ones_is_no_mask(x64):
         np.testing.assert_allclose(*np.broadcast_arrays(left, right), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("ard", [True, False], ids=["ard", "fixed"])
-def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard):
+@pytest.mark.parametrize(
+    ("ard", "missing"),
+    tiered([(True, False), (True, True), (False, False)], unit=[(True, True)]),
+    ids=["complete", "missing", "fixed"],
+)
+def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard, missing):
     x, prior, alpha = signal(2, N, [2.0, 1.0], D), weak(), 0.5
+    if missing:
+        x[[1, 2, 5], [0, 2, 2]] = np.nan
     states = half_steps(start_at(3), as_rows(x, np.zeros(D), None), prior, alpha, ard)
     rng = np.random.default_rng(0)
 
@@ -225,7 +240,8 @@ def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard):
             assert shifted(*translated, c) < shifted(*translated, np.zeros(K))
             r = np.eye(K) + size * rng.normal(size=(K, K))
             assert moved(*rotated, r) <= moved(*rotated, np.eye(K)) + 1e-10
-    energy = bound.second_moments(None, rotated[0].loc[:, :K], rotated[0].cov[:, :K, :K])[0]
+    every = np.ones((1, D)) if missing else None
+    energy = np.asarray(bound.second_moments(every, rotated[0].loc[:, :K], rotated[0].cov[:, :K, :K]))[0]
     assert abs(energy[0, 1]) < 1e-9 * energy[1, 1]
     assert energy[0, 0] > energy[1, 1]
 
@@ -254,7 +270,7 @@ def test_the_optimum_is_stationary_in_every_parameter(x64, key):
             assert abs(ends[1] - ends[0]) / 2e-5 < 2e-5 * scale**2, (number, index)
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("alpha", tiered(ALPHAS, unit=[0.5]))
 def test_without_factors_the_gap_is_that_of_quadrature(x64, key, alpha):
     rng = np.random.default_rng(5)
     x, prior = 0.5 + rng.normal(size=(N, D)), weak()
@@ -315,8 +331,32 @@ def log_evidence(x, prior, alpha, k, num_samples, seed):
     return value, weights.std() / np.sqrt(num_samples)
 
 
+def fit_alone(key, x, **options):
+    return ppca.fit(key, x, num_factors=K, **options)
+
+
+def fit_complete(key, x, **options):
+    """The fit with K factors, by the program that compares numbers of factors: only that is compiled."""
+    return ppca.select_num_factors(key, x, [0, K], **options).fits[1]
+
+
+@pytest.mark.parametrize("alpha", tiered([0.5, 1.0], unit=[0.5]))
+def test_the_elbo_is_below_the_tempered_evidence(x64, key, alpha):
+    x = signal(6, N, [1.5], D)
+    prior = ppca.Prior(np.zeros(D), 1.0, 2.0, 2.0, 2.0, 2.0, 1.0)
+    fit = fit_complete(key, x, alpha=alpha, prior=prior)
+    loc = np.asarray(fit.posterior.loc).copy()
+    loc[:, K] += fit.origin
+    factors = factors_of(fit.posterior._replace(loc=loc), ppca.transform(fit, x), x, prior, alpha)
+    assert fit.elbo == pytest.approx(oracle(x, factors, prior, alpha), rel=1e-9)
+    value, se = log_evidence(x, prior, alpha, K, 100_000, 7)
+    assert se < 0.1
+    assert value - 6.0 < fit.elbo < value + 4 * se
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_the_elbo_is_below_the_tempered_evidence(key, alpha):
+def test_the_elbo_in_single_precision_is_below_the_tempered_evidence(key, alpha):
     x = signal(6, N, [1.5], D)
     prior = ppca.Prior(np.zeros(D), 1.0, 2.0, 2.0, 2.0, 2.0, 1.0)
     fit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=prior)
@@ -325,6 +365,7 @@ def test_the_elbo_is_below_the_tempered_evidence(key, alpha):
     assert value - 6.0 < fit.elbo < value + 4 * se
 
 
+@pytest.mark.full
 def test_half_of_the_data_twice_is_the_data(x64, key):
     x = signal(8, N, [2.0, 1.0], D)
     x[3, 0] = x[5, 2] = np.nan
@@ -345,7 +386,24 @@ def test_units_and_origin_change_the_elbo_by_a_constant(x64, key):
     np.testing.assert_allclose(other.loadings, 40.0 * unit.loadings, atol=1e-4)
 
 
-def test_rows_without_entries_change_nothing(key):
+def test_rows_without_entries_change_nothing(x64, key):
+    x = signal(10, N, [2.0], D)
+    x[0, 0] = np.nan
+    # As many as were fitted, a shape that is compiled.
+    empty = np.full((N, D), np.nan)
+    kept, more = (ppca.fit(key, rows, num_factors=K) for rows in (x, np.concatenate([x[:3], empty, x[3:]])))
+    assert kept.elbo == more.elbo
+    np.testing.assert_array_equal(kept.trace, more.trace)
+    scores = ppca.transform(kept, empty)
+    np.testing.assert_allclose(scores.loc, np.zeros((N, K)), atol=1e-6)
+    np.testing.assert_allclose(scores.cov, np.broadcast_to(np.eye(K), (N, K, K)), atol=1e-6)
+    # As many sums as there are draws.
+    density = ppca.log_density(key, kept, empty, DRAWS)
+    np.testing.assert_allclose(density.value, 0.0, atol=DRAWS * np.finfo(density.value.dtype).eps)
+
+
+@pytest.mark.full
+def test_a_row_without_entries_changes_nothing_in_single_precision(key):
     x = signal(10, N, [2.0], D)
     x[0, 0] = np.nan
     empty = np.full((1, D), np.nan)
@@ -375,15 +433,32 @@ def test_single_precision_reports_the_same_elbo(key):
     np.testing.assert_allclose(single.mean, double.mean, atol=1e-2)
 
 
-@pytest.fixture(scope="module")
-def fitted():
+def fit_weak():
     x = signal(12, N, [2.0], D)
     x[1, 2] = np.nan
     return x, ppca.fit(jax.random.key(0), x, num_factors=K, alpha=0.5, prior=weak())
 
 
-def test_scores_are_those_of_the_formula(fitted):
-    x, fit = fitted
+@pytest.fixture(scope="module")
+def fitted():
+    with enable_x64():
+        return fit_weak()
+
+
+@pytest.fixture(scope="module")
+def fitted_in_single():
+    return fit_weak()
+
+
+@pytest.fixture(params=["fitted", pytest.param("fitted_in_single", marks=pytest.mark.full)])
+def either(request):
+    """A fit and the precision that it was made in."""
+    with enable_x64() if request.param == "fitted" else contextlib.nullcontext():
+        yield request.getfixturevalue(request.param)
+
+
+def test_scores_are_those_of_the_formula(either):
+    x, fit = either
     q = in_double(fit.posterior)
     loc = q.loc.copy()
     loc[:, K] += fit.origin
@@ -400,12 +475,12 @@ def test_scores_are_those_of_the_formula(fitted):
     np.testing.assert_allclose(ppca.reconstruct(fit, x), scores.loc @ loc[:, :K].T + loc[:, K], atol=1e-5)
 
 
-def test_densities_are_those_of_a_gaussian(fitted, key):
-    x, fit = fitted
-    draws = jax.tree.map(lambda part: part[:3], ppca.sample_posterior(key, fit, DRAWS))
-    rows = as_rows(x, np.zeros(D), jnp.float32)
+def test_densities_are_those_of_a_gaussian(either, key):
+    x, fit = either
+    draws = jax.tree.map(lambda part: np.asarray(part)[:3], ppca.sample_posterior(key, fit, DRAWS))
+    rows = as_rows(x, np.zeros(D), fit.posterior.loc.dtype)
     values = jax.jit(jax.vmap(exact_log_density, (0, None)))(draws, rows)
-    for value, mean, loadings, tau in zip(values, *map(np.asarray, draws), strict=True):
+    for value, mean, loadings, tau in zip(np.asarray(values), *draws, strict=True):
         cov = loadings @ loadings.T + np.eye(D) / tau
         for i, row in enumerate(x):
             seen = ~np.isnan(row)
@@ -413,7 +488,7 @@ def test_densities_are_those_of_a_gaussian(fitted, key):
             assert float(value[i]) == pytest.approx(expected, abs=1e-4)
 
 
-def test_predictions_without_factors_against_quadrature(key):
+def test_predictions_without_factors_against_quadrature(precision, key):
     x = signal(13, N, [], D)
     fit = ppca.fit(key, x, num_factors=0, prior=weak())
     row = np.array([[0.5, -2.0, np.nan]])
@@ -439,9 +514,9 @@ def test_predictions_without_factors_against_quadrature(key):
     assert filled.scale[0, 2] == pytest.approx(np.sqrt(variance), rel=1e-5)
 
 
-def test_imputation_by_draws_of_the_factors(fitted, key):
+def test_imputation_by_draws_of_the_factors(either, key):
     """Means and standard deviations of what is filled in, against draws of W, m, τ and z from their factors."""
-    x, fit = fitted
+    x, fit = either
     filled, scores, draws = ppca.impute(fit, x), ppca.transform(fit, x), ppca.sample_posterior(key, fit, DRAWS)
     rng = np.random.default_rng(14)
     z = rng.multivariate_normal(scores.loc[1], scores.cov[1], DRAWS)
@@ -453,8 +528,8 @@ def test_imputation_by_draws_of_the_factors(fitted, key):
     assert np.count_nonzero(filled.scale) == 1
 
 
-def test_new_rows_have_the_moments_of_the_posterior(fitted, key):
-    _, fit = fitted
+def test_new_rows_have_the_moments_of_the_posterior(either, key):
+    _, fit = either
     rows = ppca.sample(key, fit, DRAWS)
     q = in_double(fit.posterior)
     second = q.cov[:, :K, :K] + q.loc[:, :K, None] * q.loc[:, None, :K]
@@ -465,6 +540,17 @@ def test_new_rows_have_the_moments_of_the_posterior(fitted, key):
     assert np.all(np.abs(rows.var(axis=0) - variance) < 5 * spread)
 
 
+def test_axes_are_the_singular_vectors_of_the_loadings(fitted):
+    axes, loadings = ppca.principal_axes(fitted[1]), fitted[1].loadings
+    np.testing.assert_allclose(axes.directions.T @ axes.directions, np.eye(K), atol=1e-12)
+    sizes = np.diag(axes.variances - fitted[1].noise_variance)
+    np.testing.assert_allclose(axes.directions @ sizes @ axes.directions.T, loadings @ loadings.T, atol=1e-10)
+    assert np.all(np.diff(axes.variances) <= 0.0)
+    assert axes.noise_variance == fitted[1].noise_variance
+    assert np.all(np.max(axes.directions, axis=0) == np.max(np.abs(axes.directions), axis=0))
+
+
+@pytest.mark.full
 def test_axes_of_a_strong_signal(key):
     x = signal(15, 4000, [5.0, 3.0], D, noise=0.5)
     axes = ppca.principal_axes(ppca.fit(key, x, num_factors=K, num_restarts=3))
@@ -477,6 +563,35 @@ def test_axes_of_a_strong_signal(key):
     assert np.all(np.max(axes.directions, axis=0) == np.max(np.abs(axes.directions), axis=0))
 
 
+def test_starts_are_axes_smaller_axes_and_random(x64, key):
+    x = signal(27, N, [2.0, 1.0], D)
+    rows = as_rows(x, x.mean(axis=0), None)
+    first, smaller, random = driver.starts_of(key, rows, K, weak(), 3, None, x.mean(axis=0)).loadings
+    np.testing.assert_allclose(smaller, first * [1.0, 1e-3])
+    assert np.abs(first.T @ first)[0, 1] < 1e-9
+    assert np.abs(random).min() > 0.0
+    assert np.linalg.matrix_rank(np.column_stack([first, random])) == D
+
+
+def test_a_warm_start_stays(x64, key, fitted):
+    x, cold = fitted
+    options = {"num_factors": K, "alpha": 0.5, "prior": weak()}
+    assert len(cold.trace) == cold.num_iter
+    assert cold.trace[-1] == cold.restart_elbos.max()
+    assert cold.converged
+    warm = ppca.fit(key, x, **options, init=cold)
+    # A start has no covariances: these take some sweeps.
+    assert warm.num_iter < cold.num_iter / 2
+    assert warm.elbo == pytest.approx(cold.elbo, abs=1e-4)
+    for k in (0, 1):
+        smaller = cold._replace(posterior=cold.posterior._replace(loc=cold.posterior.loc[:, [*range(k), K]]))
+        more = ppca.fit(key, x, **options, init=smaller)
+        assert more.elbo == pytest.approx(cold.elbo, abs=0.05)
+    with pytest.raises(ValueError, match="init has 3 columns, x has 2"):
+        ppca.fit(key, x[:, :2], num_factors=1, init=cold)
+
+
+@pytest.mark.full
 def test_starts_and_warm_starts(key):
     x = signal(16, 4000, [2.0, 0.2], D)
     options = {"num_factors": K, "num_restarts": 3, "prior": weak(0.0)}
@@ -496,6 +611,38 @@ def test_starts_and_warm_starts(key):
         ppca.fit(key, x[:, :2], num_factors=1, init=cold)
 
 
+def finish(**changes):
+    """A made-up end of one ascent without factors, of two sweeps."""
+    x = signal(17, N, [1.0], D)
+    origin = x.mean(axis=0)
+    about = weak()._replace(mean=0.3 - origin)
+    problem = driver.Problem(as_rows(x, origin, None), origin, weak(), about, 1.0, True, 1e-6, np.float64)
+    found = driver.Ascent(
+        np.zeros((1, D, 1)),
+        np.full((1, 1, 1, 1), 0.1),
+        np.ones(1),
+        np.ones((1, 0)),
+        np.array([[-5.0, -4.0]]),
+        np.array([2]),
+        np.array([True]),
+        np.array([False]),
+    )
+    return driver._finish(found._replace(**changes), 0, problem)
+
+
+def test_what_went_wrong_is_said():
+    assert finish().converged
+    with pytest.warns(UserWarning, match="take a larger max_iter"):
+        fit = finish(converged=np.array([False]))
+    assert not fit.converged
+    assert fit.trace.shape == (2,)
+    with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
+        finish(fell=np.array([True]))
+    with pytest.raises(ValueError, match="the ELBO of a start is nan: the data or the prior exceed"):
+        finish(trace=np.array([[-5.0, np.nan]]))
+
+
+@pytest.mark.full
 def test_what_has_not_converged_says_so(key):
     with pytest.warns(UserWarning, match="take a larger max_iter"):
         fit = ppca.fit(key, signal(17, N, [1.0], D), num_factors=0, max_iter=1)
@@ -503,6 +650,7 @@ def test_what_has_not_converged_says_so(key):
     assert fit.trace.shape == (1,)
 
 
+@pytest.mark.full
 def test_a_fall_of_the_elbo_raises(key, monkeypatch):
     monkeypatch.setattr(driver, "update_noise", lambda q, *_: q._replace(noise_precision=0.5 * q.noise_precision))
     with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
@@ -524,10 +672,23 @@ ODD = {
 }
 
 
+# A single row is compiled by itself.
+@pytest.mark.parametrize("name", tiered(ODD, unit=[name for name in ODD if name != "one row"]))
+def test_numbers_of_factors_of_degenerate_tables_are_compared(x64, key, name):
+    x = ODD[name]
+    # A prior of unit scale is far from data that do not vary; a single row says nothing of scale.
+    varies = len(x) == 1 or np.any(x.std(axis=0) > 1e-9)
+    with contextlib.nullcontext() if varies else pytest.warns(UserWarning, match="the prior is made for 1"):
+        found = ppca.select_num_factors(key, x, [0, K])
+    assert found.converged.all()
+    for fit in found.fits:
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((fit.posterior, fit.trace, fit.elbo)))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", ODD)
 def test_degenerate_tables_are_fitted(key, name):
     x = ODD[name]
-    # A prior of unit scale is far from data that do not vary; a single row says nothing of scale.
     varies = len(x) == 1 or np.any(x.std(axis=0) > 1e-9)
     with contextlib.nullcontext() if varies else pytest.warns(UserWarning, match="the prior is made for 1"):
         fit = ppca.fit(key, x, num_factors=K)
@@ -564,28 +725,47 @@ def test_bad_input_is_named(key, name):
         ppca.fit(key, x, **{"num_factors": 1, **options})
 
 
-def test_a_prior_of_another_scale_is_named(key):
+@pytest.mark.parametrize("fit", [fit_complete, pytest.param(fit_alone, marks=pytest.mark.full)])
+def test_a_prior_of_another_scale_is_named(precision, key, fit):
     x = signal(22, N, [1.0], D)
     with pytest.warns(UserWarning, match=r"means of columns \[0, 1, 2\]"):
-        ppca.fit(key, x + 1000.0, num_factors=K)
+        fit(key, x + 1000.0)
     with pytest.warns(UserWarning, match="the prior is made for 1"):
-        ppca.fit(key, 1000.0 * (x - x.mean(axis=0)), num_factors=K)
+        fit(key, 1000.0 * (x - x.mean(axis=0)))
     with pytest.raises(ValueError, match="scale must be positive"):
         ppca.prior(0.0)
 
 
-def test_columns_of_zeros_change_nothing(x64, key):
+@pytest.mark.parametrize("num_factors", tiered([0, 1], unit=[0]))
+def test_columns_of_zeros_change_nothing(x64, key, num_factors):
     """One program fits all numbers of factors, in arrays of the largest."""
     x = signal(26, N, [2.0], D)
     options = {"prior": weak(), "alpha": 0.5}
-    small = ppca.select_num_factors(key, x, [1, 2], **options).fits[0]
-    alone = ppca.fit(key, x, num_factors=1, **options)
+    small = ppca.select_num_factors(key, x, [num_factors, 2], **options).fits[0]
+    alone = ppca.fit(key, x, num_factors=num_factors, **options)
     np.testing.assert_allclose(small.trace, alone.trace, rtol=1e-10)
     for left, right in zip(jax.tree.leaves(small.posterior), jax.tree.leaves(alone.posterior), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-10)
 
 
-def test_the_number_of_factors(key, fitted):
+def test_the_number_of_factors(x64, key):
+    x = signal(16, N, [20.0], D)
+    weights = {0: np.log(0.5), 2: np.log(0.25)}
+    chosen = ppca.select_num_factors(key, x, [0, 2], weights, alpha=0.5, prior=weak())
+    assert chosen.selected == 2
+    np.testing.assert_allclose(chosen.criterion, chosen.elbo + np.log([0.5, 0.25]))
+    assert chosen.margin == pytest.approx(chosen.criterion[1] - chosen.criterion[0])
+    assert chosen.weight.sum() == pytest.approx(1.0)
+    assert chosen.fits[1].num_factors == 2
+    assert ppca.num_occupied(chosen.fits[1]) == 1
+    assert ppca.num_occupied(chosen.fits[0]) == 0
+    uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5, prior=weak())
+    assert uniform.log_prior == pytest.approx(0.0)
+    assert uniform.margin == np.inf
+
+
+@pytest.mark.full
+def test_the_number_of_factors_of_many_rows(key):
     x = signal(16, 4000, [2.0], D)
     weights = {0: np.log(0.5), 2: np.log(0.25)}
     chosen = ppca.select_num_factors(key, x, [0, 2], weights, alpha=0.5, num_restarts=3)
@@ -599,16 +779,25 @@ def test_the_number_of_factors(key, fitted):
     uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5)
     assert uniform.log_prior == pytest.approx(0.0)
     assert uniform.margin == np.inf
-    for orders, weights, message in (
+
+
+@pytest.mark.parametrize(
+    ("orders", "weights", "message"),
+    [
         ([], None, "at least one"),
         ([1, 1], None, "different numbers"),
         ([0], {1: 0.0}, "log_prior has the numbers"),
         ([0], {0: 1.0}, "sum to at most 1"),
         ([0], {0: -np.inf}, "positive weights"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ppca.select_num_factors(key, x, orders, weights)
+    ],
+)
+def test_numbers_that_cannot_be_compared_are_refused(key, orders, weights, message):
+    with pytest.raises(ValueError, match=message):
+        ppca.select_num_factors(key, GOOD, orders, weights)
+
+
+def test_predictions_refuse_other_columns_and_too_few_draws(key, fitted):
     with pytest.raises(ValueError, match="x has 2 columns, the fit 3"):
-        ppca.transform(fitted[1], x[:, :2])
+        ppca.transform(fitted[1], GOOD[:, :2])
     with pytest.raises(ValueError, match="num_samples must be at least 2"):
-        ppca.log_density(key, fitted[1], x, 1)
+        ppca.log_density(key, fitted[1], GOOD, 1)

@@ -9,9 +9,11 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from conftest import tiered
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.fit import finish
 
 ALPHA, PRIOR_SD, NOISE_SD, NUM_DATA = 0.5, 2.0, 1.5, 24
 COLUMNS = ["elbo", "se", "log_prior", "criterion", "rank", "weight", "expected_log_lik", "kl"]
@@ -45,9 +47,32 @@ def data():
     return x, x[:, :2] @ np.array([1.5, -1.5]) + NOISE_SD * rng.normal(size=NUM_DATA)
 
 
-@pytest.fixture(scope="module")
-def fits(data):
+def normal_guide(x, y=None):
+    loc, scale = numpyro.param("loc"), numpyro.param("scale")
+    numpyro.sample("theta", dist.Normal(loc, scale).to_event(1))
+
+
+def point_guide(x, y=None):
+    numpyro.sample("theta", dist.Delta(numpyro.param("loc"), event_dim=1))
+
+
+def fit_at(guide, x, y, k):
+    """What fit_svi returns of a run that ended near the optimum; its loop is most of the compilation."""
+    precision = ALPHA * NUM_DATA / NOISE_SD**2 + 1.0 / PRIOR_SD**2
+    loc = ALPHA * x[:, :k].T @ y / NOISE_SD**2 / precision + 0.05 / math.sqrt(precision)
+    params = {
+        "loc": jnp.asarray(loc, jnp.float32),
+        "scale": jnp.full(k, 1.05 / math.sqrt(precision), jnp.float32),
+    }
+    keys, args = jax.random.split(jax.random.key(k)), (jnp.asarray(x[:, :k]), jnp.asarray(y))
+    return finish(keys, nt.temper(model, alpha=ALPHA), guide, params, jnp.zeros(3), args, {}, num_particles=1000)
+
+
+@pytest.fixture(scope="module", params=["parameters", pytest.param("svi", marks=pytest.mark.full)])
+def fits(data, request):
     x, y = data
+    if request.param == "parameters":
+        return {k: fit_at(normal_guide, x, y, k) for k in (1, 2, 3)}
     return {
         k: nt.fit_svi(jax.random.key(k), model, AutoNormal, jnp.asarray(x[:, :k]), jnp.asarray(y), alpha=ALPHA)
         for k in (1, 2, 3)
@@ -201,9 +226,13 @@ def test_what_is_not_a_fit_is_refused(fits):
         nt.compare({"fit": fits[1], "params": fits[1].params})
 
 
-def test_a_point_guide_is_refused(data):
+@pytest.mark.parametrize("fitted", tiered([False, True], unit=[False]))
+def test_a_point_guide_is_refused(data, fitted):
     x, y = data
-    point = nt.fit_svi(jax.random.key(0), model, AutoDelta, jnp.asarray(x), jnp.asarray(y), num_steps=5)
+    if fitted:
+        point = nt.fit_svi(jax.random.key(0), model, AutoDelta, jnp.asarray(x), jnp.asarray(y), num_steps=5)
+    else:
+        point = fit_at(point_guide, x, y, 3)
     with pytest.raises(ValueError, match=r"fits\['map'\] has an ELBO of -inf.*AutoDelta"):
         nt.compare({"map": point})
 

@@ -1,5 +1,6 @@
 """SpikeAndSlab as prior and factor, AutoSpikeAndSlab, and the honesty of what is called an ELBO."""
 
+import functools
 import itertools
 
 import jax
@@ -27,7 +28,7 @@ from scipy import optimize, special, stats
 import numpyro_tempered as nt
 from numpyro_tempered.distributions import SpikeAndSlab
 from numpyro_tempered.elbo import evaluate_elbo
-from numpyro_tempered.fit import unconstrained_moments
+from numpyro_tempered.fit import finish, unconstrained_moments
 from numpyro_tempered.guides import AutoSpikeAndSlab
 
 # The linear model of most tests: y = x w + noise of this scale, and its prior.
@@ -68,18 +69,21 @@ def correlated_data():
 
 @pytest.mark.parametrize("probs", [0.0, 0.3, 1.0])
 def test_log_prob_is_of_an_atom_and_a_density(x64, probs):
-    q = SpikeAndSlab(probs, 0.5, 2.0)
+    log_prob = jax.jit(lambda probs, value: SpikeAndSlab(probs, 0.5, 2.0).log_prob(value))
     nodes, weights = np.polynomial.legendre.leggauss(300)
-    density = 20.0 * np.sum(weights * np.exp(q.log_prob(jnp.asarray(20.0 * nodes))))
-    atom = float(jnp.exp(q.log_prob(jnp.zeros(()))))
+    at = np.exp(log_prob(probs, np.append(20.0 * nodes, 0.0)))
+    density, atom = 20.0 * np.sum(weights * at[:-1]), at[-1]
     assert (atom, density) == pytest.approx((1.0 - probs, probs), abs=1e-10)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
-@pytest.mark.parametrize("probs", [0.0, 0.3, 1.0])
-def test_log_prob_has_no_nan_gradient(value, probs):
-    grads = jax.grad(lambda *p: SpikeAndSlab(*p).log_prob(value), argnums=(0, 1, 2))(probs, 0.5, 2.0)
-    assert not any(jnp.isnan(g) for g in grads)
+def test_log_prob_has_no_nan_gradient():
+    @jax.jit
+    @jax.vmap
+    def grads(value, probs):
+        return jax.grad(lambda *p: SpikeAndSlab(*p).log_prob(value), argnums=(0, 1, 2))(probs, 0.5, 2.0)
+
+    cases = np.array(list(itertools.product([0.0, 1.0], [0.0, 0.3, 1.0])), np.float32)
+    assert not np.any(np.isnan(grads(*cases.T)))
 
 
 def test_draws_are_zeros_and_normals(key):
@@ -93,30 +97,61 @@ def test_draws_are_zeros_and_normals(key):
 
 
 def test_moments_and_quantiles_are_those_of_draws(key):
-    q = SpikeAndSlab(jnp.array([0.3, 0.8, 0.6]), jnp.array([2.0, -1.0, 0.2]), jnp.array([0.5, 1.0, 0.4]))
-    draws = np.asarray(q.sample(key, (40_000,)), np.float64)
+    levels = np.array([0.05, 0.3, 0.5, 0.75, 0.95], np.float32)
+
+    @jax.jit
+    def run(*params):
+        q = SpikeAndSlab(*params)
+        return q.sample(key, (40_000,)), q.mean, q.variance, q.icdf(levels[:, None])
+
+    params = np.array([[0.3, 0.8, 0.6], [2.0, -1.0, 0.2], [0.5, 1.0, 0.4]], np.float32)
+    draws, mean, variance, quantiles = map(np.asarray, run(*params))
+    draws = draws.astype(float)
     se = draws.std(axis=0) / 200.0
-    assert np.all(np.abs(draws.mean(axis=0) - q.mean) < 5 * se)
-    np.testing.assert_allclose(draws.var(axis=0), q.variance, rtol=0.05)
-    for level in (0.05, 0.3, 0.5, 0.75, 0.95):
-        at = q.icdf(jnp.asarray(level))
-        below, upto = np.mean(draws < np.asarray(at), axis=0), np.mean(draws <= np.asarray(at), axis=0)
+    assert np.all(np.abs(draws.mean(axis=0) - mean) < 5 * se)
+    np.testing.assert_allclose(draws.var(axis=0), variance, rtol=0.05)
+    for level, at in zip(levels, quantiles, strict=True):
+        below, upto = np.mean(draws < at, axis=0), np.mean(draws <= at, axis=0)
         assert np.all(below <= level + 0.013)
         assert np.all(upto >= level - 0.013)
 
 
 def test_quantile_and_distribution_function_agree(x64):
-    q = SpikeAndSlab(jnp.array([0.0, 0.3, 0.9, 1.0]), -0.4, 0.5)
-    levels = jnp.linspace(0.01, 0.99, 99)[:, None]
-    at = q.icdf(levels)
-    assert jnp.all(q.cdf(at) >= levels - 1e-12)
-    assert jnp.all(jnp.where(at == 0.0, True, jnp.abs(q.cdf(at) - levels) < 1e-12))
-    assert jnp.all(at[:, 0] == 0.0)
+    levels = np.linspace(0.01, 0.99, 99)[:, None]
+
+    @jax.jit
+    def run(probs):
+        q = SpikeAndSlab(probs, -0.4, 0.5)
+        at = q.icdf(levels)
+        return at, q.cdf(at)
+
+    at, found = map(np.asarray, run(np.array([0.0, 0.3, 0.9, 1.0])))
+    assert np.all(found >= levels - 1e-12)
+    assert np.all((at == 0.0) | (np.abs(found - levels) < 1e-12))
+    assert np.all(at[:, 0] == 0.0)
 
 
 def test_shapes_under_expand_jit_and_vmap(key):
-    q = SpikeAndSlab(jnp.array([0.2, 0.8]), 0.0, jnp.ones((3, 1)))
+    q = SpikeAndSlab(np.array([0.2, 0.8], np.float32), 0.0, np.ones((3, 1), np.float32))
     assert q.batch_shape == (3, 2)
+    event = q.expand([4, 3, 2]).to_event(2)
+    assert jax.eval_shape(lambda key: event.sample(key, (5,)), key).shape == (5, 4, 3, 2)
+    assert jax.eval_shape(event.log_prob, np.zeros((4, 3, 2))).shape == (4,)
+    keys = jax.random.split(key, 3)
+
+    def draw(key, probs, temperature):
+        return SpikeAndSlab(probs, 0.0, 1.0, temperature=temperature).sample(key)
+
+    probs = np.array([0.1, 0.5, 0.9])
+    assert jax.eval_shape(jax.jit(jax.vmap(draw, (0, 0, None))), keys, probs, 0.5).shape == (3,)
+    again = jax.jit(lambda q: q)(q)
+    sample = jax.jit(lambda q: q.sample(key))
+    np.testing.assert_array_equal(sample(again), jax.jit(lambda: q.sample(key))())
+
+
+@pytest.mark.full
+def test_draws_under_expand_jit_and_vmap(key):
+    q = SpikeAndSlab(jnp.array([0.2, 0.8]), 0.0, jnp.ones((3, 1)))
     event = q.expand([4, 3, 2]).to_event(2)
     assert event.sample(key, (5,)).shape == (5, 4, 3, 2)
     assert event.log_prob(jnp.zeros((4, 3, 2))).shape == (4,)
@@ -127,50 +162,58 @@ def test_shapes_under_expand_jit_and_vmap(key):
 
     assert jax.jit(jax.vmap(draw, (0, 0, None)))(keys, jnp.array([0.1, 0.5, 0.9]), 0.5).shape == (3,)
     again = jax.jit(lambda q: q)(q)
-    assert jnp.array_equal(again.sample(key), q.sample(key))
+    np.testing.assert_array_equal(again.sample(key), q.sample(key))
 
 
 def test_kl_to_and_from_normals(x64):
-    prior = SpikeAndSlab(0.25, 0.0, 2.0)
-    normal = dist.Normal(jnp.array([0.3, -1.0]), 0.5)
-    expected = dist.kl_divergence(normal, dist.Normal(0.0, 2.0)) - np.log(0.25)
-    np.testing.assert_allclose(dist.kl_divergence(normal, prior), expected, rtol=1e-12)
-    np.testing.assert_allclose(
-        dist.kl_divergence(normal.to_event(1), prior.expand([2]).to_event(1)), expected.sum(), rtol=1e-12
-    )
+    @jax.jit
+    def run(loc, probs):
+        prior, normal = SpikeAndSlab(0.25, 0.0, 2.0), dist.Normal(loc, 0.5)
+        return (
+            dist.kl_divergence(normal, dist.Normal(0.0, 2.0)),
+            dist.kl_divergence(normal, prior),
+            dist.kl_divergence(normal.to_event(1), prior.expand([2]).to_event(1)),
+            dist.kl_divergence(SpikeAndSlab(probs, 0.0, 1.0), dist.Normal(0.0, 1.0)),
+        )
+
+    plain, to_prior, summed, from_atoms = map(np.asarray, run(np.array([0.3, -1.0]), np.array([0.9, 1.0])))
+    expected = plain - np.log(0.25)
+    np.testing.assert_allclose(to_prior, expected, rtol=1e-12)
+    np.testing.assert_allclose(summed, expected.sum(), rtol=1e-12)
     # An atom where the other has none.
-    assert dist.kl_divergence(SpikeAndSlab(0.9, 0.0, 1.0), dist.Normal(0.0, 1.0)) == jnp.inf
-    assert dist.kl_divergence(SpikeAndSlab(1.0, 0.0, 1.0), dist.Normal(0.0, 1.0)) == 0.0
+    np.testing.assert_array_equal(from_atoms, [np.inf, 0.0])
 
 
 def test_kl_is_the_mean_log_ratio_of_draws(key):
-    q, p = SpikeAndSlab(0.6, 1.0, 0.5), SpikeAndSlab(0.2, 0.0, 2.0)
-    draws = q.sample(key, (50_000,))
-    ratio = q.log_prob(draws) - p.log_prob(draws)
-    assert jnp.mean(ratio) == pytest.approx(
-        float(dist.kl_divergence(q, p)), abs=5 * float(jnp.std(ratio)) / 223.0
-    )
+    @jax.jit
+    def run(key):
+        q, p = SpikeAndSlab(0.6, 1.0, 0.5), SpikeAndSlab(0.2, 0.0, 2.0)
+        draws = q.sample(key, (50_000,))
+        return q.log_prob(draws) - p.log_prob(draws), dist.kl_divergence(q, p)
+
+    ratio, found = map(np.asarray, run(key))
+    assert np.mean(ratio) == pytest.approx(float(found), abs=5 * float(np.std(ratio)) / 223.0)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 5.0])
 def test_relaxed_gates_are_beyond_a_half_as_often_as_they_are_on(key, temperature):
-    draws = SpikeAndSlab(0.3, 1.0, 1e-6, temperature=temperature).sample(key, (20_000,))
-    assert jnp.mean(draws > 0.5) == pytest.approx(0.3, abs=5 * np.sqrt(0.3 * 0.7 / 20_000))
-    assert jnp.all((draws > -1e-4) & (draws < 1.0001))
+    draws = np.asarray(SpikeAndSlab(0.3, 1.0, 1e-6, temperature=temperature).sample(key, (20_000,)))
+    assert np.mean(draws > 0.5) == pytest.approx(0.3, abs=5 * np.sqrt(0.3 * 0.7 / 20_000))
+    assert np.all((draws > -1e-4) & (draws < 1.0001))
 
 
 def test_relaxed_draws_have_the_derivatives_of_differences(key, x64):
     def draw(theta):
         return SpikeAndSlab(*theta, temperature=0.7).sample(key)
 
-    theta = jnp.array([0.3, 1.0, 0.5])
-    step = 1e-6 * jnp.eye(3)
-    differences = [(draw(theta + s) - draw(theta - s)) / 2e-6 for s in step]
-    np.testing.assert_allclose(jax.grad(draw)(theta), differences, rtol=1e-6)
+    theta = np.array([0.3, 1.0, 0.5])
+    each = jax.jit(jax.vmap(jax.value_and_grad(draw)))
+    steps = 1e-6 * np.vstack([np.eye(3), -np.eye(3), np.zeros(3)])
+    values, grads = map(np.asarray, each(theta + steps))
+    np.testing.assert_allclose(grads[-1], (values[:3] - values[3:6]) / 2e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("logit", [-200.0, -20.0, 20.0, 200.0])
-def test_saturated_gates_have_finite_gradients(key, logit):
+def test_saturated_gates_have_finite_gradients(key):
     """Through NumPyro's own bijection of the unit interval, in draw and KL."""
     to_unit = dist.biject_to(dist.constraints.unit_interval)
 
@@ -178,14 +221,16 @@ def test_saturated_gates_have_finite_gradients(key, logit):
         q = SpikeAndSlab(to_unit(logit), 1.0, 0.5, temperature=0.1)
         return q.sample(key) + dist.kl_divergence(q, SpikeAndSlab(0.1, 0.0, 1.0))
 
-    value, grad = jax.value_and_grad(objective)(logit)
-    assert jnp.isfinite(value)
-    assert jnp.isfinite(grad)
+    logits = np.array([-200.0, -20.0, 20.0, 200.0], np.float32)
+    values, grads = jax.jit(jax.vmap(jax.value_and_grad(objective)))(logits)
+    assert np.all(np.isfinite(values))
+    assert np.all(np.isfinite(grads))
 
 
 def test_relaxed_gates_of_0_and_1_are_exact(key):
-    draws = SpikeAndSlab(jnp.array([0.0, 1.0]), 2.0, 1e-6, temperature=0.5).sample(key, (50,))
-    np.testing.assert_allclose(draws, jnp.broadcast_to(jnp.array([0.0, 2.0]), (50, 2)), rtol=1e-4)
+    probs = np.array([0.0, 1.0], np.float32)
+    draws = jax.jit(lambda key: SpikeAndSlab(probs, 2.0, 1e-6, temperature=0.5).sample(key, (50,)))(key)
+    np.testing.assert_allclose(draws, np.broadcast_to([0.0, 2.0], (50, 2)), rtol=1e-4)
 
 
 def test_a_relaxed_distribution_has_no_density():
@@ -210,11 +255,27 @@ def test_exact_gates_have_no_derivative_in_probs(key):
     def draw(probs, loc):
         return SpikeAndSlab(probs, loc, 1.0).sample(key, (20,)).sum()
 
-    by_probs, by_loc = jax.grad(draw, argnums=(0, 1))(0.5, 0.0)
-    assert jnp.isnan(by_probs)
-    assert by_loc == jnp.sum(SpikeAndSlab(0.5, 0.0, 1.0).sample(key, (20,)) != 0.0)
+    by_probs, by_loc = jax.jit(jax.grad(draw, argnums=(0, 1)))(0.5, 0.0)
+    assert np.isnan(by_probs)
+    draws = jax.jit(lambda key: SpikeAndSlab(0.5, 0.0, 1.0).sample(key, (20,)))(key)
+    assert by_loc == np.sum(np.asarray(draws) != 0.0)
     # Constant gates leave the rest of the gradient alone.
-    assert jnp.isfinite(jax.grad(lambda loc: draw(1.0, loc))(0.0))
+    assert np.isfinite(jax.jit(jax.grad(lambda loc: draw(1.0, loc)))(0.0))
+
+
+# Factors of the linear model, and a guide that is set up.
+GIVEN = {
+    "w_auto_probs": np.array([0.9, 0.7, 0.6, 0.1, 0.2, 0.3, 0.1, 0.4], np.float32),
+    "w_auto_loc": np.array([0.9, -0.6, 0.4, 0.0, 0.1, -0.1, 0.0, 0.2], np.float32),
+    "w_auto_scale": np.linspace(0.1, 0.4, 8, dtype=np.float32),
+}
+
+
+@functools.cache
+def sparse_guide(temperature, model=linear):
+    guide = AutoSpikeAndSlab(model, temperature=temperature)
+    handlers.seed(guide, jax.random.key(0))(*correlated_data())
+    return guide
 
 
 # Algorithms that would lose the atom
@@ -241,6 +302,15 @@ def test_what_needs_a_density_refuses_the_prior(name):
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type)
+def test_losses_take_no_relaxed_density(loss):
+    x, y = correlated_data()
+    guide = sparse_guide(0.5)
+    with pytest.raises(ValueError, match="TraceMeanField_ELBO"):
+        jax.eval_shape(lambda key: loss.loss(key, GIVEN, linear, guide, x, y), jax.random.key(0))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type)
 def test_losses_that_need_a_relaxed_density_raise(loss):
     x, y = correlated_data()
     svi = SVI(linear, AutoSpikeAndSlab(linear, temperature=0.5), Adam(0.01), loss)
@@ -251,6 +321,7 @@ def test_losses_that_need_a_relaxed_density_raise(loss):
             nt.fit_svi(jax.random.key(0), linear, AutoSpikeAndSlab, x, y, num_steps=1, loss=loss)
 
 
+@pytest.mark.full
 def test_scores_fit_exact_gates():
     """TraceGraph_ELBO takes the gradient that draws do not have; other losses with exact gates end in NaN."""
     x, y = correlated_data()
@@ -314,6 +385,7 @@ def test_every_kind_of_site_has_its_factor(key):
     assert guide.quantiles(params, [0.1, 0.9])["w"].shape == (2, 3, 2)
 
 
+@pytest.mark.full
 def test_kl_site_by_site_is_that_of_the_formula(key, x64):
     data = hierarchical_data()
     guide = AutoSpikeAndSlab(hierarchical).hard()
@@ -346,7 +418,10 @@ def test_a_subsampling_plate_keeps_factors_for_all(key):
     assert jnp.all(jnp.isfinite(found.losses))
 
 
-def test_the_schedule_counts_the_steps_of_stock_svi(key):
+@pytest.mark.parametrize(
+    "outer", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.full)], ids=["jit", "eager"]
+)
+def test_the_schedule_counts_the_steps_of_stock_svi(key, outer):
     x, y = correlated_data()
     seen = []
 
@@ -357,8 +432,9 @@ def test_the_schedule_counts_the_steps_of_stock_svi(key):
     svi = SVI(linear, AutoSpikeAndSlab(linear, temperature=schedule), Adam(0.01), TraceMeanField_ELBO())
     state = svi.init(key, x, y)
     start = float(state.mutable_state["auto_step"]["step"])
+    update = outer(svi.update)
     for _ in range(3):
-        state, _ = svi.update(state, x, y)
+        state, _ = update(state, x, y)
     jax.effects_barrier()
     assert float(state.mutable_state["auto_step"]["step"]) == start + 3
     assert seen[0] == 0.0
@@ -407,6 +483,21 @@ def test_set_up_refuses_what_it_cannot_fit(key):
 
 
 @pytest.fixture(scope="module")
+def given_fit():
+    """What a fit to these factors holds."""
+    args = correlated_data()
+    tempered = nt.temper(linear, 1.0)
+    guide = sparse_guide(1.0, tempered)
+    keys = jax.random.split(jax.random.key(0))
+    return finish(tuple(keys), tempered, guide, GIVEN, np.zeros(1), args, {}, num_particles=1000)
+
+
+@pytest.fixture(scope="module")
+def rounded(given_fit):
+    return nt.round_and_refit(jax.random.key(1), given_fit, num_steps=0)
+
+
+@pytest.fixture(scope="module")
 def relaxed_fit():
     """At temperature 1, where the relaxation is loosest."""
     x, y = correlated_data()
@@ -415,6 +506,7 @@ def relaxed_fit():
     )
 
 
+@pytest.mark.full
 def test_the_relaxed_objective_exceeds_the_evidence_and_no_elbo_does(relaxed_fit):
     log_z = log_evidence(*correlated_data())
     tail = -np.asarray(relaxed_fit.losses[-1000:], np.float64)
@@ -426,6 +518,13 @@ def test_the_relaxed_objective_exceeds_the_evidence_and_no_elbo_does(relaxed_fit
     assert relaxed_fit.elbo.value < tail.mean() - 1.0
 
 
+def test_what_is_kept_has_exact_gates(given_fit):
+    assert given_fit.guide.temperature is None
+    draws = given_fit.guide.sample_posterior(jax.random.key(1), given_fit.params, sample_shape=(200,))
+    assert 0.1 < np.mean(np.asarray(draws["w"]) == 0.0) < 0.9
+
+
+@pytest.mark.full
 def test_what_a_fit_keeps_has_exact_gates(relaxed_fit):
     x, y = relaxed_fit.args
     assert relaxed_fit.guide.temperature is None
@@ -453,6 +552,13 @@ def exact_elbo(params, x, y, alpha=1.0, site="w"):
     return alpha * expected_log_lik - np.sum(gate + probs * slab)
 
 
+def test_the_elbo_of_what_is_kept_is_that_in_closed_form(given_fit, rounded):
+    for fit in (given_fit, rounded):
+        assert fit.elbo.value == pytest.approx(exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se)
+        assert fit.elbo.value < log_evidence(*correlated_data()) + 5 * fit.elbo.se
+
+
+@pytest.mark.full
 def test_the_elbo_of_a_fit_is_that_in_closed_form(relaxed_fit):
     for fit in (relaxed_fit, nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0)):
         assert fit.elbo.value == pytest.approx(exact_elbo(fit.params, *correlated_data()), abs=5 * fit.elbo.se)
@@ -494,6 +600,7 @@ def orthogonal_data(alpha):
     return x, y, 1.0 / (1.0 + np.exp(-log_odds)), loc, np.full(5, precision**-0.5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_the_elbo_of_the_exact_posterior_is_the_evidence(key, x64, alpha):
     x, y, probs, loc, scale = orthogonal_data(alpha)
@@ -526,6 +633,15 @@ def test_the_fit_of_an_orthogonal_design_is_the_closed_form(key, alpha):
 # Round and refit
 
 
+def test_rounded_gates_are_those_beyond_the_threshold(given_fit, rounded):
+    np.testing.assert_array_equal(rounded.params["w_auto_probs"], GIVEN["w_auto_probs"] >= 0.5)
+    assert rounded.losses.size == 0
+    np.testing.assert_array_equal(rounded.params["w_auto_loc"], GIVEN["w_auto_loc"])
+    draws = rounded.guide.sample_posterior(jax.random.key(0), rounded.params, sample_shape=(200,))["w"]
+    np.testing.assert_array_equal(np.all(np.asarray(draws) == 0.0, axis=0), GIVEN["w_auto_probs"] < 0.5)
+
+
+@pytest.mark.full
 def test_rounded_gates_and_losses_that_are_elbos(relaxed_fit):
     rounded = nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=2000)
     probs = relaxed_fit.params["w_auto_probs"]
@@ -545,6 +661,7 @@ def test_rounded_gates_and_losses_that_are_elbos(relaxed_fit):
     np.testing.assert_allclose(rounded.params["w_auto_scale"][probs >= 0.5], np.diag(precision) ** -0.5, rtol=0.1)
 
 
+@pytest.mark.full
 def test_rounded_fits_are_compared_and_reported(relaxed_fit):
     alone = nt.round_and_refit(jax.random.key(1), relaxed_fit, num_steps=0)
     assert alone.losses.size == 0
@@ -559,17 +676,28 @@ def test_rounded_fits_are_compared_and_reported(relaxed_fit):
     assert set(table.index) == {"gates", "rounded", "empty"}
 
 
-def test_round_and_refit_refuses(relaxed_fit, key):
-    def model(y):
-        numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal()), 1.0), obs=y)
-
-    other = nt.fit_svi(key, model, AutoNormal, 1.0, num_steps=2)
+def test_round_and_refit_refuses(given_fit, key):
+    other = given_fit._replace(guide=AutoNormal(linear))
     for value in (other, "fit"):
         with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
             nt.round_and_refit(key, value)
     with pytest.raises(ValueError, match="threshold"):
-        nt.round_and_refit(key, relaxed_fit, threshold=1.0)
+        nt.round_and_refit(key, given_fit, threshold=1.0)
     # Its factors are no Gaussians, which an online run would take for its prior.
+    with pytest.raises(TypeError, match="not a Gaussian"):
+        unconstrained_moments(given_fit)
+
+
+@pytest.mark.full
+def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal()), 1.0), obs=y)
+
+    other = nt.fit_svi(key, model, AutoNormal, 1.0, num_steps=2)
+    with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
+        nt.round_and_refit(key, other)
+    with pytest.raises(ValueError, match="threshold"):
+        nt.round_and_refit(key, relaxed_fit, threshold=1.0)
     with pytest.raises(TypeError, match="not a Gaussian"):
         unconstrained_moments(relaxed_fit)
 
@@ -623,10 +751,19 @@ def test_a_sparse_logistic_fit_becomes_one_above_its_objective(key):
     assert found.elbo.value < float(fit.objective) + 5.0
 
 
-def test_the_bridge_refuses(key):
+def test_the_bridge_refuses_other_fits(key):
     x, y = correlated_data()
     with pytest.raises(TypeError, match="LinearFit or LogisticFit"):
         nt.sparse_as_tempered_fit(key, "fit", x, y)
+    fields = dict.fromkeys(nt.sparse.LinearFit._fields)
+    fit = nt.sparse.LinearFit(**fields | {"noise_posterior": (2.0, 2.0)})
+    with pytest.raises(ValueError, match="noise of this LinearFit has a prior"):
+        nt.sparse_as_tempered_fit(key, fit, x, y)
+
+
+@pytest.mark.full
+def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
+    x, y = correlated_data()
     fit = nt.sparse.fit_linear(key, x, y, inclusion_prob=0.25, slab_scale=1.0, noise_prior=(2.0, 2.0))
     with pytest.raises(ValueError, match="noise of this LinearFit has a prior"):
         nt.sparse_as_tempered_fit(key, fit, x, y)

@@ -65,8 +65,10 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
         A :class:`Minimum`; read ``found``.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> found = minimise(lambda theta: jnp.square(theta - jnp.array([1.0, 2.0])), jnp.zeros(2))
+        >>> import jax, jax.numpy as jnp
+        >>> def losses(theta):
+        ...     return jnp.square(theta - jnp.array([1.0, 2.0]))
+        >>> found = jax.jit(lambda start: minimise(losses, start))(jnp.zeros(2))
         >>> found.point.tolist(), bool(found.found)
         ([1.0, 2.0], True)
     """

@@ -76,7 +76,7 @@ def safe_bayes(
         ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
-        >>> y = jax.random.normal(jax.random.key(1), (40,))
+        >>> y = jnp.array([-1.0, 1.0] * 10)
         >>> choice = nt.select_alpha(
         ...     jax.random.key(0), model, AutoNormal, y, alphas=[0.25, 1.0], num_steps=500,
         ...     criterion=nt.alpha.safe_bayes(blocks=4),

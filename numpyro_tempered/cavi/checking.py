@@ -48,7 +48,7 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
     Example:
         >>> import jax
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.check_component(jax.random.key(0), nt.mixtures.poisson(1), [[0], [3], [1]])
+        >>> nt.mixtures.check_component(jax.random.key(0), nt.mixtures.known_variance(1), [[0.0], [9.0], [1.0]])
     """
     rows: Any = component.check(x)[:MOST_ROWS]
     host = np.asarray(rows, np.float64)

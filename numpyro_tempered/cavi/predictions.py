@@ -110,8 +110,9 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
-        >>> fit = nt.mixtures.fit(jax.random.key(0), np.array([[0.0], [9.0]]), component, num_components=2)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 5)
         >>> rows.shape, labels.shape
         ((5, 1), (5,))
@@ -135,8 +136,9 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> dict
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
-        >>> fit = nt.mixtures.fit(jax.random.key(0), np.array([[0.0], [9.0]]), component, num_components=2)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> nt.mixtures.sample_parameters(jax.random.key(1), fit, 7)["loc"].shape
         (7, 2, 1)
     """
@@ -164,11 +166,11 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [9.0], [9.1], [9.2]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
-        >>> x = np.array([[0.0], [9.0], [9.1]])
         >>> fit = nt.mixtures.relabel(nt.mixtures.fit(jax.random.key(0), x, component, num_components=2))
         >>> fit.counts.round(1).tolist()
-        [2.0, 1.0]
+        [3.0, 1.0]
     """
     indices = np.argsort(-fit.counts, kind="stable") if order is None else np.asarray(order)
     whole = np.issubdtype(indices.dtype, np.integer)

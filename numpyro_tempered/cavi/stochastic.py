@@ -148,15 +148,16 @@ def stochastic(
         Wibisono, Wilson, Jordan, *Streaming variational Bayes*, NIPS 2013, for the posterior as prior.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
         >>> rule = nt.mixtures.stochastic(component, num_components=2)
-        >>> batches = jnp.tile(jnp.array([[0.0], [9.0], [0.2], [8.8]]), (5, 1, 1))
-        >>> state = rule.init(jax.random.key(0), batches[0])
+        >>> batches = np.tile([[0.0], [9.0], [0.2], [8.8]], (5, 1, 1))
+        >>> state = jax.jit(rule.init)(jax.random.key(0), batches[0])
         >>> state, log_density = jax.lax.scan(rule.update, state, batches)
-        >>> float(state.seen.value), sorted(rule.factors(state).posterior.loc[:, 0].round(1).tolist())
-        (20.0, [0.1..., 8.9...])
+        >>> factors = jax.jit(rule.factors)(state)
+        >>> print(float(state.seen.value), np.sort(factors.posterior.loc[:, 0]).round(1))
+        20.0 [0.1 8.9]
     """
     num_components, num_inner = check_count(num_components, "num_components"), check_count(num_inner, "num_inner")
     check_step_size(step_size)

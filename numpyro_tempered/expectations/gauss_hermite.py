@@ -80,7 +80,7 @@ def gauss_hermite(
         >>> import numpyro_tempered as nt
         >>> logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
         >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
-        >>> value = logistic.evaluate(q, jnp.array([3.0, 4.0]), 1.0)
+        >>> value = jax.jit(logistic.evaluate)(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.693 2.123
     """

@@ -76,7 +76,7 @@ def monte_carlo(
         >>> import numpyro_tempered as nt
         >>> cubic = nt.expectations.monte_carlo(lambda theta, x: jnp.sum(theta**3) * x)
         >>> q = nt.families.MeanField(jnp.ones(2), jnp.zeros(2))
-        >>> value = cubic.evaluate(q, 1.0, rng_key=jax.random.key(0))
+        >>> value = jax.jit(cubic.evaluate)(q, 1.0, rng_key=jax.random.key(0))
         >>> value.grad_var
         Array([3., 3.], dtype=float32)
     """

@@ -72,10 +72,10 @@ def polish(
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.array([[-1.2], [-0.4], [0.3], [1.1], [1.9], [2.5]])
+        >>> x = np.array([[-1.2], [0.1], [1.1], [2.5]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=2.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
-        >>> polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300)
+        >>> polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=320)
         >>> polished.elbo.value > fit.bound.value
         True
     """

@@ -63,13 +63,13 @@ def from_sklearn(rng_key: Array, model: Any, x: Any, *, num_samples: int = 100) 
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> from sklearn.mixture import BayesianGaussianMixture
-        >>> x = np.array([[0.0], [0.1], [0.3], [9.0], [9.2], [9.3]])
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> model = BayesianGaussianMixture(
         ...     n_components=2, weight_concentration_prior_type="dirichlet_distribution", random_state=0
         ... ).fit(x)
-        >>> fit = nt.mixtures.from_sklearn(jax.random.key(0), model, x)
+        >>> fit = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_samples=0)  # without E1
         >>> fit.counts.round().tolist()
-        [3.0, 3.0]
+        [2.0, 2.0]
     """
     num_samples = check_count(num_samples, "num_samples", 0)
     _check(model)

@@ -96,10 +96,10 @@ def select_num_components(
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.concatenate([np.linspace(-1, 1, 40), np.linspace(9, 11, 40)])[:, None]
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
         >>> choice = nt.mixtures.select_num_components(
-        ...     jax.random.key(0), x, component, num_components=[1, 2], alpha=0.5, num_restarts=4, baselines=False
+        ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
         ... )
         >>> choice.num_components
         2
@@ -240,12 +240,13 @@ def selection_table(selection: ComponentSelection | Any) -> Any:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
         >>> choice = nt.mixtures.select_num_components(
-        ...     jax.random.key(0), np.array([0.0, 9.0]), component, num_components=[1], baselines=False
+        ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
         ... )
-        >>> nt.mixtures.selection_table(choice)["rank"].tolist()
-        [0]
+        >>> nt.mixtures.selection_table(choice)["rank"].to_dict()
+        {1: 1, 2: 0}
     """
     data = selection.data if isinstance(selection, ComponentSelection) else selection
     return group(data, "model_comparison").to_dataframe()
@@ -292,10 +293,10 @@ def num_components_path(
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.concatenate([np.linspace(-1, 1, 40), np.linspace(9, 11, 40)])[:, None]
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
         >>> path = nt.mixtures.num_components_path(
-        ...     jax.random.key(0), x, component, alphas=[0.5, 1.0], num_components=[1, 2], num_restarts=2
+        ...     jax.random.key(0), x, component, alphas=[0.5, 1.0], num_components=[1, 2], num_restarts=8
         ... )
         >>> path["num_components_path"]["selected"].values.tolist()
         [2, 2]

@@ -81,14 +81,14 @@ def aggregate(*sweeps: Sweep, learning_rate: StepSize | None = None, share: floa
         JMLR 15, 2014, section 2. M. Herbster, M. Warmuth, *Tracking the best expert*, Machine Learning 32, 1998.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.aggregate(
         ...     nt.online.sweep(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[0.5, 2.0]),
         ...     nt.online.sweep(nt.online.svb, step_size=[0.01, 0.1, 1.0]),
         ... )
         >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
-        >>> x, y = jnp.tile(jnp.eye(2), (20, 1)), jnp.tile(jnp.array([1.0, -1.0]), 20)
+        >>> x, y = np.tile(np.eye(2), (20, 1)), np.tile([1.0, -1.0], 20)
         >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
         >>> nt.online.weights(state).shape
         (7,)

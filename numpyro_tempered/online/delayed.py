@@ -47,16 +47,16 @@ def pending(capacity: int, *datum: Any) -> Pending:
         ValueError: If ``capacity`` < 1.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> rule, loss = nt.online.ngvi(), nt.expectations.squared()
         >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> store = nt.online.pending(100, jnp.zeros(2))
-        >>> x = jnp.array([[1.0, 0.0], [0.0, 1.0]])
-        >>> store = nt.online.remember(store, jnp.array([7, 8]), x)
+        >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> store = nt.online.remember(store, np.array([7, 8]), x)
         >>> predictions = x @ state.posterior.loc
-        >>> (x,), found, store = nt.online.recall(store, jnp.array([8]))  # the outcome of 8 has come
-        >>> state, losses = nt.online.update(rule, loss, state, x, jnp.array([3.0]), mask=found)
+        >>> (x,), found, store = nt.online.recall(store, np.array([8]))  # the outcome of 8 has come
+        >>> state, losses = nt.online.update(rule, loss, state, x, np.array([3.0]), mask=found)
         >>> int(state.count), int(store.waiting.sum())
         (1, 1)
     """
@@ -84,11 +84,11 @@ def remember(store: Pending, ids: Any, *data: Any) -> Pending:
         ValueError: If shapes do not fit.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> store = nt.online.pending(1, jnp.zeros(()))
-        >>> store = nt.online.remember(store, jnp.array([1]), jnp.array([10.0]))
-        >>> store = nt.online.remember(store, jnp.array([2]), jnp.array([20.0]))
+        >>> store = nt.online.remember(store, np.array([1]), np.array([10.0]))
+        >>> store = nt.online.remember(store, np.array([2]), np.array([20.0]))
         >>> int(store.dropped)
         1
     """
@@ -131,11 +131,11 @@ def recall(store: Pending, ids: Any) -> tuple[Any, Array, Pending]:
         :func:`update`; and the store without them.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_tempered as nt
         >>> store = nt.online.pending(3, jnp.zeros(()))
-        >>> store = nt.online.remember(store, jnp.array([1, 2]), jnp.array([10.0, 20.0]))
-        >>> (value,), found, store = nt.online.recall(store, jnp.array([2, 5]))
+        >>> store = nt.online.remember(store, np.array([1, 2]), np.array([10.0, 20.0]))
+        >>> (value,), found, store = nt.online.recall(store, np.array([2, 5]))
         >>> float(value[0]), found.tolist(), store.waiting.tolist()
         (20.0, [True, False], [True, False, False])
     """

@@ -190,13 +190,15 @@ def path_table(data: Any) -> Any:
         ValueError: If ``data`` has no such group.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> import numpyro_tempered as nt
         >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
-        >>> data = nt.temper_path(jax.random.key(0), model, AutoNormal, 1.0, alphas=[0.0, 0.5, 1.0])
-        >>> nt.path_table(data).index.tolist()
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> path = nt.temper_path(jax.random.key(0), model, AutoNormal, jnp.ones(6), alphas=[0.0, 0.5, 1.0])
+        >>> nt.path_table(path).index.tolist()
         [0.0, 0.5, 1.0]
     """
     if "tempered_path" not in group_names(data):

@@ -33,10 +33,12 @@ def plot_alpha(choice: Any, axes: Any = None) -> Any:
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> import numpyro_tempered as nt
         >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)
         >>> choice = nt.select_alpha(
-        ...     jax.random.key(0), model, AutoNormal, jnp.ones(9), num_steps=300,
-        ...     criterion=nt.alpha.theory_default(),
+        ...     jax.random.key(0), model, AutoNormal, y, criterion=nt.alpha.lyddon(), num_steps=500
         ... )
         >>> left, right = nt.plots.plot_alpha(choice)
         >>> right.get_xlabel()

@@ -21,8 +21,10 @@ def plot_comparison(data: Any, ax: Any = None) -> Any:
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> import numpyro_tempered as nt
         >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
-        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, 1.0, num_steps=100)
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
         >>> ax = nt.plots.plot_comparison(nt.compare({"one": fit}))
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['one']

@@ -31,7 +31,7 @@ def plot_mixture(fit: Any, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: 
         >>> import matplotlib; matplotlib.use("agg")
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.array([0.0, 0.1, 9.0, 9.1])
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> nt.plots.plot_mixture(fit, x).get_ylabel()
@@ -117,9 +117,10 @@ def plot_num_components_path(data: Any, axes: Any = None) -> Any:
         >>> import matplotlib; matplotlib.use("agg")
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
         >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
         >>> path = nt.mixtures.num_components_path(
-        ...     jax.random.key(0), np.array([0.0, 9.0]), component, num_components=[1, 2], num_restarts=2
+        ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8
         ... )
         >>> left, right = nt.plots.plot_num_components_path(path)
         >>> left.get_xlabel()

@@ -30,8 +30,10 @@ def plot_path(data: Any, axes: Any = None) -> Any:
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> import numpyro_tempered as nt
         >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
-        >>> path = nt.temper_path(jax.random.key(0), model, AutoNormal, 1.0, alphas=[0.1, 1.0], num_steps=500)
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> path = nt.temper_path(jax.random.key(0), model, AutoNormal, jnp.ones(6), alphas=[0.0, 0.5, 1.0])
         >>> left, right = nt.plots.plot_path(path)
         >>> right.get_ylabel()
         'ELBO (nats)'

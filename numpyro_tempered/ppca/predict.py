@@ -95,7 +95,7 @@ def transform(fit: PPCAFit, x: Any) -> Scores:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.eye(20, 3)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
         >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
         >>> nt.ppca.transform(fit, [[0.3, np.nan, 0.3]]).loc.shape
         (1, 1)
@@ -119,7 +119,7 @@ def impute(fit: PPCAFit, x: Any) -> Imputed:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.01 * np.eye(20, 3)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
         >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
         >>> print(nt.ppca.impute(fit, [[1.0, np.nan, 1.0]]).x.round(1))
         [[1. 1. 1.]]
@@ -151,7 +151,7 @@ def reconstruct(fit: PPCAFit, x: Any) -> np.ndarray:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.01 * np.eye(20, 3)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
         >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
         >>> print(nt.ppca.reconstruct(fit, [[1.1, 1.0, 0.9]]).round(1))
         [[1. 1. 1.]]
@@ -191,9 +191,10 @@ def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> D
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> fit = nt.ppca.fit(jax.random.key(0), np.eye(5, 3), num_factors=1)
-        >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 7).loadings.shape
-        (7, 3, 1)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 4).loadings.shape
+        (4, 3, 1)
     """
     draws = _draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
     return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))
@@ -226,7 +227,8 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> fit = nt.ppca.fit(jax.random.key(0), np.eye(5, 3), num_factors=1)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
         >>> nt.ppca.sample(jax.random.key(1), fit, 4).shape
         (4, 3)
     """
@@ -263,8 +265,9 @@ def log_density(rng_key: Array, fit: PPCAFit, x: Any, num_samples: int = 1000) -
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> fit = nt.ppca.fit(jax.random.key(0), np.eye(5, 3), num_factors=1)
-        >>> density = nt.ppca.log_density(jax.random.key(1), fit, [[0.2, 0.2, 0.2], [9.0, 9.0, 9.0]])
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> density = nt.ppca.log_density(jax.random.key(1), fit, [[1.0, 1.0, 1.0], [1.0, 9.0, 1.0]])
         >>> bool(density.value[0] > density.value[1])
         True
     """
@@ -318,10 +321,10 @@ def principal_axes(fit: PPCAFit) -> Axes:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.array([0.6, 0.8]) + 0.01 * np.eye(20, 2)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
         >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
         >>> print(nt.ppca.principal_axes(fit).directions[:, 0].round(1))
-        [0.6 0.8]
+        [0.6 0.6 0.6]
     """
     directions, sizes, _ = np.linalg.svd(np.asarray(fit.loadings, np.float64), full_matrices=False)
     if fit.num_factors:

@@ -68,9 +68,8 @@ def select_num_factors(
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> factor = np.linspace(-2.0, 2.0, 60)[:, None]
-        >>> x = factor * np.array([[1.0, 1.0, 0.0]]) + 0.1 * np.sin(7.0 * np.arange(180.0)).reshape(60, 3)
-        >>> nt.ppca.select_num_factors(jax.random.key(0), x, [0, 1], nt.dyadic, alpha=0.5).selected
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> nt.ppca.select_num_factors(jax.random.key(0), x, [1, 2], nt.dyadic, alpha=0.5).selected
         1
     """
     orders = list(num_factors)
@@ -111,8 +110,7 @@ def num_occupied(fit: PPCAFit) -> int:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> factor = np.linspace(-2.0, 2.0, 60)[:, None]
-        >>> x = factor * np.array([[1.0, 1.0, 0.0]]) + 0.1 * np.sin(7.0 * np.arange(180.0)).reshape(60, 3)
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
         >>> nt.ppca.num_occupied(nt.ppca.fit(jax.random.key(0), x, num_factors=2))
         1
     """

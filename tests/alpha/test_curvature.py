@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -50,7 +50,7 @@ def poisson_losses(x, y):
 # The minimiser.
 
 
-@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("precise", tiered([False, True], unit=[True]))
 def test_the_minimiser_of_a_poisson_regression(precise):
     rng = np.random.default_rng(0)
     x = np.column_stack([np.ones(300), rng.normal(size=300)])
@@ -76,6 +76,7 @@ def test_many_data_far_from_the_origin_in_single_precision():
     assert abs(float(found.point[0]) - y.astype(np.float64).mean()) < 2e-4
 
 
+@pytest.mark.full
 def test_rounding_does_not_hide_the_minimisers_of_resamples():
     """The logarithm of the scale is rounded alike in all terms, which adds up."""
     rng = np.random.default_rng(6)
@@ -97,7 +98,7 @@ def test_rounding_does_not_hide_the_minimisers_of_resamples():
     assert np.max(np.abs(found.point[:, :3] - exact) / 0.035) < 0.01
 
 
-@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("precise", tiered([False, True], unit=[False]))
 def test_separable_classes_have_no_minimiser(precise):
     x = np.column_stack([np.ones(40), np.linspace(-1.0, 1.0, 40)])
     y = np.where(x[:, 1] > 0, 1.0, -1.0)
@@ -125,6 +126,7 @@ def test_what_has_no_minimum_is_not_found():
     assert found(jnp.arange(5)).tolist() == [False, False, False, False, True]
 
 
+@pytest.mark.full
 def test_a_valley_that_bends():
     def rosenbrock(t):
         return jnp.stack([jnp.square(1.0 - t[0]), 100.0 * jnp.square(t[1] - jnp.square(t[0]))])
@@ -137,6 +139,7 @@ def test_a_valley_that_bends():
 # Standard errors.
 
 
+@pytest.mark.full
 def test_the_reported_standard_error_is_the_spread_over_samples():
     num_data, num_samples = 300, 300
     rng = np.random.default_rng(2)
@@ -257,7 +260,7 @@ def test_resamples_count_all_data():
 
 
 def test_resamples_in_batches_are_the_same():
-    counts = resamples(KEY, 7, 5)
+    counts = np.random.default_rng(0).multinomial(5, np.full(5, 0.2), 7).astype(np.float32)
     whole = over_resamples(lambda c: c @ jnp.arange(5.0), counts, 1)
     # So many dimensions that memory holds two data sets at once.
     np.testing.assert_array_equal(over_resamples(lambda c: c @ jnp.arange(5.0), counts, 2**26 // 10 - 1), whole)
@@ -401,7 +404,7 @@ def test_terms_that_round_by_more_than_their_size_hide_no_minimum():
     def losses(theta):
         return jnp.exp(x @ theta) - y * (x @ theta) + jax.scipy.special.gammaln(y + 1)
 
-    start = minimise(losses, jnp.zeros(4)).point
+    start = oracle.poisson_fit(x.astype(float), y.astype(float)).astype(np.float32)
     counts = resamples(jax.random.key(0), 500, 54)
     found = jax.jit(jax.vmap(lambda c: minimise(lambda theta: c * losses(theta), start)))(counts)
     assert bool(jnp.all(found.found))

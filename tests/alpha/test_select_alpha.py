@@ -62,6 +62,20 @@ def test_the_report(choice):
     pd.testing.assert_frame_equal(nt.alpha_table(choice), table)
 
 
+def test_refits_to_parts_of_the_data_have_the_losses_of_exact_posteriors(choice):
+    criterion_key = jax.random.split(jax.random.key(0), 5)[2]
+    task, criterion = Task(model, criterion_key, (Y,), {}), nt.alpha.safe_bayes(blocks=3)
+    rows = criterion.plan(criterion_key, task).weights
+    parts = [[posterior(Y[row > 0], alpha) for alpha in ALPHAS] for row in rows]
+    plugin = np.array([[0.5 * np.log(2 * np.pi) + 0.5 * (Y - m) ** 2 for m, _ in of_row] for of_row in parts])
+    exact = {"plugin": plugin, "gibbs": plugin + 0.5 * np.array(parts)[..., 1:]}
+    columns = criterion.decide(criterion_key, task, np.array(ALPHAS), exact).columns
+    table = nt.alpha_table(choice.data)
+    # Posteriors of all data, or of another alpha, would be off by .0056 and more in the Gibbs loss.
+    for name in ("gibbs", "plugin"):
+        np.testing.assert_allclose(table[name], columns[name], rtol=0.004)
+
+
 def test_the_data_are_those_of_the_chosen_posterior(choice):
     assert {"posterior", "log_likelihood", "observed_data", "alpha_selection"} <= set(group_names(choice.data))
     draws = group(choice.data, "posterior")["theta"].values

@@ -1,13 +1,17 @@
 """Batch Gaussian variational inference on NumPyro models."""
 
+import functools
 import warnings
+from types import SimpleNamespace
 
 import gaussian_vi_oracles as oracle
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import enable_x64, tiered
 from numpyro import handlers
 from numpyro.infer import SVI, init_to_median, init_to_value
 from numpyro.infer.autoguide import (
@@ -19,9 +23,16 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 from numpyro.infer.reparam import TransformReparam
+from scipy.special import expit
 
 import numpyro_tempered as nt
+from numpyro_tempered.elbo import evaluate_elbo
+from numpyro_tempered.families import FullRank, MeanField
+from numpyro_tempered.fit import finish
+from numpyro_tempered.fit_gaussian import read_guide, warn_of_mismatch, warn_unless_converged
+from numpyro_tempered.model_objective import Latents, model_objective
 
+KEY = jax.random.key(20260)
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(60, 3)) * np.array([1.0, 2.0, 0.5])
 SIGNS = np.where(RNG.uniform(size=60) < 1.0 / (1.0 + np.exp(-X @ np.array([1.0, -0.5, 0.3]))), 1.0, -1.0)
@@ -45,9 +56,37 @@ def moments(fit):
     return np.asarray(q.loc), np.diag(np.square(q.scale)) if hasattr(q, "scale") else q.factor @ q.factor.T
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_the_optimum_is_that_of_the_oracle(name, key, x64):
-    fit = nt.fit_gaussian(key, logistic, GUIDES[name], X, Y, alpha=0.5, expectation=ETA, tolerance=1e-9)
+@pytest.fixture(params=["double", pytest.param("single", marks=pytest.mark.full)])
+def precision(request):
+    if request.param == "double":
+        request.getfixturevalue("x64")
+
+
+@functools.cache
+def fitted(name):
+    with enable_x64():
+        return nt.fit_gaussian(KEY, logistic, GUIDES[name], X, Y, alpha=0.5, expectation=ETA, tolerance=1e-9)
+
+
+def objective_of(model, shapes, q, *args, alpha=1.0, expectation=None, num_draws=64):
+    """What ``fit_gaussian`` minimises for latents of these shapes, and whether it is linearised."""
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    stops = np.cumsum(sizes)
+
+    def unpack(flat):
+        return {
+            name: flat[stop - size : stop].reshape(shape)
+            for (name, shape), size, stop in zip(shapes.items(), sizes, stops, strict=True)
+        }
+
+    latents, tempered = Latents(tuple(shapes), unpack), nt.temper(model, alpha)
+    q = jax.tree.map(jnp.asarray, q)
+    return model_objective(tempered, latents, q, expectation, num_draws, args, {})
+
+
+@pytest.mark.parametrize("name", tiered(GUIDES, unit=["full"]))
+def test_the_optimum_is_that_of_the_oracle(name, x64):
+    fit = fitted(name)
     loc, covariance, best = oracle.logistic_optimum(X, SIGNS, 0.5, 2.0, diagonal=name != "full")
     assert bool(fit.convergence.converged)
     assert int(fit.convergence.num_evaluations) < 60
@@ -68,6 +107,25 @@ def test_the_optimum_is_that_of_the_oracle(name, key, x64):
     np.testing.assert_allclose(fit.losses[-1], -fit.convergence.elbo)
 
 
+@pytest.mark.parametrize("name", ["diagonal", "by site"])
+def test_a_guide_is_read_as_a_gaussian(name, x64):
+    guide = GUIDES[name](logistic)
+    start, latents, to_params = read_guide(KEY, guide, (X, Y), {})
+    trace = handlers.trace(handlers.seed(guide, KEY)).get_trace(X, Y)
+    params = {k: site["value"] for k, site in trace.items() if site["type"] == "param"}
+    assert isinstance(start, MeanField)
+    assert start.loc.shape == (3,)
+    assert set(latents.names) == {"w", "v"}
+    found = to_params(start)
+    assert set(found) == set(params)
+    for param, value in params.items():
+        np.testing.assert_array_equal(found[param], value)
+    # The places of the flat vector are those of the guide's own methods.
+    median = guide.median(params)
+    for site, value in latents.unpack(start.loc).items():
+        np.testing.assert_allclose(value, median[site])
+
+
 @pytest.mark.full
 def test_draws_without_an_expectation_come_near(key):
     exact = nt.fit_gaussian(key, logistic, AutoMultivariateNormal, X, Y, alpha=0.5, expectation=ETA)
@@ -84,26 +142,44 @@ def test_draws_without_an_expectation_come_near(key):
         assert fit.elbo.value < exact.elbo.value + 5.0 * (fit.elbo.se + exact.elbo.se)
 
 
+TARGET = X @ np.array([1.0, 2.0, 3.0]) + 1.0
+ROUTES = (ETA, None, nt.expectations.monte_carlo(predictor="eta", num_particles=2, antithetic=True))
+
+
+def linear(x, y):
+    theta = numpyro.sample("theta", dist.Normal(0.5, 2.0).expand([3]).to_event(1))
+    eta = numpyro.deterministic("eta", x @ theta)
+    numpyro.sample("y", dist.Normal(eta, 0.8).to_event(0), obs=y)
+
+
+def linear_posterior():
+    loc, covariance = oracle.posterior(X, TARGET - X @ np.full(3, 0.5), 0.3, 2.0, 0.8)
+    return loc + 0.5, covariance
+
+
+def test_a_conjugate_model_has_exact_derivatives_by_draws(x64):
+    loc, covariance = linear_posterior()
+    precision = np.linalg.inv(covariance)
+    q = FullRank(np.array([0.3, -0.1, 0.2]), np.linalg.cholesky(0.5 * np.eye(3) + 0.2))
+    objectives = [
+        objective_of(linear, {"theta": (3,)}, q, X, TARGET, alpha=0.3, expectation=route, num_draws=2)[0]
+        for route in ROUTES[1:]
+    ]
+    for at in jax.jit(lambda q, key: [objective(q, key) for objective in objectives])(q, KEY):
+        np.testing.assert_allclose(at.grad, precision @ (q.loc - loc), rtol=1e-10)
+        np.testing.assert_allclose(at.hessian, precision, rtol=1e-10)
+
+
+@pytest.mark.full
 def test_a_conjugate_model_is_solved_in_one_step_by_any_route(key, x64):
-    target = X @ np.array([1.0, 2.0, 3.0]) + 1.0
-
-    def linear(x, y):
-        theta = numpyro.sample("theta", dist.Normal(0.5, 2.0).expand([3]).to_event(1))
-        eta = numpyro.deterministic("eta", x @ theta)
-        numpyro.sample("y", dist.Normal(eta, 0.8).to_event(0), obs=y)
-
-    loc, covariance = oracle.posterior(X, target - X @ np.full(3, 0.5), 0.3, 2.0, 0.8)
-    for expectation in (
-        ETA,
-        None,
-        nt.expectations.monte_carlo(predictor="eta", num_particles=2, antithetic=True),
-    ):
+    loc, covariance = linear_posterior()
+    for expectation in ROUTES:
         fit = nt.fit_gaussian(
             key,
             linear,
             AutoMultivariateNormal,
             X,
-            target,
+            TARGET,
             alpha=0.3,
             expectation=expectation,
             num_draws=2,
@@ -112,7 +188,7 @@ def test_a_conjugate_model_is_solved_in_one_step_by_any_route(key, x64):
             max_evaluations=2,
         )
         found, spread = moments(fit)
-        np.testing.assert_allclose(found, loc + 0.5, rtol=1e-10)
+        np.testing.assert_allclose(found, loc, rtol=1e-10)
         np.testing.assert_allclose(spread, covariance, rtol=1e-10)
 
 
@@ -248,6 +324,7 @@ def test_the_start_is_the_guides_own(key):
     np.testing.assert_allclose(fit.convergence.posterior.factor, 0.5 * np.eye(3))
 
 
+@pytest.mark.full
 def test_online_guides_start_at_the_prior(key):
     fit = nt.fit_gaussian(key, logistic, nt.guides.AutoOnlineMultivariateNormal, X, Y, expectation=ETA)
     loc = oracle.logistic_optimum(X, SIGNS, 1.0, 2.0)[0]
@@ -256,6 +333,16 @@ def test_online_guides_start_at_the_prior(key):
     np.testing.assert_allclose(fit.convergence.trace.size[1], 0.5)
 
 
+def test_a_fit_reports(x64):
+    fit = fitted("full")
+    report = nt.to_inference_data(fit, num_samples=10)
+    assert report.attrs["alpha"] == 0.5
+    assert report.attrs["algorithm"] == "gaussian_vi"
+    assert report.attrs["converged"] == 1
+    assert report.attrs["num_evaluations"] == int(fit.convergence.num_evaluations)
+
+
+@pytest.mark.full
 def test_fits_compare_and_report(key):
     fits = {
         name: nt.fit_gaussian(key, logistic, guide, X, Y, alpha=0.5, expectation=ETA, num_particles=4000)
@@ -294,6 +381,41 @@ def test_many_rows_are_probed_for_dependence(key):
             nt.fit_gaussian(key, together, AutoNormal, x[:rows], x[:rows], expectation=ETA)
 
 
+REFUSED_MODELS = {
+    "params": "has params",
+    "subsample": "subsamples",
+    "local plate": "local plate",
+    "no data": "no observed site",
+}
+
+
+def refused_models():
+    """Model, shapes of its latents, arguments."""
+
+    def with_param(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("t", dist.Normal()), numpyro.param("s", 1.0)), obs=y)
+
+    def subsampled(y):
+        t = numpyro.sample("t", dist.Normal())
+        with numpyro.plate("n", 10, subsample_size=5) as i:
+            numpyro.sample("y", dist.Normal(t, 1.0), obs=y[i])
+
+    def local(y):
+        with numpyro.plate("n", 5):
+            numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal()), 1.0), obs=y)
+
+    def nothing():
+        numpyro.sample("t", dist.Normal())
+
+    y = jnp.ones(10)
+    return {
+        "params": (with_param, {"t": ()}, 1.0),
+        "subsample": (subsampled, {"t": ()}, y),
+        "local plate": (nt.temper(local, 0.5, local_plates=["n"]), {"z": (5,)}, y[:5]),
+        "no data": (nothing, {"t": ()}),
+    }
+
+
 class TestRefusals:
     def test_guides_that_are_not_gaussian_or_not_full_or_diagonal(self, key):
         for guide in (AutoDelta, AutoLaplaceApproximation, AutoLowRankMultivariateNormal):
@@ -304,38 +426,26 @@ class TestRefusals:
         with pytest.raises(ValueError, match="built already"):
             nt.fit_gaussian(key, logistic, AutoNormal(logistic), X, Y, alpha=0.5)
 
-    def test_an_expectation_of_a_bare_loss(self, key):
+    def test_an_expectation_of_a_bare_loss(self, key, precision):
         with pytest.raises(TypeError, match="bare loss"):
             nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=nt.expectations.squared())
 
-    def test_params_subsampling_local_plates_and_no_data(self, key):
-        def with_param(y):
-            numpyro.sample("y", dist.Normal(numpyro.sample("t", dist.Normal()), numpyro.param("s", 1.0)), obs=y)
+    @pytest.mark.parametrize(("name", "match"), REFUSED_MODELS.items())
+    def test_params_subsampling_local_plates_and_no_data(self, name, match, x64):
+        model, shapes, *args = refused_models()[name]
+        size = sum(int(np.prod(shape)) for shape in shapes.values())
+        with pytest.raises(ValueError, match=match):
+            objective_of(model, shapes, MeanField(np.zeros(size), np.ones(size)), *args)
 
-        def subsampled(y):
-            t = numpyro.sample("t", dist.Normal())
-            with numpyro.plate("n", 10, subsample_size=5) as i:
-                numpyro.sample("y", dist.Normal(t, 1.0), obs=y[i])
-
-        def local(y):
-            with numpyro.plate("n", 5):
-                numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal()), 1.0), obs=y)
-
-        def nothing():
-            numpyro.sample("t", dist.Normal())
-
-        y = jnp.ones(10)
-        for model, args, match in (
-            (with_param, (1.0,), "has params"),
-            (subsampled, (y,), "subsamples"),
-            (nt.temper(local, 0.5, local_plates=["n"]), (y[:5],), "local plate"),
-            (nothing, (), "no observed site"),
-        ):
-            with pytest.raises(ValueError, match=match):
-                nt.fit_gaussian(key, model, AutoNormal, *args)
+    @pytest.mark.full
+    @pytest.mark.parametrize(("name", "match"), REFUSED_MODELS.items())
+    def test_models_that_no_fit_takes(self, name, match, key):
+        model, _, *args = refused_models()[name]
+        with pytest.raises(ValueError, match=match):
+            nt.fit_gaussian(key, model, AutoNormal, *args)
 
     @pytest.mark.filterwarnings("ignore:Out-of-support")
-    def test_data_that_are_not_finite(self, key):
+    def test_data_that_are_not_finite(self, key, precision):
         x = X.copy()
         x[3, 1] = np.nan
         for expectation in (ETA, None):
@@ -345,7 +455,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match="valid initial"), numpyro.validation_enabled(False):
             nt.fit_gaussian(key, scale_model, AutoNormal, jnp.array([1.0, jnp.inf]))
 
-    def test_arguments_out_of_range(self, key):
+    def test_arguments_out_of_range(self, key, precision):
         for options, match in (
             ({"num_draws": 3}, "num_draws"),
             ({"num_particles": 1}, "num_particles"),
@@ -359,6 +469,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match="even"):
             nt.expectations.monte_carlo(num_particles=3, antithetic=True)
 
+    def test_what_did_not_converge_warns(self, x64):
+        found = fitted("full").convergence
+        warn_unless_converged(found, 1e-9)
+        with pytest.warns(UserWarning, match=r"after 3 evaluations .* evaluations were used up"):
+            warn_unless_converged(found._replace(converged=False, status=0, num_evaluations=3), 1e-9)
+
+    @pytest.mark.full
     def test_a_run_that_does_not_converge_warns(self, key):
         with pytest.warns(UserWarning, match="evaluations were used up"):
             fit = nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=ETA, max_evaluations=3)
@@ -366,7 +483,35 @@ class TestRefusals:
         assert np.isfinite(fit.elbo.value)
 
 
+def plain(x, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    eta = numpyro.deterministic("eta", x @ theta)
+    numpyro.sample("y", dist.Bernoulli(logits=eta).to_event(0), obs=y)
+
+
 class TestOptimisers:
+    def test_a_step_of_svi_from_the_prior_is_that_of_natural_gradients(self, key, x64):
+        built = nt.guides.AutoOnlineMultivariateNormal(nt.temper(plain, alpha=0.5))
+        svi = SVI(built.model, built, nt.optim.NaturalGradient(built), nt.ExpectedNLL(ETA))
+        x = 0.1 * X  # so that quadratures of 40 and 64 nodes agree
+        state = svi.init(key, x, Y)
+        start, *_ = read_guide(key, built, (x, Y), {})
+        np.testing.assert_array_equal(start.loc, np.zeros(3))
+        np.testing.assert_array_equal(start.factor, 2.0 * np.eye(3))
+        # Derivatives of the loss at N(0, 4) by quadrature, and a step of damping .5.
+        sd = 2.0 * np.linalg.norm(x, axis=1)
+        u = sd[:, None] * oracle.NODES
+        at = expit(-SIGNS[:, None] * u)
+        grad = -0.5 * x.T @ (SIGNS * (at @ oracle.WEIGHTS))
+        hessian = 0.5 * x.T @ (((at * (1.0 - at)) @ oracle.WEIGHTS)[:, None] * x) + np.eye(3) / 4.0
+        precision = 0.5 * np.eye(3) / 4.0 + 0.5 * hessian
+        state, _ = jax.jit(svi.update)(state, x, Y)
+        found = svi.get_params(state)
+        root = np.asarray(found["auto_scale_tril"])
+        np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-6)
+        np.testing.assert_allclose(found["auto_loc"], -0.5 * np.linalg.solve(precision, grad), rtol=1e-6)
+
+    @pytest.mark.full
     @pytest.mark.parametrize(
         "guide", [nt.guides.AutoOnlineDiagonalNormal, nt.guides.AutoOnlineMultivariateNormal]
     )
@@ -399,14 +544,18 @@ class TestOptimisers:
         for name, value in fit.params.items():
             np.testing.assert_allclose(result.params[name], value, rtol=1e-6, atol=1e-8, err_msg=name)
 
-    def test_a_step_above_the_limit_is_rejected_and_counted(self, key):
-        built = nt.guides.AutoOnlineDiagonalNormal(logistic)
+    @pytest.mark.parametrize(
+        "outer", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.full)], ids=["jit", "eager"]
+    )
+    @pytest.mark.parametrize("model", [plain, pytest.param(logistic, marks=pytest.mark.full)])
+    def test_a_step_above_the_limit_is_rejected_and_counted(self, model, outer, key, precision):
+        built = nt.guides.AutoOnlineDiagonalNormal(model)
         svi = SVI(
-            logistic, built, nt.optim.ForwardBackward(built, step_size=50.0, whiten=False), nt.ExpectedNLL(ETA)
+            model, built, nt.optim.ForwardBackward(built, step_size=50.0, whiten=False), nt.ExpectedNLL(ETA)
         )
         state = svi.init(key, X, Y)
         before = svi.get_params(state)
-        state, _ = svi.update(state, X, Y)
+        state, _ = outer(svi.update)(state, X, Y)
         after = svi.get_params(state)
         np.testing.assert_array_equal(before["auto_loc"], after["auto_loc"])
         assert int(state.optim_state[1].rejected) == 1
@@ -443,7 +592,7 @@ def test_a_linearisation_that_misleads_is_told(key):
     assert fit.elbo.value < float(fit.convergence.elbo) - 10.0
 
 
-def test_a_model_without_latents(key):
+def test_a_model_without_latents(key, precision):
     def known(y):
         numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
@@ -452,19 +601,69 @@ def test_a_model_without_latents(key):
             nt.fit_gaussian(key, known, guide, 1.0)
 
 
+def depends_elsewhere(y):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    w = numpyro.sample("w", dist.Normal(0.0, jnp.where(z > 0.5, 10.0, 0.1)))
+    numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
+def nonlinear(x, y):
+    t = numpyro.sample("t", dist.LogNormal(0.0, 1.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    eta = numpyro.deterministic("eta", t * jnp.exp(x @ w))
+    numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+
+NONLINEAR_DATA = np.array([[1.0, 2.0], [-2.0, 1.0], [2.0, 2.0], [0.5, -1.0]]), np.array([0.3, 0.0, 2.0, 0.1])
+
+
+def scaled_prior(y):
+    with handlers.scale(scale=3.0):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+
+SCALED_DATA = np.array([0.5, 1.5])
+
+
+def scaled_evidence():
+    """Of the power .5 on the likelihood: precision 3 + .5 * 2, and the constants of π^3 L^.5."""
+    precision, linear = 4.0, 0.5 * 2.0
+    constant = -1.5 * np.log(2 * np.pi) - 0.5 * np.log(2 * np.pi) - 0.25 * np.sum(SCALED_DATA**2)
+    return constant + 0.5 * np.log(2 * np.pi / precision) + 0.5 * linear**2 / precision
+
+
+def broadcasting(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def masked(y, mask):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 4):
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y, obs_mask=mask)
+
+
+MASKED_DATA = np.ones(4), np.array([True, False, True, True])
+
+
 class TestPremisesAreChecked:
     """What is integrated exactly, and what is certified, is so."""
 
-    def test_a_prior_that_depends_on_a_latent_only_elsewhere(self, key):
-        def model(y):
-            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-            w = numpyro.sample("w", dist.Normal(0.0, jnp.where(z > 0.5, 10.0, 0.1)))
-            numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+    def test_a_prior_that_depends_on_a_latent_only_elsewhere_is_drawn(self, x64):
+        q = MeanField(np.zeros(2), np.full(2, 0.1))
+        objective, _ = objective_of(depends_elsewhere, {"z": (), "w": ()}, q, 2.0)
+        _, term = objective.data
+        np.testing.assert_array_equal(term.precision, [1.0, 0.0])
+        assert objective.needs_key
+        assert objective.precision is None
 
+    @pytest.mark.full
+    def test_a_prior_that_depends_on_a_latent_only_elsewhere(self, key):
         start = lambda m: AutoDiagonalNormal(m, init_loc_fn=init_to_value(values={"z": 0.0, "w": 0.0}))  # noqa: E731
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fit = nt.fit_gaussian(key, model, start, 2.0, num_draws=256)
+            fit = nt.fit_gaussian(key, depends_elsewhere, start, 2.0, num_draws=256)
         assert np.isinf(float(fit.convergence.gap_bound))
         # By draws of z the scale of w is a mixture; taken as 0.1 for good, E[w] would be 2 / 101.
         assert fit.elbo.value > -10.0
@@ -484,55 +683,89 @@ class TestPremisesAreChecked:
         assert np.isinf(float(by_quadrature.convergence.gap_bound))
         assert np.isinf(float(by_draws.convergence.gap_bound))
 
+    def test_a_predictor_that_is_not_affine_is_known(self, x64):
+        shapes, q = {"t": (), "w": (2,)}, MeanField(np.zeros(3), np.ones(3))
+        _, linearised = objective_of(nonlinear, shapes, q, *NONLINEAR_DATA, expectation=ETA)
+        assert linearised
+
+    def test_a_maximised_elbo_that_is_not_that_of_fresh_draws_is_told(self):
+        def told(elbo, value, se, num_draws, linearised):
+            fit = SimpleNamespace(elbo=SimpleNamespace(value=value, se=se))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                warn_of_mismatch(elbo, fit, num_draws, linearised)
+            assert all("by fresh draws" in str(w.message) for w in caught)
+            return len(caught) == 1
+
+        assert told(0.0, -5.0, 0.1, None, True)
+        assert told(-5.0, -5.0, 0.6, None, True)
+        assert told(0.0, -5.0, 0.1, 64, False)
+        assert not told(-5.2, -5.0, 0.1, None, True)
+        assert not told(-4.0, -5.0, 0.1, 64, False)
+
+    @pytest.mark.full
     def test_a_nonlinear_predictor_beside_a_prior_that_is_not_normal_is_told(self, key):
-        def model(x, y):
-            t = numpyro.sample("t", dist.LogNormal(0.0, 1.0))
-            w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-            eta = numpyro.deterministic("eta", t * jnp.exp(x @ w))
-            numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
-
-        x = jnp.array([[1.0, 2.0], [-2.0, 1.0], [2.0, 2.0], [0.5, -1.0]])
         with pytest.warns(UserWarning, match="by fresh draws"):
-            nt.fit_gaussian(
-                key, model, AutoMultivariateNormal, x, jnp.array([0.3, 0.0, 2.0, 0.1]), expectation=ETA
-            )
+            nt.fit_gaussian(key, nonlinear, AutoMultivariateNormal, *NONLINEAR_DATA, expectation=ETA)
 
+    def test_a_scaled_prior_is_scaled_in_objective_and_elbo(self, x64):
+        best = MeanField(np.array([0.25]), np.array([0.5]))
+        objective, _ = objective_of(scaled_prior, {"theta": ()}, best, SCALED_DATA, alpha=0.5, num_draws=2000)
+        at = jax.jit(lambda q: objective(q, KEY))(best)
+        np.testing.assert_allclose(at.grad, [0.0], atol=1e-10)
+        np.testing.assert_allclose(at.hessian, [4.0], rtol=1e-10)
+        entropy = 0.5 * np.log(2.0 * np.pi * np.e * 0.25)
+        # 2 (θ - .25)² of 1000 pairs of draws.
+        assert abs(entropy - float(at.value) - scaled_evidence()) < 5.0 * np.sqrt(0.5 / 1000)
+
+        def guide(y):
+            numpyro.sample("theta", dist.Normal(0.25, 0.5))
+
+        tempered = nt.temper(scaled_prior, 0.5)
+        elbo = evaluate_elbo(KEY, tempered, guide, {}, (SCALED_DATA,), {}, num_particles=1000)
+        assert abs(elbo.value - scaled_evidence()) < 5.0 * elbo.se + 1e-6
+
+    @pytest.mark.full
     def test_a_scaled_prior_is_scaled_in_the_elbo(self, key, x64):
-        def model(y):
-            with handlers.scale(scale=3.0):
-                theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
-
-        y = np.array([0.5, 1.5])
-        # Precision 3 + .5 * 2, and the constants of π^3 L^.5.
-        precision, linear = 4.0, 0.5 * 2.0
-        constant = -1.5 * np.log(2 * np.pi) - 0.5 * np.log(2 * np.pi) - 0.25 * np.sum(y**2)
-        exact = constant + 0.5 * np.log(2 * np.pi / precision) + 0.5 * linear**2 / precision
-        fit = nt.fit_gaussian(key, model, AutoNormal, y, alpha=0.5, tolerance=1e-12)
+        exact = scaled_evidence()
+        fit = nt.fit_gaussian(key, scaled_prior, AutoNormal, SCALED_DATA, alpha=0.5, tolerance=1e-12)
         np.testing.assert_allclose(fit.params["theta_auto_loc"], 0.25, rtol=1e-5)
         assert abs(fit.elbo.value - exact) < 5.0 * fit.elbo.se + 1e-6
         # A bound, a little below where the stochastic steps ended.
-        svi = nt.fit_svi(key, model, AutoNormal, y, alpha=0.5)
+        svi = nt.fit_svi(key, scaled_prior, AutoNormal, SCALED_DATA, alpha=0.5)
         assert exact - 0.1 < svi.elbo.value < exact + 5.0 * svi.elbo.se
 
-    def test_values_that_broadcast_are_refused(self, key):
-        def linear(x, y):
-            w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+    def test_values_that_broadcast_are_refused(self, x64):
+        shapes, q = {"w": (3,)}, MeanField(np.zeros(3), np.ones(3))
+        with pytest.raises(ValueError, match="broadcast"):
+            objective_of(broadcasting, shapes, q, X, X[:, :1])
 
+        def guide(x, y):
+            numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+        tempered = nt.temper(broadcasting, 1.0)
+        with pytest.raises(ValueError, match="broadcast"):
+            finish((KEY, KEY), tempered, guide, {}, np.zeros(1), (X, X[:, :1]), {}, num_particles=2)
+
+    @pytest.mark.full
+    def test_no_fit_takes_values_that_broadcast(self, key):
         for fit in (nt.fit_gaussian, nt.fit_svi):
             with pytest.raises(ValueError, match="broadcast"):
-                fit(key, linear, AutoNormal, X, X[:, :1], **({"num_steps": 20} if fit is nt.fit_svi else {}))
+                fit(
+                    key, broadcasting, AutoNormal, X, X[:, :1], **({"num_steps": 20} if fit is nt.fit_svi else {})
+                )
 
     @pytest.mark.filterwarnings("ignore")
-    def test_obs_mask_is_refused(self, key):
-        def masked(y, mask):
-            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-            with numpyro.plate("n", 4):
-                numpyro.sample("y", dist.Normal(theta, 1.0), obs=y, obs_mask=mask)
-
+    def test_obs_mask_is_refused(self, x64):
+        shapes, q = {"theta": (), "y_unobserved": (4,)}, MeanField(np.zeros(5), np.ones(5))
         with pytest.raises(ValueError, match="obs_mask"):
-            nt.fit_gaussian(key, masked, AutoNormal, jnp.ones(4), jnp.array([True, False, True, True]))
+            objective_of(masked, shapes, q, *MASKED_DATA)
+
+    @pytest.mark.full
+    @pytest.mark.filterwarnings("ignore")
+    def test_no_fit_takes_obs_mask(self, key):
+        with pytest.raises(ValueError, match="obs_mask"):
+            nt.fit_gaussian(key, masked, AutoNormal, *MASKED_DATA)
 
     @pytest.mark.full
     def test_many_rows_take_memory_for_their_derivatives_alone(self, key):

@@ -1,22 +1,31 @@
 """Bodies of scan and cond run out of sight of outer handlers, and their sites come back afterwards."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 from scipy import stats
-from tempered_models import Y, naive_temper, potential, trace_of
+from tempered_models import Y, naive_temper, trace_of
+from tempered_models import potential as eager_potential
 
 import numpyro_tempered as nt
 
 ALPHA = 0.1
 U = np.array([-0.5, 0.3, 1.0, 0.1])
+
+
+def potential(model, params, *args):
+    """As one program, since the operations around a scan would be one each."""
+    return jax.jit(lambda params: eager_potential(model, params, *args))(params)
 
 
 def in_plate(y):
@@ -62,12 +71,17 @@ def around(alpha):
     return nt.temper(in_scan, alpha=alpha)
 
 
-@pytest.mark.parametrize("wrap", [around, tempered_in_body, decorated_body])
+WRAPS = [around, tempered_in_body, decorated_body]
+
+
+@pytest.mark.parametrize("wrap", tiered(WRAPS, unit=[around]))
 def test_scan_equals_the_plate(wrap, x64):
     want = -steps_density(ALPHA)
-    assert potential(nt.temper(in_plate, alpha=ALPHA), {"s": jnp.array(U)}, Y) == pytest.approx(want, rel=1e-12)
-    assert potential(wrap(ALPHA), {"s": jnp.array(U)}, Y) == pytest.approx(want, rel=1e-12)
-    assert potential(wrap(0.0), {"s": jnp.array(U)}, Y) == pytest.approx(-steps_density(0.0), rel=1e-12)
+    models = nt.temper(in_plate, alpha=ALPHA), wrap(ALPHA), wrap(0.0)
+    plate, got, prior = jax.jit(lambda u: [potential(model, {"s": u}, Y) for model in models])(U)
+    assert plate == pytest.approx(want, rel=1e-12)
+    assert got == pytest.approx(want, rel=1e-12)
+    assert prior == pytest.approx(-steps_density(0.0), rel=1e-12)
 
 
 def test_the_naive_handler_tempers_the_jacobians_of_a_scan(x64):
@@ -102,14 +116,14 @@ def test_one_handler_around_and_in_the_body_multiplies(x64):
     assert potential(model, {"s": jnp.array(U)}, Y) == pytest.approx(-steps_density(0.25), rel=1e-12)
 
 
-@pytest.mark.parametrize("wrap", [around, tempered_in_body, decorated_body])
+@pytest.mark.parametrize("wrap", tiered(WRAPS, unit=[tempered_in_body]))
 def test_scan_takes_a_traced_alpha(wrap, x64):
     grid = jnp.array([0.0, 0.1, 1.0])
     got = jax.jit(jax.vmap(lambda alpha: potential(wrap(alpha), {"s": jnp.array(U)}, Y)))(grid)
     np.testing.assert_allclose(got, [-steps_density(float(alpha)) for alpha in grid], rtol=1e-12)
 
 
-@pytest.mark.parametrize("wrap", [tempered_in_body, decorated_body])
+@pytest.mark.parametrize("wrap", tiered([tempered_in_body, decorated_body], unit=[decorated_body]))
 def test_a_traced_alpha_in_a_body_leaves_no_tracer_for_an_outer_power(wrap, x64):
     outer = jax.jit(lambda alpha: potential(nt.temper(wrap(alpha), alpha=0.5), {"s": jnp.array(U)}, Y))
     assert outer(0.3) == pytest.approx(-steps_density(0.15), rel=1e-12)
@@ -144,11 +158,11 @@ def state_space_density(u, x, alpha):
 
 def test_state_space_model(x64):
     u, x = 0.4, np.array([0.1, -0.5, 1.5, 1.0])
-    tempered = nt.temper(state_space, alpha=ALPHA)
-    params = {"scale": u, "x": jnp.array(x)}
+    models = nt.temper(state_space, alpha=ALPHA), naive_temper(state_space, ALPHA)
     want = -state_space_density(u, x, ALPHA)
-    assert potential(tempered, params, Y) == pytest.approx(want, rel=1e-12)
-    assert abs(potential(naive_temper(state_space, ALPHA), params, Y) - want) > 0.3
+    tempered, naive = jax.jit(lambda params: [potential(m, params, Y) for m in models])({"scale": u, "x": x})
+    assert tempered == pytest.approx(want, rel=1e-12)
+    assert abs(naive - want) > 0.3
 
 
 def test_data_conditioned_inside_and_outside_of_a_scan(x64):
@@ -240,15 +254,22 @@ def around_cond(alpha):
     return nt.temper(in_cond, alpha=alpha)
 
 
-@pytest.mark.parametrize("wrap", [around_cond, branches_with_contexts, decorated_branches])
-@pytest.mark.parametrize("first", [True, False])
+COND_WRAPS = [around_cond, branches_with_contexts, decorated_branches]
+
+
+@pytest.mark.parametrize(
+    ("first", "wrap"),
+    tiered(
+        itertools.product([True, False], COND_WRAPS), unit=[(True, around_cond), (False, branches_with_contexts)]
+    ),
+)
 def test_cond_tempers_the_branch_taken(first, wrap, x64):
     u, y = 0.4, 1.3
     got = potential(wrap(ALPHA), {"s": jnp.array(u)}, jnp.array(first), y)
     assert got == pytest.approx(-in_cond_density(first, u, y, ALPHA), rel=1e-12)
 
 
-@pytest.mark.parametrize("wrap", [around_cond, branches_with_contexts, decorated_branches])
+@pytest.mark.parametrize("wrap", tiered(COND_WRAPS, unit=[decorated_branches]))
 def test_cond_takes_a_traced_alpha(wrap, x64):
     u, y = 0.4, 1.3
     got = jax.jit(lambda alpha: potential(wrap(alpha), {"s": jnp.array(u)}, True, y))(ALPHA)
@@ -274,14 +295,16 @@ def scan_in_cond(y):
     cond(True, in_scan, in_scan, y)
 
 
-@pytest.mark.parametrize("model", [scan_in_scan, scan_in_cond])
+@pytest.mark.parametrize("model", tiered([scan_in_scan, scan_in_cond], unit=[scan_in_cond]))
 def test_nested_control_flow_equals_the_plate(model, x64):
     nested = model is scan_in_scan
     y = jnp.array(Y).reshape(2, 2) if nested else jnp.array(Y)
-    u = jnp.zeros((2, 2)) if nested else jnp.zeros(4)
+    u = np.zeros((2, 2)) if nested else np.zeros(4)
     want = -(stats.halfnorm.logpdf(1.0) + ALPHA * (stats.norm.logpdf(Y) + 2.0)).sum()
     assert potential(nt.temper(model, alpha=ALPHA), {"s": u}, y) == pytest.approx(want, rel=1e-12)
-    trace = trace_of(nt.temper(model, alpha=ALPHA, factors=False), y)
+    # The scales are those of a trace without values.
+    trace = {}
+    jax.eval_shape(lambda: trace.update(trace_of(nt.temper(model, alpha=ALPHA, factors=False), y)))
     assert (trace["y"]["scale"], trace["bonus"]["scale"], trace["s"]["scale"]) == (ALPHA, None, None)
 
 
@@ -298,6 +321,7 @@ def test_a_cond_in_a_scan_is_tempered_as_numpyro_has_it(x64):
     s = np.exp(U)
     log_lik = stats.norm.logpdf(Y, 0.0, np.where(Y > 0, s, 3.0 * s)) + np.where(Y > 0, 2.0 * s, -s)
     params = {"s": jnp.array(U)}
-    bayes = potential(model, params, jnp.array(Y))
-    tempered = potential(nt.temper(model, alpha=ALPHA), params, jnp.array(Y))
+    bayes, tempered = jax.jit(
+        lambda params: [potential(m, params, jnp.array(Y)) for m in (model, nt.temper(model, alpha=ALPHA))]
+    )(params)
     assert tempered - bayes == pytest.approx((1.0 - ALPHA) * log_lik.sum(), rel=1e-12)

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.contrib.funsor import config_enumerate
@@ -23,6 +24,11 @@ pytest.importorskip("funsor")
 WEIGHTS = np.array([0.4, 0.6])
 
 
+def weights():
+    """A copy: jax mixes up the precisions of an array that it has seen."""
+    return jnp.asarray(WEIGHTS.copy())
+
+
 def parallel():
     """A dict of its own for each site: NumPyro writes into it."""
     return {"enumerate": "parallel"}
@@ -31,7 +37,7 @@ def parallel():
 def mixture(y, marked=True):
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     with numpyro.plate("n", len(y)):
-        z = numpyro.sample("z", dist.Categorical(jnp.asarray(WEIGHTS)), infer=parallel() if marked else None)
+        z = numpyro.sample("z", dist.Categorical(weights()), infer=parallel() if marked else None)
         numpyro.sample("y", dist.Normal(mu * z, 1.0), obs=y)
 
 
@@ -39,12 +45,12 @@ def marginal_mixture(y):
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     parts = dist.Normal(jnp.stack([0.0 * mu, mu]), 1.0)
     with numpyro.plate("n", len(y)):
-        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(jnp.asarray(WEIGHTS)), parts), obs=y)
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights()), parts), obs=y)
 
 
 def global_switch(y):
     s = numpyro.sample("s", dist.HalfNormal(1.0))
-    k = numpyro.sample("k", dist.Categorical(jnp.asarray(WEIGHTS)), infer=parallel())
+    k = numpyro.sample("k", dist.Categorical(weights()), infer=parallel())
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Normal(2.0 * k, s), obs=y)
 
@@ -64,8 +70,24 @@ def chain(y):
 REFUSED = r"enumerated local latent '{}'.*temper\(marginalize\(model\), alpha\)"
 
 
-def set_up(model, y=Y):
+def trace_nuts(model, y=Y):
+    """Abstractly: what is refused is not computed."""
+    jax.eval_shape(lambda: NUTS(model).init(jax.random.key(0), 1, None, (jnp.asarray(y),), {}) and None)
+
+
+def run_nuts(model, y=Y):
     MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), jnp.asarray(y))
+
+
+@pytest.fixture(params=[trace_nuts, pytest.param(run_nuts, marks=pytest.mark.full)])
+def set_up(request):
+    return request.param
+
+
+@pytest.fixture(params=["abstract", pytest.param("computed", marks=pytest.mark.full)])
+def call(request):
+    """By default what a function does is traced and not computed."""
+    return (lambda f: jax.eval_shape(lambda: (f(), None)[1])) if request.param == "abstract" else lambda f: f()
 
 
 @pytest.mark.filterwarnings("ignore:Some algorithms will automatically enumerate:FutureWarning")
@@ -82,23 +104,23 @@ def set_up(model, y=Y):
     ],
     ids=["marked", "unmarked", "configured inside", "configured outside", "scoped", "mapping"],
 )
-def test_an_enumerated_local_latent_is_refused(wrap):
+def test_an_enumerated_local_latent_is_refused(set_up, wrap):
     for alpha in (0.3, 0.0):
         with pytest.raises(ValueError, match=REFUSED.format(r"(a\.)?z")):
             set_up(wrap(alpha))
 
 
-def test_an_enumerated_local_latent_without_a_power_is_not_refused():
+def test_an_enumerated_local_latent_without_a_power_is_not_refused(call):
     for model in (nt.temper(mixture, alpha=1.0), nt.temper(mixture, {"y": 1.0})):
-        initialize_model(jax.random.key(0), model, model_args=(Y,))
+        call(lambda model=model: initialize_model(jax.random.key(0), model, model_args=(Y,)))
 
 
-def test_an_enumerated_local_latent_in_a_plate_around_the_handler_is_refused():
+def test_an_enumerated_local_latent_in_a_plate_around_the_handler_is_refused(set_up):
     def model(y):
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
 
         def one():
-            z = numpyro.sample("z", dist.Categorical(jnp.asarray(WEIGHTS)), infer=parallel())
+            z = numpyro.sample("z", dist.Categorical(weights()), infer=parallel())
             numpyro.sample("y", dist.Normal(mu * z, 1.0), obs=y)
 
         with numpyro.plate("n", len(y)):
@@ -108,15 +130,15 @@ def test_an_enumerated_local_latent_in_a_plate_around_the_handler_is_refused():
         set_up(model)
 
 
-def test_an_enumerated_local_latent_is_refused_under_svi():
+def test_an_enumerated_local_latent_is_refused_under_svi(call):
     model = nt.temper(mixture, alpha=0.3)
     guide = AutoDelta(handlers.block(model, hide=["z"]))
     svi = SVI(model, guide, numpyro.optim.Adam(0.1), TraceEnum_ELBO())
     with pytest.raises(ValueError, match=REFUSED.format("z")):
-        svi.evaluate(svi.init(jax.random.key(0), Y), Y)
+        call(lambda: svi.evaluate(svi.init(jax.random.key(0), Y), Y))
 
 
-def test_an_enumerated_chain_in_a_scan_is_refused():
+def test_an_enumerated_chain_in_a_scan_is_refused(set_up):
     with pytest.raises(ValueError, match="enumerated local latent"):
         set_up(nt.temper(chain, alpha=0.5), [0.1, 1.9, 2.2])
 
@@ -125,20 +147,24 @@ def test_summed_out_local_latent_is_tempered_outside_of_the_sum(x64):
     mu = 0.8
     parts = np.log(WEIGHTS) + np.stack([stats.norm.logpdf(Y), stats.norm.logpdf(Y, mu)], axis=-1)
     want = stats.norm.logpdf(mu) + 0.3 * logsumexp(parts, axis=-1).sum()
-    got = potential(nt.temper(marginal_mixture, alpha=0.3), {"mu": mu}, Y)
+    got = jax.jit(lambda mu: potential(nt.temper(marginal_mixture, alpha=0.3), {"mu": mu}, Y))(mu)
     assert got == pytest.approx(-want, rel=1e-12)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3])
+@pytest.mark.parametrize("alpha", tiered([0.0, 0.3], unit=[0.3]))
 def test_global_discrete_latent_is_summed_after_the_power(alpha, x64):
-    info = initialize_model(jax.random.key(0), nt.temper(global_switch, alpha=alpha), model_args=(Y,))
+    @jax.jit
+    def run(u):
+        info = initialize_model(jax.random.key(0), nt.temper(global_switch, alpha=alpha), model_args=(Y,))
+        return info.potential_fn({"s": u})
+
     u = 0.4
     s = np.exp(u)
     log_lik = np.array([stats.norm.logpdf(Y, 2.0 * k, s).sum() for k in (0, 1)])
     want = stats.halfnorm.logpdf(s) + u + logsumexp(np.log(WEIGHTS) + alpha * log_lik)
-    assert float(info.potential_fn({"s": jnp.array(u)})) == pytest.approx(-want, rel=1e-12)
+    assert float(run(u)) == pytest.approx(-want, rel=1e-12)
 
 
-def test_strict_does_not_meet_what_enumeration_replays(x64):
+def test_strict_does_not_meet_what_enumeration_replays(call, x64):
     model = nt.temper(global_switch, alpha=0.3, strict=True)
-    initialize_model(jax.random.key(0), model, model_args=(Y,))
+    call(lambda: initialize_model(jax.random.key(0), model, model_args=(Y,)))

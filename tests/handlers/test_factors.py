@@ -62,9 +62,13 @@ def test_a_batched_factor_in_a_plate_is_scaled_by_both(x64):
         with numpyro.plate("n", 12, subsample_size=3) as i:
             numpyro.factor("loss", -((theta - jnp.arange(12.0)[i]) ** 2))
 
-    # The rows drawn are the same with and without the handler.
-    rows = trace_of(model)["n"]["value"]
-    got = density(handlers.seed(nt.temper(model, alpha=0.3), 0), {"theta": 0.7, "n": rows})
+    @jax.jit
+    def run():
+        # The rows drawn are the same with and without the handler.
+        rows = trace_of(model)["n"]["value"]
+        return rows, density(handlers.seed(nt.temper(model, alpha=0.3), 0), {"theta": 0.7, "n": rows})
+
+    rows, got = run()
     want = stats.norm.logpdf(0.7) - 0.3 * 4.0 * ((0.7 - np.asarray(rows)) ** 2).sum()
     assert got == pytest.approx(want, rel=1e-12)
 
@@ -156,6 +160,7 @@ def test_a_factor_left_out_of_predictions_is_not_missed(wrap, key):
     assert trace_of(wrap(model))["costly"]["scale"] == 0.3
 
 
+@pytest.mark.full
 def test_svi_counts_factors_by_the_policy(x64):
     def model():
         theta = numpyro.sample("theta", dist.Normal())
@@ -164,12 +169,23 @@ def test_svi_counts_factors_by_the_policy(x64):
     for factors, power in ((True, 0.3), (False, 1.0)):
         tempered = nt.temper(model, alpha=0.3, factors=factors)
         svi = SVI(tempered, AutoDelta(tempered), numpyro.optim.Adam(0.1), Trace_ELBO())
-        state = svi.init(jax.random.key(0))
-        theta = float(svi.get_params(state)["theta_auto_loc"])
-        assert svi.evaluate(state) == pytest.approx(-(stats.norm.logpdf(theta) + power * 2.0 * theta), rel=1e-12)
+
+        @jax.jit
+        def run(svi=svi):
+            state = svi.init(jax.random.key(0))
+            return svi.get_params(state)["theta_auto_loc"], svi.evaluate(state)
+
+        theta, loss = map(float, run())
+        assert loss == pytest.approx(-(stats.norm.logpdf(theta) + power * 2.0 * theta), rel=1e-12)
 
 
-def test_a_collapsed_factor_is_refused():
+@pytest.fixture(params=["abstract", pytest.param("computed", marks=pytest.mark.full)])
+def call(request):
+    """By default what a function does is traced and not computed."""
+    return (lambda f: jax.eval_shape(lambda: (f(), None)[1])) if request.param == "abstract" else lambda f: f()
+
+
+def test_a_collapsed_factor_is_refused(call):
     pytest.importorskip("funsor")
 
     def collapsed(y):
@@ -177,7 +193,8 @@ def test_a_collapsed_factor_is_refused():
             p = numpyro.sample("p", dist.Beta(2.0, 2.0))
             numpyro.sample("y", dist.Binomial(10, p), obs=y)
 
-    trace = handlers.trace(handlers.seed(nt.temper(collapsed, alpha=1.0), 0)).get_trace(7)
+    trace = {}
+    call(lambda: trace.update(trace_of(nt.temper(collapsed, alpha=1.0), 7)))
     assert any(isinstance(site.get("fn"), dist.Unit) for site in trace.values())
     with pytest.raises(ValueError, match=r"handlers\.collapse"):
-        handlers.seed(nt.temper(collapsed, alpha=0.5), 0)(7)
+        call(lambda: trace_of(nt.temper(collapsed, alpha=0.5), 7))

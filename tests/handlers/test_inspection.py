@@ -111,17 +111,25 @@ def test_log_likelihood_of_the_prior_alone():
     np.testing.assert_allclose(read, log_likelihood(normal, draws, y)["y"], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "model_args", [(), pytest.param((Y,), marks=pytest.mark.full)], ids=["without data", "with data"]
+)
 @pytest.mark.parametrize("alpha", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
-def test_predictions_do_not_know_of_the_power(alpha, key):
+def test_predictions_do_not_know_of_the_power(alpha, model_args, key):
     tempered = nt.temper(everything, alpha=alpha)
     samples = {"mu": jnp.array([0.1, 0.7, -0.2]), "s": jnp.ones((3, 2))}
-    for model_args in ((), (Y,)):
-        prior, prior_tempered = (Predictive(m, num_samples=3)(key, *model_args) for m in (everything, tempered))
-        posterior, posterior_tempered = (Predictive(m, samples)(key, *model_args) for m in (everything, tempered))
-        for plain, other in ((prior, prior_tempered), (posterior, posterior_tempered)):
-            assert plain.keys() == other.keys()
-            for name in plain:
-                np.testing.assert_array_equal(plain[name], other[name])
+
+    @jax.jit
+    def run(key):
+        return [
+            [predictive(m)(key, *model_args) for m in (everything, tempered)]
+            for predictive in (lambda m: Predictive(m, num_samples=3), lambda m: Predictive(m, samples))
+        ]
+
+    for plain, other in run(key):
+        assert plain.keys() == other.keys()
+        for name in plain:
+            np.testing.assert_array_equal(plain[name], other[name])
 
 
 def test_predictions_through_a_scan(key):

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import HMC, HMCECS, MCMC, NUTS, DiscreteHMCGibbs, HMCGibbs, MixedHMC
 from scipy import integrate, stats
@@ -107,7 +108,7 @@ def subsampled(y):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=batch)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.0, {"y": 0.1}], ids=str)
+@pytest.mark.parametrize("alpha", tiered([0.1, 0.0, {"y": 0.1}], unit=[{"y": 0.1}]), ids=str)
 def test_energy_conserving_subsampling_is_refused(alpha):
     def run(alpha):
         proxy = HMCECS.taylor_proxy({"theta": jnp.array(0.0)})

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from jax.example_libraries import stax
 from numpyro.contrib.module import (
     eqx_module,
@@ -77,13 +78,22 @@ def random_eqx(prior):
     return lambda: observe(jax.vmap(random_eqx_module("net", module, prior))(X))
 
 
-def terms(trace):
-    """Log prior and log-likelihood of standard normal weights, from the values and the means of a trace."""
-    weights = [s["value"] for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
-    mean = np.asarray(trace["y"]["fn"].loc, float)
+def drawn(model):
+    """The names of the sites, a draw of the weights, and the log-likelihood at them."""
+    names = []
+
+    # As one program: a network is set up by many small operations.
+    @jax.jit
+    def run():
+        trace = trace_of(model)
+        names.extend(trace)
+        sites = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+        return {n: s["value"] for n, s in sites.items()}, trace["y"]["fn"].loc
+
+    weights, mean = jax.device_get(run())
     assert len(weights) == 4
-    assert sum(np.size(w) for w in weights) == 3 * 2 + 2 + 2 + 1
-    return sum(stats.norm.logpdf(w).sum() for w in weights), stats.norm.logpdf(T, mean, 0.5).sum()
+    assert sum(np.size(w) for w in weights.values()) == 3 * 2 + 2 + 2 + 1
+    return names, weights, stats.norm.logpdf(T, np.asarray(mean, float), 0.5).sum()
 
 
 @pytest.mark.full
@@ -92,26 +102,23 @@ def terms(trace):
 def test_priors_on_weights_are_not_tempered(make, alpha):
     model = make(dist.Normal(0.0, 1.0))
     tempered = nt.temper(model, alpha=alpha)
-    trace = trace_of(model)
-    log_prior, log_lik = terms(trace)
-    weights = {n: s["value"] for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    names, weights, log_lik = drawn(model)
+    log_prior = sum(stats.norm.logpdf(w).sum() for w in weights.values())
     seeded = numpyro.handlers.seed(tempered, 0)
     got, tempered_trace = numpyro.infer.util.log_density(seeded, (), {}, weights)
     assert got == pytest.approx(log_prior + alpha * log_lik, rel=1e-5)
-    assert list(trace) == list(tempered_trace)
+    assert names == list(tempered_trace)
     assert all(tempered_trace[name]["scale"] is None for name in weights)
 
 
-@pytest.mark.parametrize("make", [random_linen, random_nnx, random_eqx])
+@pytest.mark.parametrize("make", tiered([random_linen, random_nnx, random_eqx], unit=[random_linen]))
 def test_positive_weights_keep_their_jacobians(make):
     model = make(dist.HalfNormal(1.0))
-    trace = trace_of(model)
-    weights = {n: s["value"] for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
-    u = {name: jnp.log(value) for name, value in weights.items()}
-    log_prior = sum((stats.halfnorm.logpdf(w) + np.log(w)).sum() for w in map(np.asarray, weights.values()))
-    log_lik = terms(trace)[1]
+    _, weights, log_lik = drawn(model)
+    u = {name: np.log(value) for name, value in weights.items()}
+    log_prior = sum((stats.halfnorm.logpdf(w) + np.log(w)).sum() for w in weights.values())
     seeded = numpyro.handlers.seed(nt.temper(model, alpha=ALPHA), 0)
-    got = numpyro.infer.util.potential_energy(seeded, (), {}, u)
+    got = jax.jit(lambda u: numpyro.infer.util.potential_energy(seeded, (), {}, u))(u)
     assert got == pytest.approx(-(log_prior + ALPHA * log_lik), rel=1e-5)
 
 
@@ -122,7 +129,8 @@ def test_priors_on_a_part_of_the_weights():
     def model():
         observe(random_flax_module("net", module, prior, input_shape=(1, 3))(X))
 
-    trace = trace_of(nt.temper(model, alpha=ALPHA))
+    trace = {}
+    jax.eval_shape(lambda: trace.update(trace_of(nt.temper(model, alpha=ALPHA))))
     assert trace["net/Dense_1.kernel"]["scale"] is None
     assert (trace["net$params"]["scale"], trace["y"]["scale"]) == (None, ALPHA)
 
@@ -148,25 +156,30 @@ def stax_net():
 
 
 @pytest.mark.parametrize(
-    ("make", "net"), [(with_flax, linen_net), (with_nnx, nnx_net), (with_eqx, eqx_net), (with_stax, stax_net)]
+    ("make", "net"),
+    tiered(
+        [(with_flax, linen_net), (with_nnx, nnx_net), (with_eqx, eqx_net), (with_stax, stax_net)],
+        unit=[(with_stax, stax_net)],
+    ),
 )
 def test_a_network_of_params_is_fitted_to_the_tempered_likelihood(make, net):
     model = make(net())
     tempered = nt.temper(model, alpha=ALPHA)
-    trace = trace_of(tempered)
-    assert trace["net$params"]["scale"] is None
     svi = SVI(tempered, lambda: None, numpyro.optim.Adam(0.1), Trace_ELBO())
     bayes = SVI(model, lambda: None, numpyro.optim.Adam(0.1), Trace_ELBO())
-    state, other = svi.init(jax.random.key(0)), bayes.init(jax.random.key(0))
-    mean = np.asarray(
-        numpyro.handlers.trace(numpyro.handlers.substitute(model, data=bayes.get_params(other)))
-        .get_trace()["y"]["fn"]
-        .loc,
-        float,
-    )
-    log_lik = stats.norm.logpdf(T, mean, 0.5).sum()
-    assert float(bayes.evaluate(other)) == pytest.approx(-log_lik, rel=1e-5)
-    assert float(svi.evaluate(state)) == pytest.approx(-ALPHA * log_lik, rel=1e-5)
+
+    @jax.jit
+    def run():
+        assert trace_of(tempered)["net$params"]["scale"] is None
+        state, other = svi.init(jax.random.key(0)), bayes.init(jax.random.key(0))
+        fitted = numpyro.handlers.substitute(model, data=bayes.get_params(other))
+        mean = numpyro.handlers.trace(fitted).get_trace()["y"]["fn"].loc
+        return mean, bayes.evaluate(other), svi.evaluate(state)
+
+    mean, untempered, loss = map(np.asarray, run())
+    log_lik = stats.norm.logpdf(T, mean.astype(float), 0.5).sum()
+    assert float(untempered) == pytest.approx(-log_lik, rel=1e-5)
+    assert float(loss) == pytest.approx(-ALPHA * log_lik, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -198,7 +211,8 @@ def test_mutable_state_is_updated_as_without_a_power():
 def test_a_network_under_scope_and_site_powers():
     model = random_linen(dist.Normal(0.0, 1.0))
     scoped = numpyro.handlers.scope(model, prefix="a")
-    trace = trace_of(nt.temper(scoped, {"a/y": ALPHA}))
+    trace = {}
+    jax.eval_shape(lambda: trace.update(trace_of(nt.temper(scoped, {"a/y": ALPHA}))))
     assert trace["a/y"]["scale"] == ALPHA
     assert all(
         site["scale"] is None for name, site in trace.items() if site["type"] == "sample" and name != "a/y"

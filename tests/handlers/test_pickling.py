@@ -98,6 +98,15 @@ def test_a_partial_travels(x64):
     assert density(got, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
 
 
+@pytest.mark.parametrize("model", [by_decorator, by_function], ids=["decorator", "function"])
+def test_a_kernel_and_a_guide_travel(model, x64):
+    mcmc = pickle.loads(pickle.dumps(MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)))
+    guide = pickle.loads(pickle.dumps(AutoNormal(model)))
+    for got in (mcmc.sampler.model, guide.model):
+        assert density(got, {"theta": 0.7}, Y) == pytest.approx(normal_density(0.7, 0.3), rel=1e-12)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model",
     [by_decorator, pytest.param(by_function, marks=pytest.mark.slow)],
@@ -117,6 +126,7 @@ def test_mcmc_travels(model):
     assert draws["y"].shape == (5, 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model",
     [

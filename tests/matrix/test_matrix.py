@@ -4,10 +4,13 @@ In the diagonal the power is concrete; the matrix has one program for all powers
 traced there.
 """
 
+import itertools
+
 import jax
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from matrix import algorithms
 from matrix.algorithms import CHECKS, by_condition, check, expected, plain, vsbc
 from matrix.models import ALPHAS, MODELS
@@ -19,8 +22,8 @@ import numpyro_tempered as nt
 pytestmark = pytest.mark.usefixtures("x64")
 
 DIAGONAL = [
-    ("NUTS", "half_normal_scale", 0.1),
-    ("HMC", "gamma_poisson", 0.5),
+    ("NUTS", "gamma_poisson", 0.5),
+    ("HMC", "half_normal_scale", 0.1),
     ("BarkerMH", "beta_bernoulli", 0.1),
     ("SA", "normal", 1.0),
     ("DiscreteHMCGibbs", "which_shift", 0.5),
@@ -45,6 +48,8 @@ DIAGONAL = [
     # What NumPyro itself refuses.
     ("MixedHMC", "normal", 0.5),
     ("SVI, AutoIAFNormal", "normal", 0.5),
+    # Shares its programs with the check that fails.
+    ("log_likelihood", "normal", 0.1),
 ]
 
 
@@ -59,11 +64,24 @@ def test_the_diagonal_meets_every_algorithm_model_and_power():
     assert (names, model_names, alphas) == (set(CHECKS), set(MODELS), set(ALPHAS))
 
 
-# The others run with the whole matrix, and in tests/benchmarks/algorithm_matrix.py.
-FAST = [cell if i % 4 == 0 else pytest.param(*cell, marks=pytest.mark.slow) for i, cell in enumerate(DIAGONAL)]
+# One of each verdict that is quick to compile; "equal" is left to the full tier.
+UNIT = {
+    ("HMC", "half_normal_scale", 0.1),
+    ("log_likelihood", "normal", 0.1),
+    ("HMCECS", "linear", 0.5),
+    ("MixedHMC", "normal", 0.5),
+    ("SVI, AutoIAFNormal", "normal", 0.5),
+}
 
 
-@pytest.mark.parametrize(("name", "model_name", "alpha"), FAST)
+def tier(i, cell):
+    if cell in UNIT:
+        return cell
+    # The others run with the whole matrix, and in tests/benchmarks/algorithm_matrix.py.
+    return pytest.param(*cell, marks=pytest.mark.slow if i % 4 else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("name", "model_name", "alpha"), [tier(*item) for item in enumerate(DIAGONAL)])
 def test_diagonal(name, model_name, alpha, old_key):
     (cell,) = check(name, model_name, (alpha,), old_key)
     assert cell.verdict == expected(name, model_name, alpha), cell
@@ -96,8 +114,8 @@ def _wider(fn, alpha):
 @pytest.mark.parametrize(
     ("name", "model_name", "wrong"),
     [
-        ("HMC", "half_normal_scale", _tempers_jacobians),
-        ("SVI, AutoNormal", "normal", lambda fn, alpha: fn),
+        pytest.param("HMC", "half_normal_scale", _tempers_jacobians, marks=pytest.mark.full),
+        pytest.param("SVI, AutoNormal", "normal", lambda fn, alpha: fn, marks=pytest.mark.full),
         ("log_likelihood", "normal", _wider),
     ],
 )
@@ -135,8 +153,10 @@ ONE_PARAMETER = {
 }
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("model_name", ONE_PARAMETER)
+@pytest.mark.parametrize(
+    ("model_name", "alpha"),
+    tiered(itertools.product(ONE_PARAMETER, ALPHAS), unit=zip(ONE_PARAMETER, itertools.cycle(ALPHAS))),
+)
 def test_closed_forms_by_quadrature(model_name, alpha):
     model = MODELS[model_name]
     prior, log_prob, (low, high) = ONE_PARAMETER[model_name]

@@ -62,13 +62,13 @@ def mixed(raw):
     return with_holes(complete_mixed(raw))
 
 
-def with_holes(x):
+def with_holes(x, empty=7):
     """Some entries missing, of one row all, and of one column all."""
     x = np.array(x, float)
     row, column = np.indices(x.shape)
     x[(row + 2 * column) % 5 == 1] = np.nan
     x[4] = np.nan
-    x[:, 7] = np.nan
+    x[:, empty] = np.nan
     return x
 
 
@@ -190,15 +190,30 @@ FAMILIES = {
 }
 
 
+# Compiled in a tenth of the time of the product of all.
+SMALL_PRODUCT = Family(
+    lambda: product(
+        {
+            "a": known_variance(2, prior_loc=0.5, prior_scale=2.0, scale=0.75),
+            "a_b": categorical([3], concentration=0.75),
+        },
+        {"a": [2, 0], "a_b": [1]},
+    ),
+    oracle.Product([(oracle.KnownVariance(0.5, 2.0, 0.75), [2, 0]), (oracle.Categorical((3,), 0.75), [1])]),
+    lambda raw: with_holes(np.stack([raw[:, 1], codes(raw)[:, 1], raw[:, 0]], axis=1), empty=[]),
+    True,
+    ([[0.0, 3.0, 0.0]], "part 'a_b', whose columns are .*row 0, column 0 of the data is 3"),
+)
+ALL = FAMILIES | {"small_product": SMALL_PRODUCT}
+
+
 @functools.lru_cache
 def component_of(name):
     """The component of a row; always the same, so that it is compiled once."""
-    return FAMILIES[name].make()
+    return ALL[name].make()
 
 
 def some_data(name, seed=0, n=N):
     """Two groups."""
     rng = np.random.default_rng(seed)
-    return FAMILIES[name].data(
-        np.clip(rng.normal(size=(n, D)) + np.where(rng.random((n, 1)) < 0.5, -2, 2), -5, 5)
-    )
+    return ALL[name].data(np.clip(rng.normal(size=(n, D)) + np.where(rng.random((n, 1)) < 0.5, -2, 2), -5, 5))

@@ -15,8 +15,6 @@ from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.components.scaling import scaled_to
 from numpyro_tempered.mixture_bridges import as_tempered_fit
 
-pytestmark = pytest.mark.full
-
 # One shape for all, compiled once a component.
 OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}
 RAW = some_data("gaussian")
@@ -43,6 +41,7 @@ def numbers(result):
 TOO_FAR = {("gaussian", "far away"), ("gaussian", "a large scale")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", COMPONENTS)
 def test_data_without_a_spread_and_of_any_scale_are_fitted_without_nan(family, key):
     for case, x in CASES.items():
@@ -62,6 +61,7 @@ def test_data_without_a_spread_and_of_any_scale_are_fitted_without_nan(family, k
         np.testing.assert_allclose(result.counts.sum(), len(x), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_the_place_of_the_data_does_not_matter_where_the_prior_goes_along(key):
     one, other = (
         fit(key, x, diagonal_gaussian(2, **scaled_to(x)), alpha=0.5, **OPTIONS).objective
@@ -71,17 +71,20 @@ def test_the_place_of_the_data_does_not_matter_where_the_prior_goes_along(key):
     np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_scales_beyond_single_precision_are_refused(key):
     with pytest.raises((FloatingPointError, ValueError)):
         fit(key, 1e30 * RAW, diagonal_gaussian(2), alpha=0.5, **OPTIONS)
 
 
+@pytest.mark.full
 def test_one_row_is_shared_by_more_components(key):
     result = fit(key, RAW[:1], diagonal_gaussian(2), alpha=0.5, **OPTIONS)
     assert np.isfinite(numbers(result)).all()
     np.testing.assert_allclose(result.counts.sum(), 1, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_an_empty_component_stays_at_its_prior(key):
     """Its responsibilities vanish with the digamma of a small concentration."""
     start = given_responsibilities(np.zeros(len(RAW), int))
@@ -117,6 +120,7 @@ def test_missing_entries_are_refused_where_they_are_not_marginalised(name, key):
         fit(key, x, component_of(name), **OPTIONS)
 
 
+@pytest.mark.full
 def test_a_wrong_divergence_makes_the_objective_fall_and_is_refused(key):
     """The components part, away from their common prior, and what is charged for this is too much."""
     right = known_variance(2, prior_scale=0.5)
@@ -138,6 +142,7 @@ def test_float32_finds_what_float64_finds(name, key, x64):
     np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
 
 
+@pytest.mark.full
 def test_whole_numbers_far_from_zero_keep_their_digits():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.integers(0, 10, 40), rng.integers(60, 70, 40)]) + 1_700_000_000
@@ -150,6 +155,7 @@ def test_whole_numbers_far_from_zero_keep_their_digits():
     assert of_integers.objective == of_floats.objective
 
 
+@pytest.mark.full
 def test_a_large_alpha_is_not_taken_for_an_error_of_the_component():
     x = np.random.default_rng(0).normal(size=(50, 1))
     component = known_variance(1)
@@ -176,6 +182,7 @@ def test_alpha_is_a_number(alpha):
         fit(jax.random.key(0), np.zeros((4, 1)), known_variance(1), num_components=1, alpha=alpha)
 
 
+@pytest.mark.full
 def test_a_bridge_warns_where_it_loses_digits_of_the_fit():
     x = np.random.default_rng(0).normal(size=(20, 1)) + 1e6
     component = known_variance(1, prior_loc=1e6)

@@ -1,18 +1,19 @@
 """EM: against scikit-learn and formulas, and where the likelihood has no maximum."""
 
 import contextlib
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 
-from numpyro_tempered.cavi.em import em
+from numpyro_tempered.cavi.em import check_em, em
 from numpyro_tempered.cavi.information_criteria import aic, bic, icl
 from numpyro_tempered.cavi.starts import given_responsibilities
 from numpyro_tempered.components.bernoulli import bernoulli
@@ -56,8 +57,7 @@ def fit(component, x=X, **options):
     return em(jax.random.key(0), x, component, **options)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("covariance_type", FAMILIES)
+@pytest.mark.parametrize("covariance_type", tiered(FAMILIES, unit=["diag"]))
 def test_agrees_with_scikit_learn(covariance_type, x64):
     theirs = FromLabels(3, covariance_type=covariance_type, reg_covar=0, tol=1e-14, max_iter=2000).fit(X)
     # Data far from the origin must not cost digits.
@@ -82,12 +82,31 @@ def test_the_trace_is_the_log_likelihood_and_rises(x64):
     np.testing.assert_allclose(result.trace[-1], result.log_likelihood, rtol=1e-10)
 
 
+@pytest.mark.parametrize("pseudo_data", [0.5, 3.0])
+def test_no_step_lowers_the_objective_of_tied_rows(pseudo_data, x64):
+    result = fit(diagonal_gaussian(2), np.round(X), pseudo_data=pseudo_data)
+    assert np.all(np.diff(result.trace) > -1e-8)
+    assert np.isfinite(result.log_likelihood)
+    assert all(np.all(np.isfinite(value)) for value in result.parameters.values())
+    np.testing.assert_allclose(result.weights.sum(), 1.0)
+
+
+def test_a_component_of_equal_rows_is_an_error(x64):
+    ties = np.where((LABELS == 2)[:, None], 3.0, X)
+    with pytest.raises(FloatingPointError, match=r"every restart of EM collapsed .* in float64"):
+        fit(diagonal_gaussian(2), ties)
+    bounded = fit(diagonal_gaussian(2), ties, pseudo_data=1.0)
+    assert bounded.converged
+    assert np.all(np.isfinite(bounded.parameters["precision"]))
+
+
 def small_fit(seed, x, **options):
     component = diagonal_gaussian(2)
     options = {"num_components": 3, "num_restarts": 2, "max_iter": 3000, "tolerance": 1e-6} | options
     return em(jax.random.key(seed), x, component, **options)
 
 
+@pytest.mark.full
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]))
 @settings(max_examples=20, deadline=None)
 def test_no_step_lowers_the_objective(seed, pseudo_data):
@@ -115,6 +134,7 @@ def em_of_products(x, omega, densities, estimate, passes):
     return weights, parameters, log_likelihood.sum()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 def test_discrete_families_agree_with_em_written_out(family, x64):
     rng = np.random.default_rng(1)
@@ -186,6 +206,7 @@ def test_missing_entries_are_marginalised(x64):
     np.testing.assert_allclose(result.log_likelihood, expected, rtol=1e-9)
 
 
+@pytest.mark.full
 def test_what_is_known_stays(x64):
     result = fit(known_variance(2, scale=[0.5, 2.0], prior_scale=3.0))
     np.testing.assert_array_equal(result.parameters["scale"], np.tile([0.5, 2.0], (3, 1)))
@@ -232,13 +253,14 @@ SINGULAR = {
 }
 
 
-@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("name", tiered(SINGULAR, unit=["a constant column", "columns that agree"]))
 def test_a_likelihood_without_maximum_is_an_error(name, x64):
     x, message = SINGULAR[name]
     with pytest.raises(FloatingPointError, match=message):
         fit(gaussian(2), x, start=None if len(x) < 9 else given_responsibilities(np.arange(9) // 3))
 
 
+@pytest.mark.full
 def test_pseudo_data_bound_the_likelihood(x64):
     result = fit(gaussian(2), TIES, start=None, pseudo_data=1.0)
     assert result.converged
@@ -250,6 +272,7 @@ def test_a_category_that_never_comes_is_an_error(x64):
         em(jax.random.key(0), np.zeros((5, 1)), bernoulli(1), num_components=1)
 
 
+@pytest.mark.full
 def test_a_collapsed_restart_is_out(x64):
     # Two equal rows: some starts give them a component of their own, in some that keeps others.
     x = np.random.default_rng(3).normal(size=(24, 2))
@@ -287,6 +310,28 @@ def test_wrong_arguments_are_named():
         fit(gaussian(2)._replace(maximum_likelihood=None))
 
 
+def test_what_went_wrong_is_said():
+    def end(objective, fall, converged=True):
+        size = len(objective)
+        return types.SimpleNamespace(
+            objective=np.array(objective), fall=np.array(fall), converged=[converged] * size, num_iter=[7] * size
+        )
+
+    fine = end([-np.inf, -3.0], [5.0, 0.0])
+    # What has collapsed may have fallen.
+    check_em(fine, 1, fine.objective, np.full(2, 1e-6))
+    lost = end([-np.inf, -np.inf], [0.0, 0.0])
+    with pytest.raises(FloatingPointError, match=r"every restart of EM collapsed \(2 of them, in float64\)"):
+        check_em(lost, 0, lost.objective, np.zeros(2))
+    fallen = end([-4.0, -3.0], [0.5, 0.0])
+    with pytest.raises(RuntimeError, match=r"the likelihood fell by 0.5 nats.* maximum_likelihood and coeff"):
+        check_em(fallen, 1, fallen.objective, np.full(2, 1e-6))
+    unfinished = end([-4.0, -3.0], [0.0, 0.0], converged=False)
+    with pytest.warns(UserWarning, match="EM has not converged in 7 passes: raise max_iter"):
+        check_em(unfinished, 1, unfinished.objective, np.zeros(2))
+
+
+@pytest.mark.full
 def test_a_component_whose_functions_disagree_is_an_error(x64):
     component = diagonal_gaussian(2)
 

@@ -17,8 +17,6 @@ from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 from numpyro_tempered.components.poisson import poisson
 
-pytestmark = pytest.mark.full
-
 COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
 OPTIONS = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_samples": 4, "tolerance": 1e-6}
 
@@ -50,12 +48,14 @@ def assert_same(ours, expected):
 CUTS = [(), (1, 1, 200), tuple(range(50, 300, 50))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cuts", CUTS)
 def test_chunks_give_the_fit_of_the_rows_in_memory(cuts, key, x64):
     expected = fit(key, X, COMPONENT, **OPTIONS)
     assert_same(fit_chunks(key, cut(*cuts), COMPONENT, size=64, **OPTIONS), expected)
 
 
+@pytest.mark.full
 def test_one_compilation_serves_all_chunks(key, x64):
     fit_chunks(key, [X], COMPONENT, size=64, **OPTIONS)
     before = [each._cache_size() for each in (chunk_passes.add_sums, chunk_passes.add_final)]
@@ -63,6 +63,7 @@ def test_one_compilation_serves_all_chunks(key, x64):
     assert [each._cache_size() for each in (chunk_passes.add_sums, chunk_passes.add_final)] == before
 
 
+@pytest.mark.full
 def test_weights_and_missing_entries(key, x64):
     weight = np.arange(len(X)) % 3
     x = X.copy()
@@ -72,6 +73,7 @@ def test_weights_and_missing_entries(key, x64):
     assert_same(fit_chunks(key, pieces, COMPONENT, size=64, **OPTIONS), expected)
 
 
+@pytest.mark.full
 def test_a_warm_start_gives_the_trajectory_of_the_fit_in_memory(key, x64):
     # The second restart starts from rows drawn at random, of which there are enough for all.
     first = fit(key, X, COMPONENT, **(OPTIONS | {"alpha": 0.01}))
@@ -81,6 +83,7 @@ def test_a_warm_start_gives_the_trajectory_of_the_fit_in_memory(key, x64):
     assert_same(fit_chunks(key, cut(100), COMPONENT, size=64, **options), expected)
 
 
+@pytest.mark.full
 def test_single_precision_keeps_the_objective(key, x64):
     expected = fit(key, X, COMPONENT, **OPTIONS)
     with jax.enable_x64(False) if hasattr(jax, "enable_x64") else jax.experimental.disable_x64():
@@ -89,6 +92,7 @@ def test_single_precision_keeps_the_objective(key, x64):
     np.testing.assert_allclose(ours.objective, expected.objective, atol=2e-2)
 
 
+@pytest.mark.full
 @given(st.lists(st.integers(0, 40), max_size=4), st.integers(0, 3))
 @settings(max_examples=25, deadline=None)
 def test_what_starts_see_does_not_depend_on_the_cut(cuts, seed):
@@ -101,6 +105,7 @@ def test_what_starts_see_does_not_depend_on_the_cut(cuts, seed):
     assert (found.num_rows, found.total, found.sample.total) == (40, 40.0, 12.0)
 
 
+@pytest.mark.full
 def test_the_sample_is_uniform():
     # Each of 40 rows is in a sample of 10 with probability 1/4.
     draws = 400
@@ -158,6 +163,7 @@ def test_wrong_arguments_are_named(key):
         fit_chunks(key, [X], COMPONENT, num_components=2, num_start_rows=0)
 
 
+@pytest.mark.full
 def test_what_has_not_converged_is_said(key, x64, capsys):
     with pytest.warns(UserWarning, match="has not converged in max_iter=1 passes"):
         result = fit_chunks(key, [X], COMPONENT, size=64, progress_bar=True, **(OPTIONS | {"max_iter": 1}))
@@ -165,6 +171,7 @@ def test_what_has_not_converged_is_said(key, x64, capsys):
     assert "passes" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_row_groups_of_a_parquet_file(key, x64, tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "rows.parquet"
@@ -180,6 +187,7 @@ def test_row_groups_of_a_parquet_file(key, x64, tmp_path):
     assert_same(fit_chunks(key, chunks, COMPONENT, size=64, **OPTIONS), expected)
 
 
+@pytest.mark.full
 def test_row_groups_of_a_parquet_file_are_chunks(key, x64, tmp_path):
     pytest.importorskip("pyarrow")
     path = tmp_path / "rows.parquet"

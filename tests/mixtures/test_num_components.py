@@ -14,8 +14,6 @@ import matplotlib.pyplot as plt
 import numpyro_tempered as nt
 from numpyro_tempered.arviz_data import group, group_names
 
-pytestmark = pytest.mark.full
-
 ORDERS = [1, 2, 3]
 COMPONENT = nt.mixtures.known_variance(1, prior_scale=5.0)
 OPTIONS = {"num_components": ORDERS, "num_restarts": 4, "num_samples": 40}
@@ -37,12 +35,14 @@ def path(x):
     return nt.mixtures.num_components_path(jax.random.key(0), x, COMPONENT, alphas=[1.0, 0.02, 0.5], **OPTIONS)
 
 
+@pytest.mark.full
 def test_the_true_number_is_selected(choice):
     assert choice.num_components == 3
     assert choice.fit is choice.fits[3]
     assert choice.fit.num_occupied == 3
 
 
+@pytest.mark.full
 def test_the_columns_add_up(choice):
     table = nt.mixtures.selection_table(choice)
     assert table.index.tolist() == ORDERS
@@ -57,6 +57,7 @@ def test_the_columns_add_up(choice):
     np.testing.assert_array_equal(nt.mixtures.selection_table(choice.data), table)
 
 
+@pytest.mark.full
 def test_one_component_is_exact(choice, x):
     # Conjugate: F is the tempered evidence, and E1 has no gap to it.
     table = nt.mixtures.selection_table(choice)
@@ -71,6 +72,7 @@ def test_one_component_is_exact(choice, x):
     np.testing.assert_allclose(table.loc[1, "elbo"], evidence, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_baselines_are_those_of_maximum_likelihood(choice, x):
     table = nt.mixtures.selection_table(choice)
     assert table["bic"].idxmin() == 3
@@ -81,6 +83,7 @@ def test_baselines_are_those_of_maximum_likelihood(choice, x):
     np.testing.assert_allclose(table["bic"], -2 * table["log_lik"] + (2 * np.array(ORDERS) - 1) * math.log(150))
 
 
+@pytest.mark.full
 def test_the_result_is_arviz_data_of_the_selected_fit(choice):
     assert {"model_comparison", "posterior", "log_likelihood", "observed_data"} <= set(group_names(choice.data))
     assert choice.data.attrs["selected"] == 3
@@ -91,6 +94,7 @@ def test_the_result_is_arviz_data_of_the_selected_fit(choice):
     )
 
 
+@pytest.mark.full
 def test_uncertain_says_that_restarts_differ_by_more_than_the_margin(choice):
     table = nt.mixtures.selection_table(choice)
     first, second = np.sort(table["criterion"])[::-1][:2]
@@ -99,6 +103,7 @@ def test_uncertain_says_that_restarts_differ_by_more_than_the_margin(choice):
     assert choice.uncertain == bool(table["uncertain"][table["rank"] < 2].any())
 
 
+@pytest.mark.full
 def test_labels_add_their_permutations(choice, x):
     labelled = nt.mixtures.select_num_components(
         jax.random.key(0), x, COMPONENT, alpha=0.5, label_multiplicity=True, baselines=False, **OPTIONS
@@ -112,6 +117,7 @@ def test_labels_add_their_permutations(choice, x):
     assert "log_labels" not in nt.mixtures.selection_table(choice)
 
 
+@pytest.mark.full
 def test_prior_weights_can_turn_the_choice(x):
     # Not less than 1 in e^200 for the true number, and next to nothing for it.
     log_prior = {1: -1.0, 2: -1.0, 3: -400.0}
@@ -121,6 +127,7 @@ def test_prior_weights_can_turn_the_choice(x):
     assert turned.num_components == 2
 
 
+@pytest.mark.full
 def test_weights_count_rows(x):
     weight = np.repeat([1.0, 1.0, 0.0], 50)
     choice = nt.mixtures.select_num_components(
@@ -130,6 +137,7 @@ def test_weights_count_rows(x):
     assert nt.mixtures.selection_table(choice)["bic"].idxmin() == 2
 
 
+@pytest.mark.full
 def test_the_path_falls_with_alpha(path):
     found = group(path, "num_components_path")
     assert found["alpha"].values.tolist() == [0.02, 0.5, 1.0]
@@ -139,6 +147,7 @@ def test_the_path_falls_with_alpha(path):
     assert found["criterion"].dims == ("alpha", "num_components")
 
 
+@pytest.mark.full
 def test_the_path_agrees_with_a_selection(path, choice):
     found = group(path, "num_components_path").sel(alpha=0.5)
     table = nt.mixtures.selection_table(choice)
@@ -162,6 +171,7 @@ def test_what_cannot_be_compared_is_refused(x, change, message):
         nt.mixtures.select_num_components(jax.random.key(0), x, COMPONENT, **{**OPTIONS, **change})
 
 
+@pytest.mark.full
 def test_a_selection_needs_the_bound(x):
     with pytest.raises(ValueError, match="leaves out E1"):
         nt.mixtures.select_num_components(
@@ -175,6 +185,7 @@ def test_the_alphas_of_a_path_differ(x, alphas):
         nt.mixtures.num_components_path(jax.random.key(0), x, COMPONENT, alphas=alphas, **OPTIONS)
 
 
+@pytest.mark.full
 def test_mixtures_compare_with_other_models(choice, x):
     fits = {k: nt.mixtures.as_tempered_fit(jax.random.key(k), choice.fits[k], x) for k in (2, 3)}
     data = nt.compare(fits, log_prior=nt.dyadic, num_samples=20)
@@ -185,6 +196,7 @@ def test_mixtures_compare_with_other_models(choice, x):
         nt.compare({2: choice.fits[2]})
 
 
+@pytest.mark.full
 def test_the_path_is_drawn(path):
     left, right = nt.plots.plot_num_components_path(path)
     assert [line.get_label() for line in left.get_lines()[1:]] == ["selected", "of these occupied"]
@@ -200,11 +212,13 @@ def test_the_path_is_drawn(path):
     plt.close("all")
 
 
+@pytest.mark.full
 def test_another_result_is_not_a_path(choice):
     with pytest.raises(ValueError, match="needs the result of num_components_path"):
         nt.plots.plot_num_components_path(choice.data)
 
 
+@pytest.mark.full
 def test_a_mixture_of_one_column_is_drawn(choice, x):
     ax = nt.plots.plot_mixture(choice.fit, x)
     labels = ax.get_legend_handles_labels()[1]
@@ -214,6 +228,7 @@ def test_a_mixture_of_one_column_is_drawn(choice, x):
     plt.close("all")
 
 
+@pytest.mark.full
 def test_counts_are_drawn_as_masses():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.poisson(2.0, 60), rng.poisson(15.0, 60)])[:, None].astype(float)
@@ -226,6 +241,7 @@ def test_counts_are_drawn_as_masses():
     plt.close("all")
 
 
+@pytest.mark.full
 def test_two_columns_are_drawn_with_contours():
     rng = np.random.default_rng(0)
     x = np.repeat([[-4.0, 0.0], [4.0, 0.0]], 40, axis=0) + rng.normal(size=(80, 2))

@@ -1,6 +1,7 @@
 """The objective of every component: two forms of one number, at every half-step, and what it must equal."""
 
 import functools
+import itertools
 import warnings
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import mixture_oracles as oracle
 import numpy as np
 import pytest
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from hypothesis import given, settings
 from mixture_families import FAMILIES, PSI, D, K, N, component_of, some_data
 from mixture_families import GAUSSIANS as GAUSSIAN_MEAN
@@ -36,6 +37,8 @@ from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.components.tied_gaussian import tied_gaussian
 
 NAMES = tuple(FAMILIES)
+# Others take seconds each; the formulas of all families are checked one by one in test_components.
+QUICK = ("poisson",)
 ALPHAS = (0.1, 0.5, 1.0)
 CONCENTRATION = np.array([0.5, 1.5])
 ROUNDS = 2
@@ -130,7 +133,7 @@ RAW = hnp.arrays(np.float64, (N, D), elements=st.integers(-20, 20).map(lambda i:
 LABELS = hnp.arrays(np.int64, N, elements=st.integers(0, K - 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, unit=QUICK))
 @settings(deadline=None, max_examples=12)
 @given(raw=RAW, labels=LABELS, alpha=st.sampled_from(ALPHAS), softness=st.sampled_from([0.0, 0.3]))
 def test_two_forms_agree_and_every_half_step_raises_them(name, raw, labels, alpha, softness):
@@ -144,8 +147,10 @@ def test_two_forms_agree_and_every_half_step_raises_them(name, raw, labels, alph
     assert np.diff(path).min() >= -1e-12 * scale
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1), ("poisson", 1.0)]),
+)
 def test_objective_and_responsibilities_are_those_of_the_printed_formulas(name, alpha):
     x, weight = some_data(name), np.arange(N) % 3 + 0.5
     _, s = run(name, x, some_responsibilities(), alpha, weight)
@@ -165,7 +170,7 @@ def weights_evidence(total, alpha):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "tied_gaussian"])
+@pytest.mark.parametrize("name", tiered([name for name in NAMES if name != "tied_gaussian"], unit=QUICK))
 def test_one_component_has_the_tempered_evidence(name):
     x, alpha = some_data(name), 0.3
     _, s = run(name, x, np.eye(K)[np.zeros(N, int)], alpha)
@@ -174,6 +179,7 @@ def test_one_component_has_the_tempered_evidence(name):
     np.testing.assert_allclose(evidence, expected, rtol=1e-9)
 
 
+@pytest.mark.full
 def test_one_tied_component_is_an_untied_one():
     """The other component is at its prior, and adds nothing to the shared precision."""
     x, omega = some_data("gaussian"), np.eye(K)[np.zeros(N, int)]
@@ -184,12 +190,15 @@ def test_one_tied_component_is_an_untied_one():
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [
-        ("known_variance", -15, 15),
-        ("bernoulli", 1e-9, 1 - 1e-9),
-        ("poisson", 1e-9, 30),
-        ("exponential", 1e-9, 30),
-    ],
+    tiered(
+        [
+            ("known_variance", -15, 15),
+            ("bernoulli", 1e-9, 1 - 1e-9),
+            ("poisson", 1e-9, 30),
+            ("exponential", 1e-9, 30),
+        ],
+        unit=[("poisson", 1e-9, 30)],
+    ),
 )
 def test_the_evidence_is_the_integral_of_the_tempered_likelihood(name, low, high):
     """Column by column, by quadrature over the parameter."""
@@ -219,13 +228,14 @@ def log_integral(log_value, low, high):
     return logsumexp(log_value(nodes[inside]) + np.log(slopes[inside] * step))
 
 
-def test_the_derivative_in_alpha_is_the_log_sum_and_the_optimum_is_convex(x64):
-    component, x, step = component_of("gaussian"), jnp.asarray(some_data("gaussian")), 1e-3
-    prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), component.prior)
-    omega = jnp.asarray(some_responsibilities())
+@pytest.mark.parametrize("name", tiered(["known_variance", "gaussian"], unit=["known_variance"]))
+def test_the_derivative_in_alpha_is_the_log_sum_and_the_optimum_is_convex(name, x64):
+    component, x, step = component_of(name), some_data(name), 1e-3
+    prior = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), component.prior)
+    omega = some_responsibilities()
 
     def optimum(alpha):
-        return jax.tree.map(float, ascend(component._replace(prior=None), prior, x, omega, jnp.array(alpha)))
+        return jax.tree.map(float, ascend(component._replace(prior=None), prior, x, omega, np.float64(alpha)))
 
     middle, slope = optimum(0.5)
     below, above = optimum(0.5 - step)[0], optimum(0.5 + step)[0]
@@ -236,7 +246,7 @@ def test_the_derivative_in_alpha_is_the_log_sum_and_the_optimum_is_convex(x64):
     assert np.diff(values, 2).min() > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, unit=["poisson"]))
 def test_a_weight_of_two_is_a_row_twice_and_alpha_counts_as_weight(name):
     half, omega = some_data(name, n=N // 2), some_responsibilities(n=N // 2)
     x, omega = np.concatenate([half, half]), np.concatenate([omega, omega])
@@ -259,6 +269,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", DEGENERATE)
 @pytest.mark.parametrize("name", GAUSSIANS)
 def test_degenerate_gaussian_data_leave_both_forms_finite_and_equal(name, case):
@@ -269,7 +280,7 @@ def test_degenerate_gaussian_data_leave_both_forms_finite_and_equal(name, case):
     np.testing.assert_allclose(s.after_responsibilities, s.after_responsibilities_closed, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, unit=QUICK))
 def test_an_empty_component_is_at_its_prior_and_costs_nothing_of_its_own(name):
     x = some_data(name)
     _, s = run(name, x, np.eye(K)[np.zeros(N, int)], 0.5)
@@ -323,6 +334,7 @@ def constants(n, d, num_components, a, mean_precision, df, log_det, num_precisio
     return weights + means + num_precisions * wishart - 0.5 * n * d * np.log(2 * np.pi)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("covariance_type", ["full", "diag", "spherical", "tied"])
 def test_scikit_learn_ascends_the_same_objective(covariance_type):
     """For two and more columns its diag and spherical take the digammas of a full Wishart, and tied counts n / K

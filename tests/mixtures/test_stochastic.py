@@ -16,8 +16,6 @@ from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.components.gaussian import gaussian
 from numpyro_tempered.components.known_variance import known_variance
 
-pytestmark = pytest.mark.full
-
 COMPONENT = known_variance(2, prior_loc=1.0, prior_scale=10.0)
 ALPHA = 0.5
 
@@ -51,6 +49,7 @@ def assert_factors(factors, concentration, loc, scale):
     np.testing.assert_allclose(factors.posterior.scale, np.broadcast_to(scale[:, None], (2, 2)), rtol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("centre", [None, [2.0, -7.0]])
 def test_step_one_with_all_data_is_an_iteration_of_coordinate_ascent(centre, key, x64):
     labels = (X[:, 0] > 1.0) * 1
@@ -70,6 +69,7 @@ def test_step_one_with_all_data_is_an_iteration_of_coordinate_ascent(centre, key
     assert int(state.num_steps) == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", [diagonal_gaussian, gaussian])
 def test_the_posterior_as_prior_is_exact_for_one_component(family, key, x64):
     component = family(2)
@@ -88,6 +88,7 @@ def test_the_posterior_as_prior_is_exact_for_one_component(family, key, x64):
     assert (float(state.seen.value), int(state.num_steps), int(state.rejected)) == (2.0 * len(X), 3, 0)
 
 
+@pytest.mark.full
 def test_streaming_adds_the_sums_of_batches_to_the_posterior_so_far(key, x64):
     # The posterior after a batch is the prior of the next: a second code of two steps.
     rule = stochastic(COMPONENT, num_components=2, alpha=ALPHA)
@@ -106,6 +107,7 @@ def test_streaming_adds_the_sums_of_batches_to_the_posterior_so_far(key, x64):
     np.testing.assert_allclose(after.posterior.loc, loc, rtol=1e-10)
 
 
+@pytest.mark.full
 def test_a_step_is_an_average_of_natural_parameters(key, x64):
     # Hoffman et al., equation 15: (1 - rho) lambda + rho lambda-hat.
     options = {"num_components": 2, "alpha": ALPHA, "total": 1000.0}
@@ -122,6 +124,7 @@ def test_a_step_is_an_average_of_natural_parameters(key, x64):
         np.testing.assert_allclose(b, 0.7 * a + 0.3 * c, rtol=1e-10)
 
 
+@pytest.mark.full
 def test_inner_repetitions_converge_on_the_batch(key, x64):
     # All data in one batch: ten repetitions are ten iterations.
     labels = (X[:, 0] > 1.0) * 1
@@ -131,6 +134,7 @@ def test_inner_repetitions_converge_on_the_batch(key, x64):
     assert_factors(rule.factors(state), *cavi(np.eye(2)[labels], 11))
 
 
+@pytest.mark.full
 def test_the_log_density_is_the_bound_of_the_responsibilities(key, x64):
     rule = stochastic(COMPONENT, num_components=2, alpha=ALPHA, centre=[3.0, 3.0])
     state, _ = rule.update(rule.init(key, BATCHES[0]), BATCHES[0])
@@ -145,6 +149,7 @@ def test_the_log_density_is_the_bound_of_the_responsibilities(key, x64):
     np.testing.assert_allclose(rule.update(state, BATCHES[1], weight)[1], value, rtol=1e-10)
 
 
+@pytest.mark.full
 def test_scan_vmap_jit_and_pickle(key):
     rule = stochastic(COMPONENT, num_components=2, alpha=ALPHA)
     state = rule.init(key, BATCHES[0])
@@ -167,6 +172,7 @@ def test_scan_vmap_jit_and_pickle(key):
         )
 
 
+@pytest.mark.full
 def test_what_is_no_batch_is_rejected(key):
     rule = stochastic(COMPONENT, num_components=2)
     state = rule.init(key, BATCHES[0])
@@ -188,6 +194,7 @@ def test_what_is_no_batch_is_rejected(key):
     assert (int(state.num_steps), int(state.rejected)) == (2, 2)
 
 
+@pytest.mark.full
 def test_missing_entries_are_marginalised(key, x64):
     component = diagonal_gaussian(2)
     x = X.copy()
@@ -235,6 +242,7 @@ def test_wrong_arguments_are_named(key):
 OPTIONS = {"num_components": 2, "alpha": ALPHA, "num_restarts": 2, "num_samples": 4}
 
 
+@pytest.mark.full
 def test_the_driver_reports_the_objective_of_its_factors(key, x64):
     result = fit_stochastic(key, [X[:100], X[100:]], COMPONENT, batch_size=32, num_passes=5, **OPTIONS)
     optimum = fit(key, X, COMPONENT, tolerance=1e-10, **OPTIONS)

@@ -38,16 +38,20 @@ def grids():
 
 
 def alone():
-    """The members of ``grids``, as rules with their prior's scale."""
-    fisher = [(nt.online.ngvi(a, curvature="fisher"), s) for a in (0.25, 1.0) for s in (0.5, 2.0)]
-    return [*fisher, *((oga(c), 1.0) for c in (0.1, 1.0, 3.0))]
+    """The members of ``grids``: how to make a rule, and its argument with its prior's scale for each."""
+    fisher = [(a, s) for a in (0.25, 1.0) for s in (0.5, 2.0)]
+    return (functools.partial(nt.online.ngvi, curvature="fisher"), fisher), (
+        oga,
+        [(c, 1.0) for c in (0.1, 1.0, 3.0)],
+    )
 
 
 RULE = aggregate(*grids())
 
 
 def make_prior(d=D, dtype=None):
-    return MeanField(jnp.zeros(d, dtype), jnp.linspace(0.5, 1.5, d, dtype=dtype))
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    return MeanField(*(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (np.zeros(d), np.linspace(0.5, 1.5, d))))
 
 
 def make_stream(num_rounds, d=D, dtype=None, seed=0):
@@ -105,26 +109,62 @@ def adahedge(u, y, loss, share=0.0, rate=None):
 
 
 def run_alone(squared):
-    """Data, and of the members, each run by itself: states, predictors before each round (T, K), losses."""
+    """Data, and of the members, each run by itself: posteriors, predictors before each round (T, K), losses."""
     expectation = SQUARED if squared else HINGE
     x, y = make_stream(40)
-    rules = [rule for rule, _ in alone()]
     prior = make_prior()
+
+    def member(make, argument, factor):
+        rule = make(argument)
+
+        def body(state, row):
+            u = jnp.sum(row[0] * state.posterior.loc)
+            state, losses = stream.step(rule, expectation, state, row, None)
+            return state, (u, *losses)
+
+        return jax.lax.scan(body, rule.init(prior._replace(scale=factor * prior.scale)), (x, y))
+
+    ends, seen = [], []
+    for make, pairs in alone():
+        state, leaves = jax.jit(jax.vmap(functools.partial(member, make)))(*np.array(pairs).T)
+        ends += [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], state.posterior) for k in range(len(pairs))]
+        seen.append(leaves)
+    return x, y, ends, *(np.concatenate(leaves).T for leaves in zip(*seen, strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("squared", [False, True], ids=["hinge", "squared"])
+def test_members_as_rules_of_their_own_run_as_under_vmap(x64, squared):
+    x, y, ends, *seen = run_alone(squared)
+    expectation = SQUARED if squared else HINGE
+    rules = [(make(argument), factor) for make, pairs in alone() for argument, factor in pairs]
 
     def body(states, row):
         u = jnp.stack([jnp.sum(row[0] * state.posterior.loc) for state in states])
-        steps = [stream.step(r, expectation, s, row, None) for r, s in zip(rules, states, strict=True)]
+        steps = [
+            stream.step(rule, expectation, state, row, None)
+            for (rule, _), state in zip(rules, states, strict=True)
+        ]
         losses = [jnp.stack(leaves) for leaves in zip(*(losses for _, losses in steps), strict=True)]
         return [state for state, _ in steps], (u, *losses)
 
-    start = [rule.init(prior._replace(scale=factor * prior.scale)) for rule, factor in alone()]
-    states, (u, at_mean, expected) = jax.jit(lambda s: jax.lax.scan(body, s, (x, y)))(start)
-    return x, y, states, *(np.asarray(leaf) for leaf in (u, at_mean, expected))
+    prior = make_prior()
+    start = [rule.init(prior._replace(scale=factor * prior.scale)) for rule, factor in rules]
+    states, leaves = jax.jit(lambda states: jax.lax.scan(body, states, (x, y)))(start)
+    for ours, theirs in zip(leaves, seen, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    for state, end in zip(states, ends, strict=True):
+        np.testing.assert_allclose(state.posterior.loc, end.loc, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(state.posterior.scale, end.scale, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("squared", "share"), [(False, 0.05), (True, 0.0)], ids=["hinge, shares", "squared"])
+@pytest.mark.parametrize(
+    ("squared", "share"),
+    [(False, 0.05), pytest.param(True, 0.0, marks=pytest.mark.full)],
+    ids=["hinge, shares", "squared"],
+)
 def test_the_aggregate_is_adahedge_on_members_that_run_alone(x64, squared, share):
-    x, y, states, u, at_mean, expected = run_alone(squared)
+    x, y, ends, u, at_mean, expected = run_alone(squared)
     expectation, loss = (SQUARED, squared_loss) if squared else (HINGE, hinge_loss)
     rule = aggregate(*grids(), share=share) if share else RULE
     state, losses = nt.online.run(rule, expectation, rule.init(make_prior()), x, y)
@@ -135,11 +175,11 @@ def test_the_aggregate_is_adahedge_on_members_that_run_alone(x64, squared, share
     np.testing.assert_allclose(state.memory.losses.value, at_mean.sum(0), rtol=1e-10)
     np.testing.assert_allclose(regret(state), decided.sum() - at_mean.sum(0).min(), rtol=1e-7, atol=1e-9)
     posteriors = predictive_mixture(state).posteriors
-    for k, end in enumerate(states):
-        np.testing.assert_allclose(posteriors.loc[k], end.posterior.loc, rtol=1e-9, atol=1e-11)
-        np.testing.assert_allclose(posteriors.scale[k], end.posterior.scale, rtol=1e-9, atol=1e-11)
+    for k, end in enumerate(ends):
+        np.testing.assert_allclose(np.asarray(posteriors.loc)[k], end.loc, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(np.asarray(posteriors.scale)[k], end.scale, rtol=1e-9, atol=1e-11)
     # The expected loss is that of the mixture before the round.
-    np.testing.assert_allclose(losses.expected[0], np.mean(expected[0]), rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(losses.expected)[0], np.mean(expected[0]), rtol=1e-10)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -163,17 +203,17 @@ def play(expectation, adversary, x, y):
     return jax.lax.scan(body, RULE.init(make_prior(dtype=x.dtype)), (x, y))[1]
 
 
+@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.full)], ids=["hinge", "squared"])
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 2**31 - 1),
     scale=st.sampled_from([1e-3, 1.0, 30.0]),
     adversary=st.booleans(),
-    squared=st.booleans(),
 )
 def test_the_regret_is_within_the_bound(seed, scale, adversary, squared):
     rng = np.random.default_rng(seed)
-    x = jnp.asarray(scale * rng.standard_t(2, size=(40, D)), jnp.float32)
-    y = jnp.asarray(rng.choice([-1.0, 1.0], 40), jnp.float32)
+    x = np.asarray(scale * rng.standard_t(2, size=(40, D)), np.float32)
+    y = np.asarray(rng.choice([-1.0, 1.0], 40), np.float32)
     expectation, loss = (SQUARED, squared_loss) if squared else (HINGE, hinge_loss)
     seen = [np.asarray(leaf) for leaf in play(expectation, adversary, x, y)]
     w, u, label, suffered, alive, ahead, bound, total = seen
@@ -293,7 +333,7 @@ def test_one_member_is_its_rule(x64):
     state, losses = nt.online.run(rule, HINGE, rule.init(prior), x, y)
     # Without forgetting and with Hessian curvature, tempering is a smaller step.
     same = nt.online.ngvi(0.7 * 0.3)
-    wide = prior._replace(scale=2.0 * prior.scale)
+    wide = prior._replace(scale=jnp.asarray(2.0 * np.asarray(prior.scale)))
     end, plain = nt.online.run(same, HINGE, same.init(wide), x, y)
     np.testing.assert_allclose(losses.at_mean, plain.at_mean, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(losses.expected, plain.expected, rtol=1e-10, atol=1e-12)
@@ -343,7 +383,7 @@ def test_all_members_draw_the_same_numbers(key):
 def test_members_that_diverge_are_left_out():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(300, D)), jnp.float32)
-    y = jnp.asarray(x @ jnp.array([1.0, -1.0, 0.5]) + 0.3 * rng.normal(size=300), jnp.float32)
+    y = jnp.asarray(np.asarray(x) @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=300), jnp.float32)
     rule = aggregate(sweep(nt.online.oga, step_size=[0.01, 0.1, 10.0, 1e10]))
     state, losses = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=jnp.float32)), x, y)
     np.testing.assert_array_equal(state.memory.alive, [True, True, False, False])

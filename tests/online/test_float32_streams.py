@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("strict")
 
 BOUND = 1e-4
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
+NGVI = nt.online.ngvi(0.1)
 
 
 def prior(dtype):
@@ -54,7 +55,7 @@ def relative(ours, reference):
 
 
 def check_precision(num_rounds, num_chunks, varied):
-    state, _ = stream(nt.online.ngvi(0.1), SQUARED, num_rounds, num_chunks, varied, jnp.float32)
+    state, _ = stream(NGVI, SQUARED, num_rounds, num_chunks, varied, jnp.float32)
     # The squared loss adds 2 step_size x² a round, whatever q is.
     added = 0.2 * np.asarray(chunk(num_rounds, varied, jnp.float32)[0], float) ** 2
     exact = 1 + num_chunks * added.sum(0)
@@ -63,7 +64,7 @@ def check_precision(num_rounds, num_chunks, varied):
     assert relative(plain_sum(added[:, 0], num_chunks, start=1.0), exact[0]) > BOUND
     # The mean: ridge regression in closed form, which a plain float32 recursion leaves by 2%.
     with enable_x64():
-        double, _ = stream(nt.online.ngvi(0.1), SQUARED, num_rounds, num_chunks, varied, jnp.float64)
+        double, _ = stream(NGVI, SQUARED, num_rounds, num_chunks, varied, jnp.float64)
     assert relative(state.posterior.loc, double.posterior.loc) < BOUND
 
 
@@ -81,16 +82,23 @@ def check_sums(num_rounds, num_chunks, varied):
         assert relative(getattr(ours.posterior, field), getattr(exact.posterior, field)) < BOUND
     assert relative(plain_sum(losses, num_chunks), exact.cumulative.expected.value) > BOUND
     gradients = jax.vmap(lambda x, y: HINGE.evaluate(prior(jnp.float32), x, y).grad_loc[0])
-    first = np.asarray(gradients(*chunk(num_rounds, varied, jnp.float32)))
+    first = np.asarray(jax.jit(gradients)(*chunk(num_rounds, varied, jnp.float32)))
     assert relative(plain_sum(first, num_chunks), num_chunks * first.sum(dtype=float)) > BOUND
 
 
-def test_precision_after_many_rounds():
-    check_precision(100_000, 4, varied=False)
+LENGTHS = pytest.mark.parametrize(
+    ("num_rounds", "num_chunks"), [(50_000, 1), pytest.param(100_000, 4, marks=pytest.mark.full)]
+)
 
 
-def test_summed_gradients_after_many_rounds():
-    check_sums(100_000, 4, varied=False)
+@LENGTHS
+def test_precision_after_many_rounds(num_rounds, num_chunks):
+    check_precision(num_rounds, num_chunks, varied=False)
+
+
+@LENGTHS
+def test_summed_gradients_after_many_rounds(num_rounds, num_chunks):
+    check_sums(num_rounds, num_chunks, varied=False)
 
 
 @pytest.mark.slow

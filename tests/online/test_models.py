@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
+from numpyro_tempered.families import FullRank
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TARGET = 0.01  # nats per datum
@@ -167,6 +168,7 @@ def wide_scale(y):
 
 
 @pytest.mark.filterwarnings("ignore:the priors of:UserWarning")
+@pytest.mark.full
 @pytest.mark.parametrize("num_local_steps", [1, 8])
 def test_one_look_a_datum_freezes_a_wide_scale_and_eight_do_not(num_local_steps):
     y = jnp.asarray(np.random.default_rng(0).normal(1.0, 0.5, 300), jnp.float32)
@@ -188,6 +190,30 @@ def test_one_look_a_datum_freezes_a_wide_scale_and_eight_do_not(num_local_steps)
         assert max(shifts) > 5.0
     else:
         assert max(shifts) < 1.0
+
+
+def normal_loss(theta, y):
+    return theta[1] + 0.5 * jnp.square((y - theta[0]) * jnp.exp(-theta[1]))
+
+
+NORMAL = nt.expectations.monte_carlo(normal_loss, num_particles=4)
+
+
+@pytest.mark.parametrize("num_local_steps", [1, 8])
+def test_a_wide_scale_of_a_bare_loss_freezes_at_one_look_a_datum(num_local_steps):
+    y = np.random.default_rng(0).normal(1.0, 0.5, 300).astype(np.float32)
+    rule = nt.online.ngvi(num_local_steps=num_local_steps)
+    start = rule.init(FullRank(np.zeros(2, np.float32), np.diag([2.0, 3.0]).astype(np.float32)))
+
+    def log_scale(seed):
+        state, _ = nt.online.run(rule, NORMAL, start, y, rng_key=jax.random.key(seed))
+        return state.posterior.loc[1]
+
+    shifts = np.abs(np.asarray(jax.jit(jax.vmap(log_scale))(np.arange(3))) - np.log(np.std(y))) / 600**-0.5
+    if num_local_steps == 1:
+        assert shifts.max() > 5.0
+    else:
+        assert shifts.max() < 1.0
 
 
 @pytest.mark.slow

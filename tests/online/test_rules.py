@@ -1,5 +1,6 @@
 """One table of rules, and what each of them must satisfy."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from conftest import closes_over_a_tracer
+from conftest import closes_over_a_tracer, tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered.families import MeanField
@@ -49,6 +50,10 @@ def name(request):
     return request.param
 
 
+# Whose loop is compiled by default.
+compiled = pytest.mark.parametrize("name", tiered(RULES, unit=["ngvi_evidence"]))
+
+
 def make_prior(d=3, dtype=None):
     loc = np.array([0.2, -0.5, 0.0, 1.0, -0.1])[:d]
     return MeanField(jnp.asarray(loc, dtype), jnp.asarray([0.7, 1.5, 0.3, 1.0, 2.0][:d], dtype))
@@ -70,14 +75,16 @@ def assert_same(first, second):
 
 def by_hand(rule, expectation, state, x, y):
     """One round without the driver: the evaluation and the state after."""
-    evaluation = expectation.evaluate(state.posterior, x, y, curvature=rule.curvature)
+    # Compiled, for one program a loss; the rules share the small programs of their operations.
+    evaluate = jax.jit(expectation.evaluate, static_argnames="curvature")
+    evaluation = evaluate(state.posterior, x, y, curvature=rule.curvature)
     return evaluation, rule.update(evaluation, state)
 
 
 # Protocol
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.full)])
 def test_update_preserves_structure_shapes_and_dtypes(x64, name, dtype):
     rule = UNBOXED[name]
     state = rule.init(make_prior(dtype=dtype))
@@ -102,8 +109,11 @@ def test_init_starts_at_the_prior_or_at_its_mean(name):
     assert_same(boxed.posterior, MeanField(jnp.clip(prior.loc, -0.1, 0.1), jnp.minimum(scale, 0.5)))
 
 
-@pytest.mark.parametrize("d", [1, 5])
-@pytest.mark.parametrize("expectation", [HINGE, LOGISTIC], ids=["hinge", "logistic"])
+@compiled
+@pytest.mark.parametrize("d", tiered([1, 5], unit=[5]))
+@pytest.mark.parametrize(
+    "expectation", [HINGE, pytest.param(LOGISTIC, marks=pytest.mark.full)], ids=["hinge", "logistic"]
+)
 def test_run_is_a_loop_of_update_bit_for_bit_and_compiles_once(name, expectation, d):
     rule, num_rounds = UNBOXED[name], 7
     x, y = make_stream(num_rounds, d, jnp.float32)
@@ -118,7 +128,7 @@ def test_run_is_a_loop_of_update_bit_for_bit_and_compiles_once(name, expectation
     assert (int(state.count), int(state.rejected)) == (num_rounds, 0)
     ran, ran_losses = nt.online.run(rule, expectation, start, x, y)
     assert_same(ran, state)
-    assert_same(ran_losses, jax.tree.map(lambda *rows: jnp.stack(rows), *all_losses))
+    assert_same(ran_losses, jax.tree.map(lambda *rows: np.stack(rows), *all_losses))
     assert not np.array_equal(state.posterior.loc, start.posterior.loc)
     for total, losses in zip(state.cumulative, ran_losses, strict=True):
         np.testing.assert_allclose(total.value, np.sum(np.asarray(losses, float)), rtol=1e-6)
@@ -127,6 +137,7 @@ def test_run_is_a_loop_of_update_bit_for_bit_and_compiles_once(name, expectation
     assert len(TRACES) == traces
 
 
+@compiled
 def test_driver_is_evaluate_then_update(name):
     rule = UNBOXED[name]
     x, y = make_stream(7, 5, jnp.float32)
@@ -141,11 +152,15 @@ def test_driver_is_evaluate_then_update(name):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@compiled
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_round_that_is_not_finite_is_refused(name, bad):
     rule, d = UNBOXED[name], 5
     x, y = make_stream(4, d, jnp.float32)
-    spoiled = [(x[0].at[2].set(bad), y[0])] + ([(x[0], jnp.float32(bad))] if np.isnan(bad) else [])
+    x, y = np.array(x), np.array(y)
+    row = x[0].copy()
+    row[2] = bad
+    spoiled = [(row, y[0])] + ([(x[0], np.float32(bad))] if np.isnan(bad) else [])
     clean = dirty = rule.init(make_prior(d, jnp.float32))
     refused = 0
     for t in range(4):
@@ -161,6 +176,7 @@ def test_a_round_that_is_not_finite_is_refused(name, bad):
     assert_same(dirty, clean._replace(rejected=jnp.int32(refused)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_outcome_that_is_not_finite_is_refused_within_a_run(bad):
     rule = UNBOXED["ngvi"]
@@ -182,22 +198,23 @@ def test_a_step_that_overflows_is_refused():
     assert_same(after, state._replace(rejected=jnp.int32(1)))
 
 
+@pytest.mark.full
 def test_vmap_over_streams_is_one_run_each(name):
     rule = UNBOXED[name]
     streams = [make_stream(7, 5, jnp.float32, seed) for seed in (1, 2, 3)]
     priors = [
         make_prior(5, jnp.float32)._replace(loc=jnp.full(5, shift, jnp.float32)) for shift in (0.0, 0.3, -1.0)
     ]
-    stack = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
+    stack = partial(jax.tree.map, lambda *leaves: np.stack(leaves))
     states, losses = jax.vmap(lambda p, x, y: nt.online.run(rule, HINGE, rule.init(p), x, y))(
         stack(*priors), *stack(*streams)
     )
     for i, (prior, stream) in enumerate(zip(priors, streams, strict=True)):
         state, loss = nt.online.run(rule, HINGE, rule.init(prior), *stream)
         assert int(states.count[i]) == 7
-        np.testing.assert_allclose(losses.expected[i], loss.expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(losses.expected)[i], loss.expected, rtol=1e-4, atol=1e-5)
         for ours, theirs in zip(states.posterior, state.posterior, strict=True):
-            np.testing.assert_allclose(ours[i], theirs, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(np.asarray(ours)[i], theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_datum_that_is_not_finite_is_refused_though_the_loss_is():
@@ -226,6 +243,7 @@ def test_one_key_serves_a_whole_stream(key):
     assert not np.intersect1d(losses.expected, other.expected).size
 
 
+@compiled
 def test_a_run_of_one_round(name):
     rule = UNBOXED[name]
     x, y = make_stream(1, 5, jnp.float32)
@@ -277,10 +295,15 @@ def assert_argmin(state, argmin):
     np.testing.assert_allclose(state.posterior.scale, argmin[1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
-@pytest.mark.parametrize("schedule", SCHEDULE)
-@pytest.mark.parametrize("accumulate", [True, False], ids=["sva", "svb"])
-def test_sva_and_svb_minimise_their_objectives(x64, accumulate, schedule, box):
+@pytest.mark.parametrize(
+    ("name", "schedule", "boxed"),
+    tiered(
+        itertools.product(["sva", "svb"], SCHEDULE, BOXES),
+        unit=[("sva", "constant", "box"), ("sva", "schedule", "no box"), ("svb", "schedule", "box")],
+    ),
+)
+def test_sva_and_svb_minimise_their_objectives(x64, name, schedule, boxed):
+    accumulate, box = name == "sva", BOXES[boxed]
     step_size, plain = step_sizes(schedule)
     rule = (nt.online.sva if accumulate else nt.online.svb)(step_size, box=box)
     prior = make_prior()
@@ -320,11 +343,21 @@ def svb_rate_by_hand(t, q):
     return 0.5 / (jnp.sqrt(t.astype(q.scale.dtype)) * jnp.square(q.scale))
 
 
-@pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
-@pytest.mark.parametrize("schedule", SCHEDULE)
-@pytest.mark.parametrize("evidence", [np.inf, 4.0, 0.5])
-@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
-def test_ngvi_minimises_objective_8(x64, curvature, evidence, schedule, box):
+@pytest.mark.parametrize(
+    ("curvature", "evidence", "schedule", "boxed"),
+    tiered(
+        itertools.product(["hessian", "fisher"], [np.inf, 4.0, 0.5], SCHEDULE, BOXES),
+        unit=[
+            ("hessian", np.inf, "schedule", "box"),
+            ("hessian", 4.0, "constant", "no box"),
+            ("hessian", 0.5, "constant", "box"),
+            ("fisher", np.inf, "constant", "no box"),
+            ("fisher", 0.5, "schedule", "box"),
+        ],
+    ),
+)
+def test_ngvi_minimises_objective_8(x64, curvature, evidence, schedule, boxed):
+    box = BOXES[boxed]
     step_size, plain = step_sizes(schedule)
     rule = nt.online.ngvi(step_size, evidence=evidence, curvature=curvature, box=box)
     prior = make_prior()
@@ -406,8 +439,8 @@ def one_hot_stream(num_rounds=12, d=3):
     [
         (nt.online.ngvi(1.0), SQUARED, 0.5),
         (nt.online.ngvi(0.5), SQUARED, 1.0),
-        (nt.online.ngvi(1.0), HALF_SQUARED, 1.0),
-        (nt.online.ngvi(0.25), HALF_SQUARED, 4.0),
+        pytest.param(nt.online.ngvi(1.0), HALF_SQUARED, 1.0, marks=pytest.mark.full),
+        pytest.param(nt.online.ngvi(0.25), HALF_SQUARED, 4.0, marks=pytest.mark.full),
     ],
     ids=["squared", "half step", "half squared", "tempered"],
 )
@@ -449,29 +482,30 @@ def test_finite_evidence_forgets(x64, step_size, evidence):
         np.testing.assert_allclose(held, evidence * (1 - (1 - 1 / window) ** t), rtol=1e-11)
 
 
+QUADRATIC = nt.expectations.gauss_hermite(lambda u, c: 0.5 * c * jnp.square(u), num_nodes=4)
+NGVI, BOXED = nt.online.ngvi(), nt.online.ngvi(box=Box(scale=3.0))
+
+
 def test_ngvi_in_a_box_starts_each_round_from_the_clipped_scale(x64):
     rule = nt.online.ngvi(1.0, box=Box(scale=0.5))
     state = rule.init(MeanField(jnp.zeros(1), jnp.full(1, 2.0)))
-    quadratic = nt.expectations.gauss_hermite(lambda u, c: 0.5 * c * jnp.square(u), num_nodes=4)
     precisions = []
     for curvature in (0.0, -1.5, 0.0, -0.5, 1.0, 3.0, -2.0, -3.0, 1.0):
-        _, state = by_hand(rule, quadratic, state, jnp.ones(1), jnp.asarray(curvature))
+        _, state = by_hand(rule, QUADRATIC, state, jnp.ones(1), jnp.asarray(curvature))
         precisions.append(float(state.posterior.scale[0]) ** -2)
     np.testing.assert_allclose(precisions, [4, 4, 4, 4, 5, 8, 6, 4, 5], rtol=1e-12)
 
 
-@pytest.mark.parametrize("box", [None, Box(scale=3.0)], ids=["no box", "box"])
+@pytest.mark.parametrize("rule", [pytest.param(NGVI, marks=pytest.mark.full), BOXED], ids=["no box", "box"])
 @pytest.mark.parametrize("curvature", [-1.0, -6.0], ids=["zero", "negative"])
-def test_a_precision_that_is_not_positive_is_refused_and_counted(box, curvature):
-    quadratic = nt.expectations.gauss_hermite(lambda u, c: 0.5 * c * jnp.square(u), num_nodes=4)
-    rule = nt.online.ngvi(box=box)
+def test_a_precision_that_is_not_positive_is_refused_and_counted(rule, curvature):
     state = rule.init(MeanField(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32)))
     # The squared node 3.2 and its weight leave the sum 1 to rounding: stay off the exact zero.
     c = jnp.float32(curvature * (1 + 1e-5))
-    after, losses = nt.online.update(rule, quadratic, state, jnp.ones(1, jnp.float32), c)
+    after, losses = nt.online.update(rule, QUADRATIC, state, jnp.ones(1, jnp.float32), c)
     assert np.isfinite(losses.expected)
     assert_same(after, state._replace(rejected=jnp.int32(1)))
-    after, _ = nt.online.update(rule, quadratic, after, jnp.ones(1, jnp.float32), jnp.float32(3.0))
+    after, _ = nt.online.update(rule, QUADRATIC, after, jnp.ones(1, jnp.float32), jnp.float32(3.0))
     assert (int(after.count), int(after.rejected)) == (1, 1)
     np.testing.assert_allclose(after.posterior.scale, [0.5], rtol=1e-5)
 

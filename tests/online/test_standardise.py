@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered.families import FullRank, LowRank, MeanField, family_of
@@ -23,7 +24,7 @@ def make_rows(n=30, seed=0):
 
 
 def make_prior(d=5, dtype=None):
-    return MeanField(jnp.zeros(d, dtype), jnp.ones(d, dtype))
+    return MeanField(np.zeros(d, dtype), np.ones(d, dtype))
 
 
 def scaled_by_hand(x, intercept):
@@ -40,7 +41,7 @@ def scaled_by_hand(x, intercept):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("intercept", [None, -5])
+@pytest.mark.parametrize("intercept", tiered([None, -5], unit=[-5]))
 def test_a_round_sees_the_features_by_statistics_up_to_itself(x64, intercept):
     x, y = make_rows()
     rule = nt.online.standardised(NGVI, intercept=intercept)
@@ -53,13 +54,13 @@ def test_a_round_sees_the_features_by_statistics_up_to_itself(x64, intercept):
     assert int(state.rejected) == 0
 
 
-@pytest.mark.parametrize("intercept", [None, 0])
+@pytest.mark.parametrize("intercept", tiered([None, 0], unit=[None]))
 def test_units_do_not_matter(intercept):
     x, y = (leaf.astype(np.float32) for leaf in make_rows())
     # Powers of two, so that no digit is lost.
     units = np.array([1, 2**-10, 2**5, 2**12, 2**-14], np.float32)
     rule = nt.online.standardised(nt.online.sva(0.1), intercept=intercept)
-    state = rule.init(make_prior(dtype=jnp.float32))
+    state = rule.init(make_prior(dtype=np.float32))
     ours, losses = nt.online.run(rule, SQUARED, state, x, y)
     theirs, others = nt.online.run(rule, SQUARED, state, x * units, y)
     np.testing.assert_array_equal(losses.expected, others.expected)
@@ -86,11 +87,11 @@ def test_batches_masks_and_updates_gather_the_same_statistics(x64):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("where", ["feature", "outcome"])
+@pytest.mark.parametrize("where", tiered(["feature", "outcome"], unit=["feature"]))
 def test_a_rejected_round_leaves_the_statistics(where):
     x, y = make_rows(6)
     rule = nt.online.standardised(NGVI, intercept=0)
-    state, _ = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=jnp.float32)), x, y)
+    state, _ = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=np.float32)), x, y)
     bad_x, bad_y = (x[0] * np.nan, 1.0) if where == "feature" else (x[0], np.nan)
     after, _ = nt.online.update(rule, SQUARED, state, bad_x, bad_y)
     assert int(after.rejected) == 1
@@ -113,26 +114,32 @@ def test_statistics_of_a_long_stream_in_float32():
     np.testing.assert_allclose(moments.squares.value / len(x), exact.var(axis=0), rtol=2e-5)
 
 
+def variance(q, x):
+    """Of the predictor, at each row."""
+    root = np.diag(q.scale) if isinstance(q, MeanField) else np.asarray(q.factor)
+    return np.sum((x @ root) ** 2, axis=1)
+
+
 @pytest.mark.parametrize(
-    ("family", "intercept"), [("mean field", None), ("mean field", 0), ("full rank", None), ("full rank", 3)]
+    ("family", "intercept"),
+    tiered(
+        [("mean field", None), ("mean field", 0), ("full rank", None), ("full rank", 3)],
+        unit=[("mean field", None), ("full rank", 3)],
+    ),
 )
 def test_the_original_scale_predicts_the_same(x64, family, intercept):
     x, y = make_rows()
     x[:, [0, 3]] = x[:, [3, 0]] if intercept == 3 else x[:, [0, 3]]
-    prior = make_prior() if family == "mean field" else FullRank(jnp.zeros(5), jnp.eye(5))
+    prior = make_prior() if family == "mean field" else FullRank(np.zeros(5), np.eye(5))
     rule = nt.online.standardised(NGVI, intercept=intercept)
     state, _ = nt.online.run(rule, SQUARED, rule.init(prior), x, y)
     new, _ = make_rows(8, seed=1)
     new[:, [0, 3]] = new[:, [3, 0]] if intercept == 3 else new[:, [0, 3]]
-    z, q = standardise.transform(state.memory, jnp.asarray(new)), state.posterior
+    z, q = np.asarray(standardise.transform(state.memory, jnp.asarray(new))), state.posterior
     original = nt.online.original_scale(state)
     assert type(original) is (MeanField if family == "mean field" and intercept is None else FullRank)
     np.testing.assert_allclose(new @ original.loc, z @ q.loc, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
-        family_of(original).predictor_variance(original, jnp.asarray(new)),
-        family_of(q).predictor_variance(q, z),
-        rtol=1e-7,
-    )
+    np.testing.assert_allclose(variance(original, new), variance(q, z), rtol=1e-7)
     # Good enough to be a prior.
     family_of(original).check(original)
 

@@ -11,17 +11,20 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
 from numpyro_tempered.families import FullRank, LowRank, MeanField
+from numpyro_tempered.likelihood import Layout
 from numpyro_tempered.online import state_io
+from numpyro_tempered.online_state import OnlineVIState
 
 PRIORS = {
-    "mean field": MeanField(jnp.zeros(3), jnp.ones(3)),
-    "full rank": FullRank(jnp.zeros(3), jnp.eye(3)),
-    "low rank": LowRank(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 2))),
+    "mean field": MeanField(np.zeros(3), np.ones(3)),
+    "full rank": FullRank(np.zeros(3), np.eye(3)),
+    "low rank": LowRank(np.zeros(3), np.ones(3), np.zeros((3, 2))),
 }
 RULES = {
     "oga": nt.online.oga(0.3),
@@ -39,6 +42,12 @@ ABLE = {
     "low rank": {"ngvi", "averaged", "standardised"},
 }
 CASES = [(rule, prior) for prior, rules in ABLE.items() for rule in sorted(rules)]
+# Each rule and each family once.
+DIAGONAL = [
+    *((rule, "mean field") for rule in ("oga", "oga_el", "sva", "standardised")),
+    *((rule, "full rank") for rule in ("svb", "ewa", "averaged")),
+    ("ngvi", "low rank"),
+]
 
 
 def assert_same(first, second):
@@ -57,14 +66,14 @@ def scrambled(state, seed=0):
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 50, leaf.dtype), state)
 
 
-@pytest.mark.parametrize(("rule", "prior"), CASES, ids=[f"{a}, {b}" for a, b in CASES])
+@pytest.mark.parametrize(("rule", "prior"), tiered(CASES, unit=DIAGONAL))
 def test_states_of_every_rule_and_family_come_back_bit_for_bit(rule, prior, tmp_path):
     start = RULES[rule].init(PRIORS[prior])
     state = scrambled(start)
     nt.online.save(tmp_path / "state", state)
     assert_same(nt.online.restore(tmp_path / "state", like=start), state)
     assert os.listdir(tmp_path) == ["state"]
-    many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), state)
+    many = jax.tree.map(lambda leaf: np.stack([leaf, np.asarray(leaf) + np.ones((), leaf.dtype)]), state)
     nt.online.save(tmp_path / "state", many)
     shapes = jax.eval_shape(lambda: many)
     assert_same(nt.online.restore(tmp_path / "state", like=shapes), many)
@@ -86,13 +95,14 @@ def test_a_run_goes_on_with_the_same_numbers(tmp_path):
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16, bool])
 def test_values_that_are_hard_to_print_keep_their_bits(x64, dtype, tmp_path):
-    values = jnp.asarray([np.nan, -0.0, np.inf, 1e-310, 0.1, 3.0], dtype)
-    nt.online.save(tmp_path / "state", (values, values[:0], values[0]))
-    restored = nt.online.restore(tmp_path / "state", like=(jnp.zeros(6, dtype), values[:0], values[1]))
-    assert_same(restored, (values, values[:0], values[0]))
+    hard = np.array([np.nan, -0.0, np.inf, 1e-310, 0.1, 3.0]).astype(dtype)
+    state = tuple(jnp.asarray(values) for values in (hard, hard[:0], hard[0]))
+    like = tuple(jnp.asarray(np.ones_like(values)) for values in state)
+    nt.online.save(tmp_path / "state", state)
+    assert_same(nt.online.restore(tmp_path / "state", like=like), state)
 
 
-@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("implementation", tiered(["threefry2x32", "rbg"], unit=["rbg"]))
 def test_typed_keys_are_arrays_too(implementation, tmp_path):
     keys = jax.random.split(jax.random.key(3, impl=implementation), 2)
     like = jax.random.split(jax.random.key(0, impl=implementation), 2)
@@ -107,23 +117,29 @@ def test_typed_keys_are_arrays_too(implementation, tmp_path):
 
 
 def make_online(site):
-    def model(x, y=None):
-        theta = numpyro.sample(site, dist.Normal(0.0, 1.0))
-        eta = numpyro.deterministic("eta", x * theta)
-        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample(site, dist.Normal(0.0, 1.0)), 1.0), obs=y)
 
-    expectation = nt.expectations.gauss_hermite(predictor="eta")
-    return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), expectation)
+    return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.oga(0.3))
+
+
+def check_sites(theta, phi, folder):
+    nt.online.save(folder / "state", theta)
+    assert_same(nt.online.restore(folder / "state", like=theta), theta)
+    assert nt.online.restore(folder / "state", like=theta).layout == theta.layout
+    with pytest.raises(ValueError, match=r"another structure than like: .*'theta'.*, expected .*'phi'"):
+        nt.online.restore(folder / "state", like=phi)
 
 
 def test_the_state_of_a_model_knows_its_sites(key, tmp_path):
-    x = y = jnp.ones(1)
-    state = make_online("theta").init(key, x, y)
-    nt.online.save(tmp_path / "state", state)
-    assert_same(nt.online.restore(tmp_path / "state", like=state), state)
-    assert nt.online.restore(tmp_path / "state", like=state).layout == state.layout
-    with pytest.raises(ValueError, match=r"another structure than like: .*'theta'.*, expected .*'phi'"):
-        nt.online.restore(tmp_path / "state", like=make_online("phi").init(key, x, y))
+    state = RULES["sva"].init(PRIORS["mean field"])
+    theta, phi = (OnlineVIState(state, key, Layout(((site, (3,)),))) for site in ("theta", "phi"))
+    check_sites(theta, phi, tmp_path)
+
+
+@pytest.mark.full
+def test_the_state_of_a_run_of_a_model_knows_its_sites(key, tmp_path):
+    check_sites(*(make_online(site).init(key, np.ones(1)) for site in ("theta", "phi")), tmp_path)
 
 
 # Files that are not what they should be
@@ -280,6 +296,22 @@ def killed_and_resumed(num_kills, num_rows, folder, seed):
     assert_same(resumed, namespace["final"](folder / "uninterrupted", num_rows))
 
 
+def test_an_interrupted_stream_resumes_with_identical_numbers(tmp_path):
+    def stop(count, **options):
+        if count > 20:
+            raise KeyboardInterrupt
+
+    namespace = {"print": stop}
+    exec(STREAM, namespace)
+    with pytest.raises(KeyboardInterrupt):
+        namespace["final"](tmp_path / "state", 90)
+    namespace["print"] = lambda *args, **options: None
+    resumed = namespace["final"](tmp_path / "state", 90)
+    assert (int(resumed.count), int(resumed.rejected)) == (77, 13)
+    assert_same(resumed, namespace["final"](tmp_path / "uninterrupted", 90))
+
+
+@pytest.mark.full
 def test_a_killed_process_resumes_with_identical_numbers(tmp_path):
     killed_and_resumed(1, 900, tmp_path, seed=0)
 

@@ -79,11 +79,12 @@ def log_model_prior(gates, lam):
 
 
 def log_evidence_of_model(x, y, alpha, s, v):
-    """log of the integral of N(y; X theta, v)^alpha over theta ~ N(0, diag(s^2)), all columns in."""
+    """log of the integral of N(y; X theta, v)^alpha over theta ~ N(0, diag(s^2)), all columns in; of each v."""
     n = len(y)
-    cov = v / alpha * np.eye(n) + (x * s**2) @ x.T
+    cov = np.multiply.outer(v / alpha, np.eye(n)) + (x * s**2) @ x.T
     _, log_det = np.linalg.slogdet(cov)
-    gaussian = -0.5 * (n * np.log(2 * np.pi) + log_det + y @ np.linalg.solve(cov, y))
+    square = np.linalg.solve(cov, np.broadcast_to(y[:, None], (*cov.shape[:-1], 1)))[..., 0] @ y
+    gaussian = -0.5 * (n * np.log(2 * np.pi) + log_det + square)
     return gaussian - 0.5 * alpha * n * np.log(2 * np.pi * v) + 0.5 * n * np.log(2 * np.pi * v / alpha)
 
 
@@ -107,8 +108,15 @@ def enumerate_linear(x, y, alpha, prior, v):
 def log_evidence_gamma(x, y, alpha, prior, gamma_prior, num=400):
     """The log evidence with 1/v ~ Gamma integrated out, by the trapezoidal rule on log(1/v)."""
     a0, b0 = gamma_prior
+    lam, s = prior
     grid = np.linspace(-6.0, 6.0, num)
-    evidence = np.array([enumerate_linear(x, y, alpha, prior, np.exp(-t))[0] for t in grid])
+    evidence = logsumexp(
+        [
+            log_model_prior(gates, lam) + log_evidence_of_model(x[:, gates], y, alpha, s[gates], np.exp(-grid))
+            for gates in models(x.shape[1])
+        ],
+        axis=0,
+    )
     # The density of log(1/v).
     logs = evidence + a0 * np.log(b0) - gammaln(a0) + a0 * grid - b0 * np.exp(grid)
     return logsumexp(logs) + np.log(grid[1] - grid[0])

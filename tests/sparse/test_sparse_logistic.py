@@ -1,10 +1,13 @@
 """Sparse logistic regression against quadrature, and predictions of both regressions."""
 
+import contextlib
+import itertools
+
 import jax
 import numpy as np
 import pytest
 import sparse_oracles as oracle
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from scipy.optimize import minimize
 from scipy.special import expit
 
@@ -14,6 +17,17 @@ from numpyro_tempered.sparse.logistic import log_two_cosh_half, quadratic_weight
 ALPHAS = (0.25, 0.5, 1.0)
 LAMBDA, SLAB = 0.3, 1.5
 KEY = jax.random.key(9)
+
+
+@pytest.fixture(scope="module", params=["double", pytest.param("single", marks=pytest.mark.full)])
+def context(request):
+    return enable_x64 if request.param == "double" else contextlib.nullcontext
+
+
+@pytest.fixture
+def precision(context):
+    with context():
+        yield
 
 
 def fit(x, y, **options):
@@ -40,9 +54,13 @@ def problem_of(fitted, x):
     )
 
 
+OBJECTIVES = list(itertools.product([(20, 5), (7, 19)], [None, 3.0]))
+# In the shape of the other tests.
+OBJECTIVES_HERE = [((20, 5), None), ((20, 5), 3.0)]
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("shape", [(20, 5), (7, 19)], ids=str)
-@pytest.mark.parametrize("intercept_scale", [None, 3.0])
+@pytest.mark.parametrize(("shape", "intercept_scale"), tiered(OBJECTIVES, unit=OBJECTIVES_HERE), ids=str)
 def test_objective_is_that_of_its_factors_and_never_falls(shape, intercept_scale):
     x, y = oracle.logistic_data(1, *shape, rho=0.7)
     for alpha in ALPHAS:
@@ -60,11 +78,38 @@ def test_objective_is_that_of_its_factors_and_never_falls(shape, intercept_scale
             assert oracle.logistic_objective(columns, y, alpha, factors(found), prior, factor * xi) < expected
 
 
+ORDERS = list(itertools.product([0.0, 0.9], [None, 2.0], range(3)))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("rho", "intercept_scale", "seed"), tiered(ORDERS, unit=[(0.9, None, 0), (0.0, 2.0, 1)]))
+def test_objective_elbo_and_evidence_in_order(rho, intercept_scale, seed):
+    """The evidence of at most three Gaussian coordinates by a product rule."""
+    num_varying = 3 if intercept_scale is None else 2
+    x, y = oracle.logistic_data(10 + seed, 20, num_varying, rho)
+    # Columns of 0 say nothing, and give the shape that is compiled.
+    x = np.column_stack([x, np.zeros((20, 5 - num_varying))])
+    for alpha in ALPHAS:
+        found = fit(x, y, alpha=alpha, intercept_scale=intercept_scale)
+        columns, prior = problem_of(found, x)
+        varying = np.any(columns != 0.0, axis=0)
+        part, prior_of_part = columns[:, varying], tuple(each[varying] for each in prior)
+        coarse, evidence = (
+            oracle.logistic_log_evidence(part, y, alpha, prior_of_part, nodes) for nodes in (16, 24)
+        )
+        assert coarse == pytest.approx(evidence, abs=1e-5)
+        elbo = oracle.logistic_elbo(columns, y, alpha, factors(found), prior)
+        assert float(found.objective) < elbo < evidence
+        # The bound is linear in u^2 where log 2cosh(sqrt(u^2)/2) is concave, its curvature at most 1/96.
+        most = alpha * np.sum(oracle.variance_of_square(columns, factors(found))) / 192
+        assert elbo - float(found.objective) < most
+
+
+@pytest.mark.full
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("rho", [0.0, 0.9])
 @pytest.mark.parametrize("intercept_scale", [None, 2.0])
-def test_objective_elbo_and_evidence_in_order(rho, intercept_scale):
-    """The evidence of at most three Gaussian coordinates by a product rule."""
+def test_three_starts_end_below_the_elbo_and_the_evidence(rho, intercept_scale):
     for seed in range(3):
         x, y = oracle.logistic_data(10 + seed, 15, 3 if intercept_scale is None else 2, rho)
         for alpha in ALPHAS:
@@ -76,7 +121,6 @@ def test_objective_elbo_and_evidence_in_order(rho, intercept_scale):
             assert coarse == pytest.approx(evidence, abs=1e-5)
             elbo = oracle.logistic_elbo(columns, y, alpha, factors(found), prior)
             assert float(found.objective) < elbo < evidence
-            # The bound is linear in u^2 where log 2cosh(sqrt(u^2)/2) is concave, its curvature at most 1/96.
             most = alpha * np.sum(oracle.variance_of_square(columns, factors(found))) / 192
             assert elbo - float(found.objective) < most
 
@@ -103,6 +147,19 @@ def test_numerical_optimisation_finds_no_better_coordinate():
 
 @pytest.mark.usefixtures("x64")
 def test_alpha_counts_rows():
+    x, y = oracle.logistic_data(3, 10, 5, 0.5)
+    # Rows of 0 say nothing, add a constant, and keep the shape that is compiled.
+    empty = np.zeros((10, 5))
+    whole = fit(np.concatenate([x, empty]), np.concatenate([y, empty[:, 0]]), alpha=1.0)
+    twice = np.repeat(np.arange(10), 2)
+    halved = fit(x[twice], y[twice], alpha=0.5)
+    assert float(whole.objective) - 10 * np.log(0.5) == pytest.approx(float(halved.objective), abs=1e-8)
+    np.testing.assert_allclose(whole.inclusion_probs, halved.inclusion_probs, atol=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("x64")
+def test_alpha_counts_rows_of_any_table():
     x, y = oracle.logistic_data(3, 20, 5, 0.5)
     twice = np.repeat(np.arange(20), 2)
     whole, halved = fit(x, y, alpha=1.0), fit(x[twice], y[twice], alpha=0.5)
@@ -111,9 +168,10 @@ def test_alpha_counts_rows():
 
 
 @pytest.mark.usefixtures("x64")
-def test_symmetries():
+@pytest.mark.parametrize("num_restarts", tiered([1, 3], unit=[1]))
+def test_symmetries(num_restarts):
     x, y = oracle.logistic_data(4, 20, 5, 0.5)
-    options = {"alpha": 0.5, "intercept_scale": 3.0, "tolerance": 1e-15, "num_restarts": 3}
+    options = {"alpha": 0.5, "intercept_scale": 3.0, "tolerance": 1e-15, "num_restarts": num_restarts}
     base = fit(x, y, **options)
     flipped = fit(x, 1.0 - y, **options)
     np.testing.assert_allclose(flipped.posterior.loc, -base.posterior.loc, atol=1e-6)
@@ -129,7 +187,7 @@ def test_symmetries():
 def test_the_bound_touches_the_likelihood():
     xi = np.array([-40.0, -3.0, -1e-2, -1e-5, 0.0, 1e-3, 0.5, 60.0])
     with enable_x64():
-        weight, height = np.asarray(quadratic_weight(xi)), np.asarray(log_two_cosh_half(xi))
+        weight, height = map(np.asarray, jax.jit(lambda xi: (quadratic_weight(xi), log_two_cosh_half(xi)))(xi))
     assert weight[4] == 0.25
     away = np.abs(xi) > 1e-4
     np.testing.assert_allclose(weight[away], np.tanh(xi[away] / 2) / (2 * xi[away]), rtol=1e-9)
@@ -140,6 +198,7 @@ def test_the_bound_touches_the_likelihood():
     np.testing.assert_allclose(0.5 * xi - height, oracle.log_lik_of(xi, 1.0), atol=1e-12)
 
 
+@pytest.mark.usefixtures("precision")
 def test_separable_classes_stay_finite():
     x = oracle.design(5, 20, 5)
     found = fit(x, x[:, 0] > 0.0, intercept_scale=3.0, tolerance=1e-6)
@@ -164,16 +223,32 @@ def test_more_columns_than_rows_and_restarts():
     assert sorted(many.order.tolist()) == list(range(150))
 
 
-def test_float32_agrees_with_float64():
+@pytest.mark.full
+@pytest.mark.parametrize("intercept_scale", [None, 3.0])
+def test_float32_agrees_with_float64(intercept_scale):
     x, y = oracle.logistic_data(7, 20, 5, 0.5)
-    single = fit(x, y, tolerance=1e-7)
+    single = fit(x, y, tolerance=1e-7, intercept_scale=intercept_scale)
     with enable_x64():
-        double = fit(x, y, tolerance=1e-7)
+        double = fit(x, y, tolerance=1e-7, intercept_scale=intercept_scale)
     assert single.posterior.loc.dtype == np.float32
     assert float(single.objective) == pytest.approx(float(double.objective), abs=1e-4)
     np.testing.assert_allclose(single.posterior.mean, double.posterior.mean, atol=1e-3)
 
 
+def test_a_fit_can_be_traced():
+    """Without compiling: what depends on values would complain."""
+    x, y = oracle.logistic_data(8, 20, 5, 0.5)
+
+    def fits(x, y, alphas):
+        return jax.vmap(lambda alpha: fit(x, y, alpha=alpha, intercept_scale=1.0))(alphas)
+
+    found = jax.eval_shape(fits, x, y, np.array(ALPHAS))
+    assert found.posterior.probs.dtype == np.float32
+    assert found.posterior.probs.shape == found.order.shape == (3, 5)
+    assert found.objective.shape == found.intercept.loc.shape == (3,)
+
+
+@pytest.mark.full
 @pytest.mark.usefixtures("x64")
 def test_vmap_over_alpha_is_the_loop():
     x, y = oracle.logistic_data(8, 20, 5, 0.5)
@@ -205,19 +280,21 @@ DRAWS = 40_000
 
 
 @pytest.fixture(scope="module")
-def linear():
+def linear(context):
     x, y = oracle.linear_data(50, 20, 5, 0.5)
-    return x + 2.0, sparse.fit_linear(
-        KEY, x + 2.0, y + 1.0, inclusion_prob=0.3, slab_scale=1.0, noise_prior=(1.0, 1.0), intercept_scale=5.0
-    )
+    options = {"inclusion_prob": 0.3, "slab_scale": 1.0, "noise_prior": (1.0, 1.0), "intercept_scale": 5.0}
+    with context():
+        return x + 2.0, sparse.fit_linear(KEY, x + 2.0, y + 1.0, **options)
 
 
 @pytest.fixture(scope="module")
-def logistic():
+def logistic(context):
     x, y = oracle.logistic_data(51, 20, 5, 0.5)
-    return x + 2.0, sparse.fit_logistic(KEY, x + 2.0, y, inclusion_prob=0.3, slab_scale=1.0, alpha=0.5)
+    with context():
+        return x + 2.0, sparse.fit_logistic(KEY, x + 2.0, y, inclusion_prob=0.3, slab_scale=1.0, alpha=0.5)
 
 
+@pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("which", ["linear", "logistic"])
 def test_moments_of_the_predictor_are_those_of_draws(which, request):
     x, found = request.getfixturevalue(which)
@@ -237,19 +314,21 @@ def test_moments_of_the_predictor_are_those_of_draws(which, request):
     assert np.all(np.abs(u.var(axis=0) - variance) < 5.0 * np.sqrt((fourth - variance**2) / DRAWS))
 
 
+@pytest.mark.usefixtures("precision")
 def test_prediction_adds_the_noise(linear):
     x, found = linear
-    moments, whole = sparse.linear_predictor(found, x[:4]), sparse.predict(found, x[:4])
+    moments, whole = sparse.linear_predictor(found, x), sparse.predict(found, x)
     np.testing.assert_array_equal(whole.mean, moments.mean)
     shape, rate = found.noise_posterior
     np.testing.assert_allclose(whole.scale**2 - moments.scale**2, rate / (shape - 1.0), rtol=1e-4)
-    flat = found._replace(noise_posterior=found.noise_posterior._replace(shape=np.float32(1.0)))
-    assert np.all(np.isinf(sparse.predict(flat, x[:4]).scale))
+    flat = found._replace(noise_posterior=found.noise_posterior._replace(shape=np.ones_like(shape)))
+    assert np.all(np.isinf(sparse.predict(flat, x).scale))
     known = found._replace(noise_posterior=None)
     expected = np.sqrt(moments.scale**2 + found.noise_scale**2)
-    np.testing.assert_allclose(sparse.predict(known, x[:4]).scale, expected, rtol=1e-6)
+    np.testing.assert_allclose(sparse.predict(known, x).scale, expected, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("precision")
 def test_probabilities_against_quadrature(logistic):
     x, found = logistic
     moments = sparse.predict_proba(jax.random.key(2), found, x, DRAWS)
