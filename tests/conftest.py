@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 from importlib.metadata import version
 
 import jax
@@ -52,6 +53,14 @@ def enable_x64():
     from jax.experimental import enable_x64 as context
 
     return context(True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Programs of earlier modules are found again, until they take gigabytes."""
+    yield
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 1.4e6:  # kilobytes; bytes on macOS
+        jax.clear_caches()
 
 
 @pytest.fixture

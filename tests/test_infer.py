@@ -672,6 +672,7 @@ def test_static_arguments_of_one_object_do_not_mix(x64):
     assert locs == pytest.approx([mean, -mean, mean, -mean, squared], rel=1e-12)
 
 
+@pytest.mark.full
 def test_update_under_jit_scan_and_vmap_together(x64):
     x, y = one_hot_stream()
     vi = shared(HALF)
@@ -952,6 +953,7 @@ def test_pandas_arguments(x64):
     np.testing.assert_array_equal(ours.posterior.loc, theirs.posterior.loc)
 
 
+@pytest.mark.full
 def test_a_point_rule_needs_no_curvature(x64):
     def absolute(y):
         numpyro.sample("y", dist.Laplace(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)
@@ -960,6 +962,7 @@ def test_a_point_rule_needs_no_curvature(x64):
     np.testing.assert_allclose(state.posterior.loc, 1.0)
 
 
+@pytest.mark.full
 def test_a_shifted_normal_prior_by_a_transform(x64):
     def shifted(y):
         prior = dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(1.0, 2.0))
@@ -973,6 +976,7 @@ def test_a_shifted_normal_prior_by_a_transform(x64):
     np.testing.assert_allclose(q.scale, 2.0, atol=5 * 2 / np.sqrt(20_000))
 
 
+@pytest.mark.full
 def test_floats_are_data_and_compile_once(x64):
     traces = []
 

@@ -1,6 +1,7 @@
 """The package as a whole: layers, import, public names."""
 
 import ast
+import functools
 import importlib.metadata
 import inspect
 import subprocess
@@ -97,9 +98,15 @@ def is_type_checking(node):
     return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
+@functools.cache
+def parse(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path, *, inside_functions):
     """Dotted names that a module imports; those inside functions only if asked for."""
-    found, nodes = [], list(ast.parse(path.read_text()).body)
+    found, nodes = [], list(parse(path).body)
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):

@@ -246,6 +246,7 @@ def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard, missing):
     assert energy[0, 0] > energy[1, 1]
 
 
+@pytest.mark.full
 def test_the_optimum_is_stationary_in_every_parameter(x64, key):
     x, prior, alpha = signal(4, N, [2.0], D), weak(), 0.5
     x[2, 1] = np.nan
@@ -488,6 +489,7 @@ def test_densities_are_those_of_a_gaussian(either, key):
             assert float(value[i]) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.full
 def test_predictions_without_factors_against_quadrature(precision, key):
     x = signal(13, N, [], D)
     fit = ppca.fit(key, x, num_factors=0, prior=weak())

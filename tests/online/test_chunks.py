@@ -75,6 +75,7 @@ def test_the_numbers_do_not_depend_on_how_rows_are_cut(lengths, size):
         pytest.param(NGVI, FullRank(np.zeros(D), np.eye(D)), 7, id="full rank", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_chunks_of_other_rules_and_draws(rule, prior, size, key):
     # A last block of one row, too: a loop over a single row would be compiled to other arithmetic.
     x, y = make_rows(29)

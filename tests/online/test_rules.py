@@ -513,6 +513,7 @@ def test_a_precision_that_is_not_positive_is_refused_and_counted(rule, curvature
 # SVB's rate in float32
 
 
+@pytest.mark.full
 def test_svb_rate_survives_vanishing_scales_in_float32():
     scales = jnp.asarray(10.0 ** -np.arange(0, 19, dtype=float), jnp.float32)
     d = len(scales)
@@ -620,6 +621,7 @@ def test_a_negative_rate_rejects_its_round():
 
 
 @closes_over_a_tracer
+@pytest.mark.full
 def test_a_grid_of_rates_runs_under_vmap():
     x, y = jnp.ones((4, 2)), jnp.array([1.0, -1.0, 1.0, 1.0])
 
