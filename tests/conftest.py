@@ -13,7 +13,7 @@ import pytest
 if "XLA_FLAGS" not in os.environ:
     flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     if version("jaxlib").startswith("0.10."):
-        # The emitters that replaced these take three times as long; other versions may not know the flag and exit.
+        # The emitters that replaced these take three times as long. Versions without the flag exit at it.
         flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join(flags)
 
