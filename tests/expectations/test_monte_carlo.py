@@ -38,7 +38,7 @@ def call(request):
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):
-    return nt.families.MeanField(*(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale)))
+    return nt.families.MeanField(*(jnp.asarray(leaf, dtype) for leaf in (loc, scale)))
 
 
 @pytest.mark.full
