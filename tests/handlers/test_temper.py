@@ -285,7 +285,7 @@ def test_potential_is_minus_density_minus_log_jacobian(alpha, x64):
 
 @pytest.mark.skipif(
     jax.config.jax_check_tracer_leaks,
-    reason="while it looks for leaks, jax finds the programs of other tests by the array in them, whatever the precision",
+    reason="jax then finds programs of other tests by the array in them, whatever the precision",
 )
 def test_single_precision_is_double_precision_rounded():
     got = [density(nt.temper(normal, alpha=alpha), {"theta": jnp.float32(0.7)}) for alpha in (0.0, 0.1, 1.0)]
