@@ -59,7 +59,7 @@ def loo(
         UserWarning: As ArviZ does, where the estimated Pareto k says that a weight is unreliable.
 
     References:
-        MATH section 6; Vehtari, Gelman, Gabry, *Practical Bayesian model evaluation using leave-one-out
+        Vehtari, Gelman, Gabry, *Practical Bayesian model evaluation using leave-one-out
         cross-validation and WAIC*, 2017.
 
     Example:

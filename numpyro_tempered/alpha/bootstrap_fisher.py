@@ -62,7 +62,7 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         ValueError: If ``num_bootstrap`` is not an integer of at least 20.
 
     References:
-        Mat; MATH section 6.
+        Mat.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

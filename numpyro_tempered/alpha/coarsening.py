@@ -38,7 +38,7 @@ def coarsening(a: float) -> Criterion:
         ValueError: If ``a`` is not positive and finite.
 
     References:
-        MD19; MATH section 6.
+        MD19.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

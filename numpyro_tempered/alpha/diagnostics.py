@@ -75,7 +75,8 @@ def loo() -> Criterion:
         as a criterion, saying why.
 
     References:
-        MATH section 6.
+        Vehtari, Gelman, Gabry, *Practical Bayesian model evaluation using leave-one-out
+        cross-validation and WAIC*, 2017.
 
     Example:
         >>> import numpyro_tempered as nt

@@ -94,7 +94,7 @@ def gpc(
         ValueError: If ``level`` is not in (0, 1), ``posterior`` is another word, or ``num_bootstrap`` too small.
 
     References:
-        SM19; MATH section 6.
+        SM19.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

@@ -44,7 +44,7 @@ def lyddon() -> Criterion:
           of the digits are lost: 3e3 in float32, 7e7 in float64.
 
     References:
-        LHW; MATH section 6.
+        LHW.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

@@ -27,7 +27,7 @@ def theory_default() -> Criterion:
         A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`.
 
     References:
-        AR; vEH, Theorem 16; MATH sections 6 and 7.
+        AR; vEH, Theorem 16.
 
     Example:
         >>> theory_default().decide(None, None, None, None).alpha
