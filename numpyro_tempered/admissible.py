@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_tempered._typing import Array, Model
+from numpyro_tempered.arguments import join, separate
 from numpyro_tempered.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.likelihood import (
     check_likelihood,
@@ -34,15 +35,20 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
             some factor is a prior term.
     """
-    with handlers.block(), refuse_subsampling():
+
+    def check(key: Array) -> None:
         try:
-            trace = get_trace(handlers.seed(model, rng_key), args, kwargs)
+            trace = get_trace(handlers.seed(model, key), args, kwargs)
         except NotImplementedError as error:
             raise ValueError(
                 "a prior cannot be sampled (is it improper?): the online rules start at the prior."
             ) from error
         check_likelihood(trace)
-        check_global(rng_key, model, args, kwargs)
+        check_global(key, model, args, kwargs)
+
+    # Sites and shapes alone are looked at: nothing need be computed.
+    with handlers.block(), refuse_subsampling():
+        jax.eval_shape(check, rng_key)
 
 
 def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) -> None:
@@ -54,34 +60,38 @@ def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) 
     predict, given = model.predictor, model.losses_given_predictor
     if predict is None or given is None:
         return
-    u = predict(theta, args, kwargs)
+    arrays, structure = separate(args, kwargs)
 
-    def losses(v: Array) -> Array:
-        return given(v, theta, args, kwargs)[0]
+    @jax.jit
+    def coupled(theta: Array, arrays: tuple[Array, ...]) -> Array:
+        args, kwargs = join(arrays, structure)
+        return _depend_on_others(lambda u: given(u, theta, args, kwargs)[0], predict(theta, args, kwargs))
 
-    if _depend_on_others(losses, u):
+    if bool(coupled(theta, arrays)):
         raise ValueError(
             "the likelihood of one datum depends on the predictor of another, and a quadrature takes them one "
             "by one. Use monte_carlo()."
         )
 
 
-def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> bool:
+def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> Array:
     """Whether the Jacobian of the losses ``(S, n)`` in the predictors of n data is not diagonal."""
     n = u.shape[0]
     if n <= _DENSE:
         jacobian = jax.jacrev(losses)(u)
         own = jnp.reshape(jnp.eye(n, dtype=bool), (1, n, n) + (1,) * (u.ndim - 1))
-        return bool(jnp.any(jnp.where(own, 0.0, jnp.nan_to_num(jacobian)) != 0.0))
+        return jnp.any(jnp.where(own, 0.0, jnp.nan_to_num(jacobian)) != 0.0)
+
     # Too many for a matrix: the losses of one half of the data must not feel the predictors of the other.
-    rng = np.random.default_rng(0)
-    for _ in range(_SPLITS):
-        moves = rng.uniform(size=n) < 0.5
-        direction = np.where(moves, rng.normal(size=n), 0.0).reshape((n,) + (1,) * (u.ndim - 1))
-        _, felt = jax.jvp(losses, (u,), (jnp.broadcast_to(jnp.asarray(direction, u.dtype), u.shape),))
-        if bool(jnp.any(jnp.nan_to_num(felt)[:, ~moves] != 0.0)):
-            return True
-    return False
+    def felt(key: Array) -> Array:
+        half, size = jax.random.split(key)
+        moves = jax.random.bernoulli(half, shape=(n,))
+        direction = jax.random.normal(size, u.shape, u.dtype)
+        direction = jnp.where(jnp.reshape(moves, (n,) + (1,) * (u.ndim - 1)), direction, 0.0)
+        _, change = jax.jvp(losses, (u,), (direction,))
+        return jnp.any(jnp.where(moves, 0.0, jnp.nan_to_num(change)) != 0.0)
+
+    return jnp.any(jax.lax.map(felt, jax.random.split(jax.random.key(0), _SPLITS)))
 
 
 def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, kwargs: dict) -> None:
@@ -90,11 +100,15 @@ def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, k
     Raises:
         ValueError: If there is such a site: its rows cannot be masked.
     """
-    values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
-    constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
-    trace = get_trace(handlers.substitute(model, data=constrained), args, kwargs)
-    for name, site in likelihood_sites(trace).items():
-        shape = jnp.shape(untempered_log_prob(site))
+
+    def log_probs() -> dict[str, Array]:
+        values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
+        constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
+        trace = get_trace(handlers.substitute(model, data=constrained), args, kwargs)
+        return {name: untempered_log_prob(site) for name, site in likelihood_sites(trace).items()}
+
+    for name, value in jax.eval_shape(log_probs).items():
+        shape = value.shape
         if shape != (num_rows,):
             raise ValueError(
                 f"observed site {name!r} has log-probabilities of shape {shape}, the mask has {num_rows} rows: "
@@ -114,7 +128,11 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
         return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
 
     def twice(leaf: Any) -> Any:
-        return jnp.concatenate([leaf, leaf]) if getattr(leaf, "ndim", 0) else leaf
+        if not getattr(leaf, "ndim", 0):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return jnp.concatenate([leaf, leaf])
+        return jnp.asarray(np.concatenate([leaf, leaf]))
 
     once = shapes(args, kwargs)
     try:

@@ -20,6 +20,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
 from numpyro_tempered._typing import Array, Guide, Model
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.elbo import TemperedELBO, evaluate_elbo
 from numpyro_tempered.families.mean_field import MeanField
 from numpyro_tempered.gaussian_vi import Result
@@ -187,7 +188,7 @@ def finish(
     """
     elbo_key, later_key = rng_keys
     guide = exact_gates(guide)
-    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params)):
+    if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params)):
         raise ValueError(
             "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
             "step size."
@@ -296,7 +297,7 @@ def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict
             )
             return {k: sites[k]["value"] for k in names}
 
-        draws = jax.lax.map(one, jax.random.split(rng_key, num_samples), batch_size=64)
+        draws = map_batches(one, jax.random.split(rng_key, num_samples), 64)
     return {name: draws[name] for name in names}
 
 

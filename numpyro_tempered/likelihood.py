@@ -1,7 +1,6 @@
 """Reading the likelihood of a model: its sites, their powers, and its loss as a function."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_tempered._typing import Array, Model
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.expectations.base import ModelLoss, depends_on
 from numpyro_tempered.messages import ALPHA, PRIOR_FACTOR, read_powers
 
@@ -260,8 +260,9 @@ def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs:
             if not is_factor(site)
         }
 
-    compiled: Callable[..., dict[str, Array]] = jax.jit(lambda values: jax.lax.map(one, values, batch_size=64))
-    return compiled(samples)
+    # Not within jit, where the data would be constants of the program and every data set would need its own.
+    by_site: dict[str, Array] = map_batches(one, samples, 64)
+    return by_site
 
 
 def is_factor(site: Site) -> bool:

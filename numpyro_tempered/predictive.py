@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_tempered._typing import Array, Model
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.likelihood import get_trace, is_factor, likelihood_sites
 
 
@@ -39,7 +40,7 @@ def replicate(
         return {name: _draw(key, name, site) for key, (name, site) in zip(keys, sites.items(), strict=False)}
 
     keys = jax.random.split(rng_key, len(next(iter(samples.values()))))
-    drawn: dict[str, Array] = jax.jit(lambda inputs: jax.lax.map(one, inputs, batch_size=64))((keys, samples))
+    drawn: dict[str, Array] = map_batches(one, (keys, samples), 64)
     return drawn
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(nt.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 # Each module imports from its own line's left and from the lines above.
 ORDER = [
-    ["_typing"],
+    ["_typing", "batching"],
     ["families"],
     ["expectations"],
     ["gaussian_vi"],
@@ -71,6 +71,7 @@ ORDER = [
 ]
 PURE = {
     "_typing",
+    "batching",
     "families",
     "expectations",
     "gaussian_vi",

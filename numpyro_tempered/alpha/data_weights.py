@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
@@ -66,7 +67,8 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
     if plate is None and len(common) > 1:
         raise ValueError(f"the data lie in several plates, {sorted(common)}: name that of the data by plate=.")
     if not common:
-        shapes = {name: jnp.shape(untempered_log_prob(site)) for name, site in sites.items()}
+        values = jax.eval_shape(lambda: {name: untempered_log_prob(site) for name, site in sites.items()})
+        shapes = {name: value.shape for name, value in values.items()}
         if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 1:
             raise ValueError(
                 f"the observed sites have log-probabilities of shapes {shapes} and no plate in common: put all "

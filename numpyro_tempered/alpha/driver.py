@@ -19,6 +19,7 @@ from numpyro_tempered.alpha.safe_bayes import safe_bayes
 from numpyro_tempered.alpha.svi import fit_all
 from numpyro_tempered.alpha.task import Task
 from numpyro_tempered.arviz_data import Coords, Dims
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.families import family_of
 from numpyro_tempered.handlers import temper
 from numpyro_tempered.infer import OnlineVI
@@ -306,14 +307,12 @@ def _stream(
     if verdict is None:
         verdict = criterion.stream(criterion_key, grid, task.num_data, run)  # type: ignore[misc]
 
-    def log_lik(k: int) -> np.ndarray:
-        own, state = whole.fit_at(k)
-        flat = family_of(state.posterior).sample(
-            jax.random.fold_in(method_key, k), state.posterior, (num_samples,)
-        )
-        each = jax.lax.map(
-            lambda theta: jnp.sum(task.losses(own.guide._unpack_latent(theta))), flat, batch_size=64
-        )
-        return -np.asarray(each, np.float64)[None]
-
-    return Fits([], np.stack([log_lik(k) for k in range(len(grid))]), None, whole.fit_at), verdict
+    fits = [whole.fit_at(k) for k in range(len(grid))]
+    flat = [
+        family_of(state.posterior).sample(jax.random.fold_in(method_key, k), state.posterior, (num_samples,))
+        for k, (_, state) in enumerate(fits)
+    ]
+    unpack = fits[0][0].guide._unpack_latent
+    losses = map_batches(lambda theta: jnp.sum(task.losses(unpack(theta))), jnp.concatenate(flat), 64)
+    log_lik = -np.asarray(losses, np.float64).reshape(len(grid), 1, num_samples)
+    return Fits([], log_lik, None, whole.fit_at), verdict

@@ -1,6 +1,7 @@
 """Bootstrap data sets, as counts of the data."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered._typing import Array
+from numpyro_tempered.batching import map_batches
 
 # Numbers that all data sets of a batch may hold at once: 256 MiB in float32.
 _BATCH = 2**26
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def resamples(rng_key: Array, num_bootstrap: int, num_data: int) -> Array:
     """How often each datum is in each of B multinomial resamples of n data, ``(B, n)``."""
 
@@ -27,7 +30,7 @@ def over_resamples(function: Callable[[Array], Any], counts: Array, dim: int) ->
     """A function of the counts ``(n,)`` of each resample; of so many at once as memory is likely to hold."""
     num, n = counts.shape
     batch = max(1, _BATCH // (n * (dim + 1)))
-    return jax.vmap(function)(counts) if batch >= num else jax.lax.map(function, counts, batch_size=batch)
+    return jax.vmap(function)(counts) if batch >= num else map_batches(function, counts, batch)
 
 
 def check_num_bootstrap(num_bootstrap: int, least: int) -> None:

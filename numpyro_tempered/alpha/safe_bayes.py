@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_tempered._typing import Array
 from numpyro_tempered.alpha.base import Criterion, Draws, Plan, Verdict
 from numpyro_tempered.alpha.task import Task
+from numpyro_tempered.batching import map_batches
 
 
 def safe_bayes(
@@ -110,7 +111,7 @@ def safe_bayes(
                 "plugin": -draws.log_lik_at_mean,
             }
             if callable(loss):
-                each = jax.lax.map(loss, draws.values, batch_size=64)
+                each = map_batches(loss, draws.values, 64)
                 if each.shape != draws.log_lik.shape:
                     raise ValueError(
                         f"the loss must return one number a datum, ({task.num_data},), got {each.shape[1:]}."

@@ -17,6 +17,7 @@ from numpyro_tempered._typing import Array, Guide
 from numpyro_tempered.alpha.base import Draws, Fits, Plan
 from numpyro_tempered.alpha.data_weights import weigh_data
 from numpyro_tempered.alpha.task import Task
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.elbo import has_point_mass
 from numpyro_tempered.fit import CONSTANT, TemperedFit, default_optim, finish, late_fall
 from numpyro_tempered.handlers import temper
@@ -80,7 +81,7 @@ def fit_all(
 
         def draws(key: Array, params: dict[str, Array], number: int) -> Draws:
             keys = jax.random.split(key, number)
-            values = jax.lax.map(lambda k: draw(k, params), keys, batch_size=64)
+            values = map_batches(lambda k: draw(k, params), keys, 64)
             return task.draws(values, _mean(task, guide, params))
 
         def stage(carry: Any, inputs: Any) -> Any:

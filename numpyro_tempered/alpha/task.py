@@ -13,6 +13,7 @@ from numpyro.infer.util import potential_energy
 from numpyro_tempered._typing import Array, Model
 from numpyro_tempered.alpha.base import Draws
 from numpyro_tempered.alpha.data_weights import find_data, log_lik_of_each
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.handlers import temper
 from numpyro_tempered.likelihood import Site, get_trace, latent_sites
 from numpyro_tempered.path.problem import Problem
@@ -95,7 +96,7 @@ class Task(Problem):
             values: The draws.
             mean: The posterior mean on the unconstrained scale where it is known; else that of the draws.
         """
-        log_lik = jax.lax.map(self.log_lik_of_each, values, batch_size=64)
+        log_lik = map_batches(self.log_lik_of_each, values, 64)
         flat = self.flat_draws(values)
         if self.discrete:
             # No mean, and no number that could be taken for one.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered._typing import Array
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.expectations.base import (
     Evaluation,
     Expectation,
@@ -212,7 +213,7 @@ def _gauss_newton(model: ModelLoss, theta: Array, data: Any, mask: Array | None)
 def _hessian(value: Callable[[Array], tuple[Array, Array]], theta: Array, data: Any, memory_budget: int) -> Array:
     """The whole Hessian ``(d, d)``, column by column."""
     product, chunk = _products(value, theta, data, memory_budget)
-    columns = jax.lax.map(product, jnp.eye(theta.shape[0], dtype=theta.dtype), batch_size=chunk)
+    columns = map_batches(product, jnp.eye(theta.shape[0], dtype=theta.dtype), chunk)
     return 0.5 * (columns + columns.T)
 
 
@@ -225,7 +226,7 @@ def _hessian_diagonal(
     def entry(j: Array) -> Array:
         return product(jax.nn.one_hot(j, d, dtype=theta.dtype))[j]
 
-    return jax.lax.map(entry, jnp.arange(d), batch_size=chunk)
+    return map_batches(entry, jnp.arange(d), chunk)
 
 
 def _products(

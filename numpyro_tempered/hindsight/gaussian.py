@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.families import FullRank, MeanField
 from numpyro_tempered.families.base import family_of
@@ -113,7 +114,7 @@ def _by_round(expectation: Expectation, q: Any, data: Any) -> Any:
     def one(row: Any) -> Any:
         return expectation.evaluate(q, *row, curvature="none").expected
 
-    return jax.lax.map(one, data, batch_size=1024)
+    return map_batches(one, data, 1024)
 
 
 def _gaussian_at(free: Any, prior: Any) -> Any:

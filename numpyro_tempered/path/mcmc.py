@@ -10,6 +10,7 @@ from numpyro.infer import HMC, MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_tempered._typing import Array
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.handlers import temper
 from numpyro_tempered.likelihood import latent_sites
 from numpyro_tempered.path.evidence import largest_r_hat, log_evidence, mean_se, moments
@@ -58,7 +59,7 @@ def sample_path(
                 f"{name_of(kernel)} does not draw the latent sites {missing}: sum them out of the model."
             )
         values = {name: samples[name] for name in problem.latents}
-        log_lik = jax.lax.map(lambda chain: jax.lax.map(problem.log_lik, chain, batch_size=64), values)
+        log_lik = jax.lax.map(lambda chain: map_batches(problem.log_lik, chain, 64), values)
         stats = {name: mcmc.get_extra_fields(group_by_chain=True)[name] for name in fields}
         return (values, {"log_lik": log_lik, **stats}), getattr(mcmc.last_state, kernel.sample_field)
 
@@ -66,9 +67,7 @@ def sample_path(
     keys = jax.random.split(rng_key, len(grid))
     if problem.prior_is_exact:
         prior_keys = jax.random.split(keys[0], (num_chains, num_samples))
-        draw = jax.jit(
-            lambda k: jax.lax.map(lambda chain: jax.lax.map(problem.draw_prior, chain, batch_size=64), k)
-        )
+        draw = jax.jit(lambda k: jax.lax.map(lambda chain: map_batches(problem.draw_prior, chain, 64), k))
         values, log_lik = draw(prior_keys)
         check_finite(grid[:1], np.asarray(log_lik)[..., None], at_zero=True)
         stats = {"diverging": jnp.zeros((num_chains, num_samples), bool)} if is_hmc else {}

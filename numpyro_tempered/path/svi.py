@@ -14,6 +14,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import log_density
 
 from numpyro_tempered._typing import Array, Guide
+from numpyro_tempered.batching import map_batches
 from numpyro_tempered.elbo import has_point_mass
 from numpyro_tempered.fit import CONSTANT, default_optim, late_fall
 from numpyro_tempered.handlers import temper
@@ -60,7 +61,7 @@ def fit_path(
             prior = temper(handlers.seed(problem.model, problem.rng_key), 0.0)
             return values, problem.log_lik(values), log_density(prior, args, kwargs, values)[0] - log_q
 
-        return losses, *jax.lax.map(draw, jax.random.split(draw_key, num_samples), batch_size=64)
+        return losses, *map_batches(draw, jax.random.split(draw_key, num_samples), 64)
 
     keys = jax.random.split(key, len(grid))
     losses, values, log_lik, log_ratio = jax.device_get(jax.jit(jax.vmap(fit))(keys, jnp.asarray(grid)))

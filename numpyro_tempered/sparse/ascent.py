@@ -1,6 +1,7 @@
 """Coordinate ascent as one compiled loop, start after start."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -89,12 +90,14 @@ def best_start(ascend_from: Callable[[Start], Ascent], starts: Start) -> Best:
     return Best(jax.tree.map(lambda leaf: leaf[best], ascents), starts.order[best], ascents.objective)
 
 
+@jax.jit
 def unblock(q: SpikeSlab, order: Array) -> SpikeSlab:
     """Factors in blocks as factors of the coefficients in the order of the columns."""
     back = jnp.argsort(order)
     return SpikeSlab(*(jnp.reshape(part, -1)[: order.shape[0]][back] for part in q))
 
 
+@partial(jax.jit, static_argnums=1)
 def without_intercept(order: Array, d: int) -> Array:
     """The order of the first d columns."""
     return order[jnp.nonzero(order < d, size=d)[0]]
