@@ -192,7 +192,9 @@ def worst_labels(num_rounds, lipschitz, constant):
 
 
 @pytest.mark.parametrize(
-    ("factor", "low", "high"), [(2.0, 1.15, 1.25), (1.0, 0.9, 1.0)], ids=["printed", "corrected"]
+    ("factor", "low", "high"),
+    tiered([(2.0, 1.15, 1.25), (1.0, 0.9, 1.0)], unit=[(1.0, 0.9, 1.0)]),
+    ids=["printed", "corrected"],
 )
 def test_the_printed_constant_of_theorem_3_fails_and_the_corrected_one_holds(x64, factor, low, high):
     num_rounds, lipschitz, box = 40_000, 0.01, Box(loc=1.0, scale=0.01)

@@ -12,6 +12,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
 from numpyro.infer.svi import SVIRunResult
+from numpyro.infer.util import log_density
 from oracles import gaussian_kl, tempered_normal_log_evidence, tempered_normal_posterior
 from scipy import stats
 
@@ -232,6 +233,14 @@ def test_the_key_decides_the_fit():
     assert (one.losses != other.losses).all()
 
 
+def test_alpha_zero_leaves_the_prior_alone(still):
+    fit = quick(lambda m: hand_written, alpha=0)
+    assert fit.alpha == 0.0
+    joint = jax.jit(lambda theta: log_density(fit.model, (DATA,), {}, {"theta": theta})[0])(0.3)
+    assert float(joint) == pytest.approx(stats.norm.logpdf(0.3, PRIOR_MEAN, PRIOR_SD), rel=1e-6)
+
+
+@pytest.mark.full
 def test_alpha_zero_is_the_prior():
     fit = quick(lambda m: hand_written, alpha=0, num_particles=100)
     want = gaussian_kl(*by_hand_q(fit), PRIOR_MEAN, PRIOR_SD)
@@ -292,7 +301,13 @@ def test_data_with_nan():
         quick(lambda m: hand_written, DATA.at[0].set(jnp.nan))
 
 
-def test_a_model_without_data(quickly):
+def test_a_model_without_data(still):
+    with pytest.raises(ValueError, match="no observed site"):
+        nt.fit_svi(KEY, model, lambda m: hand_written, num_steps=1, num_particles=2)
+
+
+@pytest.mark.full
+def test_a_guide_of_a_model_without_data(quickly):
     with pytest.raises(ValueError, match="no observed site"):
         nt.fit_svi(KEY, model, AutoNormal, num_steps=1, num_particles=2)
 

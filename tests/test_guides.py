@@ -19,7 +19,7 @@ from numpyro_tempered.guides import NUM_PRIOR_DRAWS, AutoOnlineDiagonalNormal
 
 def several(y=None):
     a = numpyro.sample("a", dist.Normal(1.0, 2.0))
-    numpyro.sample("b", dist.Normal(jnp.arange(3.0), 0.5).to_event(1))
+    numpyro.sample("b", dist.Normal(jnp.arange(2.0), 0.5).to_event(1))
     numpyro.sample("c", dist.Normal(0.0, 3.0).expand([2]))
     with numpyro.plate("p", 2):
         numpyro.sample("d", dist.Normal(-1.0, jnp.array([0.1, 0.2])))
@@ -29,7 +29,7 @@ def several(y=None):
 
 PRIORS = {
     "a": (1.0, 2.0),
-    "b": ([0.0, 1.0, 2.0], [0.5, 0.5, 0.5]),
+    "b": ([0.0, 1.0], [0.5, 0.5]),
     "c": ([0.0, 0.0], [3.0, 3.0]),
     "d": ([-1.0, -1.0], [0.1, 0.2]),
     "e": (np.full((2, 2), 0.25), np.full((2, 2), 4.0)),
@@ -50,7 +50,7 @@ def test_the_start_is_exact_for_normal_priors():
         np.testing.assert_array_equal(locs[name], np.asarray(loc, locs[name].dtype))
         np.testing.assert_array_equal(scales[name], np.asarray(scale, locs[name].dtype))
     assert guide.moment_matched == ()
-    assert guide.latent_dim == 1 + 3 + 2 + 2 + 4
+    assert guide.latent_dim == 1 + 2 + 2 + 2 + 4
 
 
 def test_pack_inverts_unpack():
@@ -200,8 +200,10 @@ def test_integer_parameters_of_a_prior_give_floating_parameters(key):
 
     guide = nt.guides.AutoOnlineDiagonalNormal(model)
     svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
-    state, _ = jax.jit(svi.update)(svi.init(key, 0.5), 0.5)
-    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in svi.get_params(state).values())
+    state = svi.init(key, 0.5)
+    params = jax.eval_shape(lambda state: svi.get_params(svi.update(state, 0.5)[0]), state)
+    for found in (params, svi.get_params(state)):
+        assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in found.values())
 
 
 def test_a_masked_prior_is_no_start(key):

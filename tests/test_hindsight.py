@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import numpyro_tempered as nt
 from numpyro_tempered import hindsight
 from numpyro_tempered.families import FullRank, MeanField
+from numpyro_tempered.hindsight.gaussian import _gaussian_at, _limits
 from numpyro_tempered.online import Box
 
 HINGE = nt.expectations.hinge()
@@ -226,6 +227,19 @@ def test_the_best_gaussian_of_the_squared_loss_is_bayes(x64, family):
     np.testing.assert_allclose(best.expected.sum() + best.kl / 0.7, least, rtol=1e-9)
 
 
+def test_the_limits_of_the_search_are_the_box(x64):
+    prior = MeanField(jnp.array([0.5, -0.2]), jnp.array([0.5, 2.0]))
+    lower, upper = _limits(prior, Box(loc=0.4, scale=0.3))
+    for end, loc in ((lower, -0.4), (upper, 0.4)):
+        q = _gaussian_at(np.where(np.isfinite(end), end, 0.0), prior)
+        np.testing.assert_allclose(q.loc, [loc, loc], rtol=1e-12)
+    np.testing.assert_allclose(q.scale, [0.3, 0.3], rtol=1e-12)
+    # Any width above 0 is in the box, and without a box any Gaussian.
+    assert np.all(lower[2:] == -np.inf)
+    assert np.all(np.isinf(_limits(prior, Box())))
+
+
+@pytest.mark.full
 def test_a_box_holds_the_best_gaussian(x64):
     x, y = data("hinge", 40, 2)
     prior = MeanField(jnp.zeros(2), jnp.ones(2))

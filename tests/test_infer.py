@@ -20,6 +20,7 @@ from oracles import tempered_normal_posterior
 from scipy import special, stats
 
 import numpyro_tempered as nt
+from numpyro_tempered.elbo import bind
 from numpyro_tempered.expectations import gauss_hermite, hinge, monte_carlo
 from numpyro_tempered.families import MeanField
 from numpyro_tempered.fit import TemperedFit
@@ -53,7 +54,11 @@ def logistic_stream(rounds=7):
 LOC, SCALE, NOISE = np.array([0.5, -1.0, 2.0]), np.array([1.0, 0.5, 2.0]), 0.7
 
 
+CALLS = []
+
+
 def linear(x, y=None):
+    CALLS.append(1)
     theta = numpyro.sample("theta", dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1))
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
@@ -97,6 +102,20 @@ def half_run(expectation=ETA):
     """One run in double precision on the conjugate stream, with its OnlineVI."""
     vi = shared(HALF, expectation)
     return vi, *vi.run(KEY, *one_hot_stream())
+
+
+@functools.cache
+def guide_of(model):
+    """A guide in double precision that has been set up on two data of three features."""
+    guide = AutoOnlineDiagonalNormal(model)
+    with handlers.block(), numpyro.validation_enabled(False), handlers.seed(rng_seed=0):
+        guide(np.eye(3)[:1], np.zeros(1))
+    return guide
+
+
+def evaluate(expectation, model, guide, q, *data, curvature="hessian"):
+    bound = bind(expectation, model, guide)
+    return jax.jit(lambda q, data: bound.evaluate(q, data, {}, rng_key=KEY, curvature=curvature))(q, data)
 
 
 def assert_equal(one, two):
@@ -167,6 +186,26 @@ def test_a_conjugate_stream_ends_at_the_tempered_posterior(alpha, x64):
 
 
 @closes_over_a_tracer
+def test_powers_under_vmap_weigh_gradients_and_not_losses(x64):
+    x, y = one_hot_stream()
+
+    def evaluation(alpha):
+        bound = bind(ETA, nt.temper(linear, alpha=alpha), guide_of(linear))
+        return bound.evaluate(MeanField(LOC, SCALE), (x, y), {}, rng_key=None, curvature="hessian")
+
+    guide_of(linear)
+    alphas = np.array([0.0, 0.5, 1.0, 2.0])
+    found = jax.jit(jax.vmap(evaluation))(alphas)
+    force, curvature = x.T @ (x @ LOC - y) / NOISE**2, 0.5 * (x**2).sum(0) / NOISE**2
+    np.testing.assert_allclose(found.grad_loc, alphas[:, None] * force, rtol=1e-10)
+    np.testing.assert_allclose(found.grad_var, alphas[:, None] * curvature, rtol=1e-10)
+    at_mean = -stats.norm.logpdf(y, x @ LOC, NOISE).sum()
+    np.testing.assert_allclose(found.at_mean, at_mean, rtol=1e-12)
+    np.testing.assert_allclose(found.expected, at_mean + (SCALE**2 * curvature).sum(), rtol=1e-12)
+
+
+@pytest.mark.full
+@closes_over_a_tracer
 def test_powers_under_vmap_end_at_their_tempered_posteriors(x64):
     x, y = one_hot_stream()
     guide = AutoOnlineDiagonalNormal(linear)
@@ -220,6 +259,16 @@ def test_losses_of_the_first_round_are_those_of_the_prior_under_every_power(x64)
 
 def test_other_scales_weigh_gradients_and_not_losses(x64):
     x, y = one_hot_stream()
+    model = numpyro.handlers.scale(HALF, scale=3.0)
+    found = evaluate(ETA, model, guide_of(linear), MeanField(LOC, SCALE), x, y)
+    np.testing.assert_allclose(found.grad_loc, 1.5 * x.T @ (x @ LOC - y) / NOISE**2, rtol=1e-10)
+    np.testing.assert_allclose(found.grad_var, 0.5 * 1.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10)
+    assert found.at_mean == pytest.approx(-stats.norm.logpdf(y, x @ LOC, NOISE).sum(), rel=1e-12)
+
+
+@pytest.mark.full
+def test_other_scales_weigh_the_steps_of_a_run_and_not_its_losses(x64):
+    x, y = one_hot_stream()
     state, losses = online(numpyro.handlers.scale(HALF, scale=3.0)).run(KEY, x, y)
     assert_close(state.posterior, exact_posterior(y, 1.5), 1e-10)
     assert losses.at_mean[0] == pytest.approx(-stats.norm.logpdf(y[0], x[0] @ LOC, NOISE), rel=1e-12)
@@ -242,6 +291,17 @@ def test_alpha_zero_stays_at_the_prior(x64):
     np.testing.assert_allclose(losses.at_mean, -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12)
 
 
+def test_the_expectation_of_a_model_is_that_of_its_bare_loss(x64):
+    x, y = logistic_stream()
+    bare = gauss_hermite(lambda u, y: jax.nn.softplus(u) - y * u)
+    q = MeanField(np.array([0.2, -0.3, 0.1]), np.array([1.0, 0.5, 2.0]))
+    found = evaluate(ETA, logistic, guide_of(linear), q, x, y)
+    want = jax.jit(functools.partial(bare.evaluate, curvature="hessian"))(q, x, y)
+    for ours, theirs in zip(found, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11)
+
+
+@pytest.mark.full
 def test_a_model_equals_its_bare_loss(x64):
     x, y = logistic_stream()
     state, losses = shared(logistic).run(KEY, x, y)
@@ -254,6 +314,28 @@ def test_a_model_equals_its_bare_loss(x64):
 
 
 def test_several_sites_and_their_own_powers(x64):
+    def model(x, y, z):
+        theta = numpyro.sample(
+            "theta", dist.Normal(jnp.array(LOC.tolist()), jnp.array(SCALE.tolist())).to_event(1)
+        )
+        eta = numpyro.deterministic("eta", x @ theta)
+        with nt.temper(alpha=0.5):
+            numpyro.sample("y", dist.Normal(eta, NOISE), obs=y)
+        numpyro.sample("z", dist.Normal(eta, NOISE), obs=z)
+
+    x, y = one_hot_stream()
+    z = y[::-1] + 0.5
+    found = evaluate(ETA, model, guide_of(linear), MeanField(LOC, SCALE), x, y, z)
+    # The power of y counts its data half.
+    force = x.T @ (0.5 * (x @ LOC - y) + x @ LOC - z) / NOISE**2
+    np.testing.assert_allclose(found.grad_loc, force, rtol=1e-10)
+    np.testing.assert_allclose(found.grad_var, 0.5 * 1.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10)
+    want = -stats.norm.logpdf([y, z], x @ LOC, NOISE).sum()
+    assert found.at_mean == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.full
+def test_a_run_on_several_sites_with_their_own_powers(x64):
     def model(y, z):
         theta = numpyro.sample("theta", dist.Normal(0.5, 1.0))
         eta = numpyro.deterministic("eta", theta * np.ones(y.shape))
@@ -274,7 +356,13 @@ def test_several_sites_and_their_own_powers(x64):
 # Monte Carlo.
 
 
-@pytest.mark.parametrize("name", ["monte_carlo", "predictor"])
+def test_draws_of_a_predictor_have_the_exact_curvature_of_a_conjugate_model(x64):
+    x, y = one_hot_stream()
+    found = evaluate(PREDICTOR_DRAWS, HALF, guide_of(linear), MeanField(LOC, SCALE), x, y)
+    np.testing.assert_allclose(found.grad_var, 0.5 * 0.5 * (x**2).sum(0) / NOISE**2, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", tiered(["monte_carlo", "predictor"], unit=["monte_carlo"]))
 def test_monte_carlo_precision_is_exact_on_a_conjugate_stream(name, x64):
     _, y = one_hot_stream()
     _, state, _ = half_run(EXPECTATIONS[name])
@@ -287,7 +375,7 @@ def square(y=None):
     numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
 
 
-@pytest.mark.parametrize(
+CURVATURES = pytest.mark.parametrize(
     ("expectation", "curvature", "gain"),
     [
         (PREDICTOR_DRAWS, "hessian", 4.0),  # (d eta)² l''
@@ -296,7 +384,27 @@ def square(y=None):
     ],
     ids=["Gauss-Newton", "Hessian", "Fisher"],
 )
+
+
+@CURVATURES
 def test_curvatures_of_a_curved_predictor(expectation, curvature, gain, x64):
+    def first_of_three(x, y=None):
+        theta = numpyro.sample("theta", dist.Normal(np.array([1.0, 0.0, 0.0]), 1e-3).to_event(1))
+        eta = numpyro.deterministic("eta", theta[:1] ** 2)
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+    q = MeanField(np.array([1.0, 0.0, 0.0]), np.full(3, 1e-3))
+    data = np.eye(3)[:1], np.array([-3.0])
+    found = evaluate(expectation, first_of_three, guide_of(linear), q, *data, curvature=curvature)
+    # As below, of the precision that a step of one adds.
+    slack = 6e-3 * (320.0 if curvature == "fisher" else 24.0)
+    assert abs(2.0 * float(found.grad_var[0]) - gain) < slack
+    np.testing.assert_allclose(found.grad_var[1:], 0.0, atol=1e-12)
+
+
+@pytest.mark.full
+@CURVATURES
+def test_a_run_takes_the_curvatures_of_a_curved_predictor(expectation, curvature, gain, x64):
     y = np.array([-3.0])
     vi = online(square, expectation, nt.online.ngvi(curvature=curvature))
     state, _ = vi.run(KEY, y)
@@ -309,8 +417,12 @@ def test_curvatures_of_a_curved_predictor(expectation, curvature, gain, x64):
 def test_monte_carlo_losses_are_unbiased(x64):
     x, y = one_hot_stream()
     n = 4000
-    vi = online(linear, monte_carlo(num_particles=n))
-    _, losses = vi.update(vi.init(KEY, x[:1], y[:1]), x[:1], y[:1])
+    expectation = monte_carlo(num_particles=n)
+    bound = bind(expectation, linear, guide_of(linear))
+    # The rest of the evaluation is compiled to nothing.
+    losses = jax.jit(lambda q, data: nt.online.Losses(*bound.evaluate(q, data, {}, rng_key=KEY)[:2]))(
+        MeanField(LOC, SCALE), (x[:1], y[:1])
+    )
     residual, v = float(y[0]) - LOC[0], SCALE[0] ** 2
     at_mean = -stats.norm.logpdf(residual, 0.0, NOISE)
     sd = np.sqrt(2.0 * v**2 + 4.0 * residual**2 * v) / (2.0 * NOISE**2)
@@ -321,6 +433,22 @@ def test_monte_carlo_losses_are_unbiased(x64):
 # What comes out.
 
 
+def test_the_posterior_and_its_parameters(x64):
+    vi, state, _ = half_run()
+    q = state.posterior
+    posterior = vi.get_posterior(state)
+    np.testing.assert_array_equal(posterior.mean, q.loc)
+    np.testing.assert_allclose(posterior.variance, np.square(q.scale), rtol=1e-6)
+    params = vi.get_params(state)
+    assert set(params) == {"auto_loc", "auto_scale"}
+    np.testing.assert_array_equal(vi.guide.median(params)["theta"], q.loc)
+    n = 2000
+    draws = jax.jit(lambda params: vi.guide.sample_posterior(KEY, params, sample_shape=(n,))["theta"])(params)
+    assert (np.abs(np.mean(draws, 0) - q.loc) < 5 * np.asarray(q.scale) / np.sqrt(n)).all()
+    np.testing.assert_allclose(np.std(draws, 0), q.scale, rtol=5 / np.sqrt(2 * n))
+
+
+@pytest.mark.full
 def test_posterior_params_and_the_methods_of_the_guide(x64):
     x, y = logistic_stream()
     vi = shared(logistic)
@@ -632,9 +760,14 @@ OPTIONS = {
 }
 
 
+def slope_and_offset(name):
+    _, sign, power, offset = OPTIONS[name]
+    return sign * X3**power, offset
+
+
 def check_options(vi, name):
-    options, sign, power, offset = OPTIONS[name]
-    slope = sign * X3**power
+    options = OPTIONS[name][0]
+    slope, offset = slope_and_offset(name)
     precision = 1.0 + (slope**2).sum()
     mean = (slope * (Y3 - offset)).sum() / precision
     state, _ = vi.run(KEY, X3, y=Y3, **options)
@@ -643,6 +776,18 @@ def check_options(vi, name):
 
 
 def test_keyword_and_static_arguments_of_one_object_do_not_mix(x64):
+    vi = shared(with_options)
+    q = vi.init(KEY, X3[:1], y=Y3[:1]).posterior
+    for name in ("string, flag, None", "flag, integer, float"):
+        arrays, expectation = vi._split((X3,), {"y": Y3, **OPTIONS[name][0]})
+        found = jax.jit(functools.partial(expectation.evaluate, curvature="hessian"))(q, *arrays)
+        slope, offset = slope_and_offset(name)
+        np.testing.assert_allclose(found.grad_loc, [-(slope * (Y3 - offset)).sum()], rtol=1e-10)
+        np.testing.assert_allclose(found.grad_var, [0.5 * (slope**2).sum()], rtol=1e-10)
+
+
+@pytest.mark.full
+def test_runs_of_one_object_do_not_mix_keyword_and_static_arguments(x64):
     vi = online(with_options)
     for name in ("string, flag, None", "flag, integer, float"):
         check_options(vi, name)
@@ -728,18 +873,17 @@ def counted_model():
 
 
 def test_repeated_runs_compile_once(x64):
-    model, calls = counted_model()
-    x, y = logistic_stream()
-    vi = online(model)
-    state, _ = vi.run(KEY, x, y)
-    before = len(calls)
+    x, y = one_hot_stream()
+    vi, state, _ = half_run()
+    before = len(CALLS)
     state, _ = vi.run(state, x, y)
-    assert len(calls) == before
+    assert len(CALLS) == before
     # Another start is no other program.
     again = vi.init(KEY, x[:1], y[:1], prior=state)
-    before = len(calls)
+    assert len(CALLS) > before
+    before = len(CALLS)
     vi.run(again, x, y)
-    assert len(calls) == before
+    assert len(CALLS) == before
 
 
 @pytest.mark.full
@@ -882,7 +1026,7 @@ def test_every_init_starts_at_the_prior_of_its_arguments(x64):
     for scale in (1.0, 10.0):
         np.testing.assert_allclose(vi.init(KEY, x[:1], y[:1], scale).posterior.scale, scale)
     with pytest.raises(ValueError, match="another shape"):
-        vi.init(KEY, x[:1, :2], y[:1], 1.0)
+        vi.init(KEY, x[:1, :1], y[:1], 1.0)
 
 
 def nested(y):

@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 import warnings
+from typing import NamedTuple
 
 import arviz as az
 import jax
@@ -31,6 +32,7 @@ from numpyro.infer import (
     autoguide,
 )
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.mcmc import MCMCKernel
 from oracles import log_normal_density
 
 import numpyro_tempered as nt
@@ -75,21 +77,24 @@ def run(request):
     return request.param
 
 
+def normal_guide(x, y=None, penalty=False):
+    """With the parameters of AutoNormal, whose own set-up is many small programs."""
+    loc, scale = numpyro.param("theta_auto_loc"), numpyro.param("theta_auto_scale")
+    numpyro.sample("theta", dist.Normal(loc, scale).to_event(1))
+
+
 @pytest.fixture(scope="module")
 def tempered(run):
     """What fit_svi returns, or would of a run that ended at these parameters; its loop takes long to compile."""
     if run == "whole":
         return fit(model, 0.5, penalty=True)
     params = {
-        "theta_auto_loc": jnp.array([0.8, -0.9], jnp.float32),
-        "theta_auto_scale": jnp.array([0.3, 0.2], jnp.float32),
+        "theta_auto_loc": jnp.asarray(np.array([0.8, -0.9], np.float32)),
+        "theta_auto_scale": jnp.asarray(np.array([0.3, 0.2], np.float32)),
     }
-    losses = jnp.linspace(30.0, 20.0, 200, dtype=jnp.float32)
+    losses = np.linspace(30.0, 20.0, 200, dtype=np.float32)
     keys, args, kwargs = jax.random.split(jax.random.key(3)), (jnp.asarray(X), jnp.asarray(Y)), {"penalty": True}
-    of = nt.temper(model, alpha=0.5)
-    guide = AutoNormal(of)
-    handlers.seed(guide, keys[0])(*args, **kwargs)
-    return finish(keys, of, guide, params, losses, args, kwargs, num_particles=2)
+    return finish(keys, nt.temper(model, alpha=0.5), normal_guide, params, losses, args, kwargs, num_particles=2)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +109,42 @@ def online():
     return runner, state, losses
 
 
+class DrawsState(NamedTuple):
+    z: dict
+    diverging: jax.Array
+    rng_key: jax.Array
+
+
+class Draws(MCMCKernel):
+    """Independent draws of a Gaussian near the posterior, where those of HMC are many programs to compile."""
+
+    sample_field = "z"
+    default_fields = ("z", "diverging")
+
+    def __init__(self, model):
+        self._model = model
+
+    @property
+    def model(self):
+        return self._model
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        return DrawsState({"theta": np.zeros(2, np.float32)}, np.array(False), rng_key)
+
+    def sample(self, state, model_args, model_kwargs):
+        key, later = jax.random.split(state.rng_key)
+        theta = np.array([0.8, -0.9], np.float32) + 0.3 * jax.random.normal(key, (2,))
+        return DrawsState({"theta": theta}, state.diverging, later)
+
+    def postprocess_fn(self, args, kwargs):
+        return lambda z: {**z, "eta": args[0] @ z["theta"]}
+
+
 @pytest.fixture(scope="module")
 def mcmc(run):
     target = nt.temper(model, alpha=0.5)
     sampler = MCMC(
-        NUTS(target) if run == "whole" else HMC(target, num_steps=2, trajectory_length=None),
+        NUTS(target) if run == "whole" else Draws(target),
         num_warmup=50,
         num_samples=60,
         num_chains=2,
@@ -253,9 +289,9 @@ def test_mcmc_keeps_chains_apart(results, mcmc):
 
 def test_attributes(results, run):
     expected = {
-        "svi": {"algorithm": "svi", "guide": "AutoNormal"},
+        "svi": {"algorithm": "svi", "guide": "AutoNormal" if run == "whole" else "normal_guide"},
         "online": {"algorithm": "online", "guide": "AutoOnlineDiagonalNormal", "rule": "ngvi"},
-        "mcmc": {"algorithm": "nuts" if run == "whole" else "hmc"},
+        "mcmc": {"algorithm": "nuts" if run == "whole" else "draws"},
     }
     for kind, entries in expected.items():
         attrs = results[kind].attrs
@@ -338,6 +374,16 @@ def test_wrong_results_are_refused(tempered, online):
             nt.to_inference_data(runner, *data)
 
 
+def test_mcmc_must_have_run_and_have_a_model(mcmc):
+    with pytest.raises(ValueError, match=r"call mcmc\.run first"):
+        nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
+    no_model = copy.copy(mcmc)
+    no_model.sampler = HMC(potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None)
+    with pytest.raises(ValueError, match="HMC has no model, only a potential"):
+        nt.to_inference_data(no_model)
+
+
+@pytest.mark.full
 def test_mcmc_must_have_run():
     with pytest.raises(ValueError, match=r"call mcmc\.run first"):
         nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
@@ -456,7 +502,9 @@ def subsampled(y):
 
 @pytest.mark.parametrize("fitted", tiered([False, True], unit=[False]))
 def test_a_subsampling_plate_leaves_the_likelihood_group_out(fitted):
-    args, kwargs = ({"theta": np.zeros(5)}, subsampled, jnp.ones(10)), {"rng_key": jax.random.key(0)}
+    # To draw the rows is a program of its own.
+    given = handlers.substitute(subsampled, data={"n": jnp.asarray(np.arange(4))})
+    args, kwargs = ({"theta": np.zeros(5)}, given, np.ones(10)), {"rng_key": jax.random.key(0)}
     if fitted:
         fit = nt.fit_svi(jax.random.key(0), subsampled, AutoNormal, jnp.ones(10), num_steps=2, num_particles=2)
         args, kwargs = (fit,), {}

@@ -75,10 +75,10 @@ def objective(m, s, z, v, alpha=ALPHA):
 
 def params_of(m, s, z, v):
     return {
-        "theta_auto_loc": jnp.asarray(m),
-        "theta_auto_scale": jnp.asarray(s),
-        "z_auto_loc": jnp.asarray(z),
-        "z_auto_scale": jnp.asarray(v),
+        "theta_auto_loc": np.asarray(m),
+        "theta_auto_scale": np.asarray(s),
+        "z_auto_loc": np.asarray(z),
+        "z_auto_scale": np.asarray(v),
     }
 
 
@@ -186,15 +186,21 @@ def fit():
     )
 
 
+def like_auto_normal(x):
+    """With the parameters of AutoNormal, whose own set-up is many small programs."""
+    numpyro.sample("theta", dist.Normal(numpyro.param("theta_auto_loc"), numpyro.param("theta_auto_scale")))
+    with numpyro.plate("n", len(x)):
+        numpyro.sample("z", dist.Normal(numpyro.param("z_auto_loc"), numpyro.param("z_auto_scale")))
+
+
 @pytest.fixture(scope="module")
 def at_optimum():
     """What a fit that found the optimum holds."""
-    tempered = tempered_model()
-    guide = auto_guide(tempered)
-    params = {k: jnp.asarray(v, jnp.float32) for k, v in params_of(*optimum()).items()}
-    losses = np.zeros(1)
-    fit = finish((KEY, KEY), tempered, guide, params, losses, (jnp.asarray(X),), {}, num_particles=1000)
-    return fit
+    params = {k: jnp.asarray(np.float32(v)) for k, v in params_of(*optimum()).items()}
+    args = (jnp.asarray(X),)
+    return finish(
+        (KEY, KEY), tempered_model(), like_auto_normal, params, np.zeros(1), args, {}, num_particles=1000
+    )
 
 
 FITS = ["at_optimum", pytest.param("fit", marks=pytest.mark.full)]
@@ -236,8 +242,8 @@ def test_the_elbo_of_a_fit_is_the_bound(which, request):
 @pytest.mark.parametrize("which", FITS)
 def test_results_of_a_fit(which, request):
     fit = request.getfixturevalue(which)
-    draws = sample_posterior(fit, KEY, 5)
-    assert {k: v.shape for k, v in draws.items()} == {"theta": (5,), "z": (5, N)}
+    draws = sample_posterior(fit, KEY, 6)
+    assert {k: v.shape for k, v in draws.items()} == {"theta": (6,), "z": (6, N)}
     data = nt.to_inference_data(fit, num_samples=6)
     z = np.asarray(group(data, "posterior")["z"])[0]
     np.testing.assert_allclose(
@@ -258,8 +264,14 @@ def test_psis_takes_the_wrapped_guide(fit):
         psis_diagnostic(KEY, fit.params, fit.model, fit.guide, x, num_particles=200)
 
 
-def test_the_raw_guide_of_a_fit_keeps_its_methods(at_optimum):
-    guide, params = at_optimum.guide, at_optimum.params
+def test_a_fit_holds_the_raw_guide(at_optimum):
+    assert at_optimum.guide is like_auto_normal
+    assert nt.temper(model, ALPHA).guide(like_auto_normal) is like_auto_normal
+
+
+@pytest.mark.full
+def test_the_raw_guide_of_a_fit_keeps_its_methods(fit):
+    guide, params = fit.guide, fit.params
     assert isinstance(guide, AutoNormal)
     assert guide.median(params)["z"].shape == (N,)
     assert nt.temper(model, ALPHA).guide(guide) is guide
@@ -288,15 +300,25 @@ def by_hand(x, size=None):
         numpyro.sample("z", dist.Normal(a * jnp.asarray(x)[i] + b, 0.5))
 
 
+def draw_by_hand(key):
+    """The draw that a loss with this key takes."""
+
+    @jax.jit
+    def draw(key):
+        drawn = handlers.trace(handlers.seed(by_hand, jax.random.split(key)[1])).get_trace(X)
+        return drawn["theta"]["value"], drawn["z"]["value"]
+
+    theta, z = draw(key)
+    return float(theta), np.asarray(z)
+
+
 SOME_LOSSES = [pytest.param(loss, marks=[] if type(loss) in FEW else pytest.mark.full) for loss in LOSSES]
 
 
 @pytest.mark.parametrize("loss", SOME_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_an_amortised_guide(loss, x64):
     """With the power traced."""
-    _, guide_key = jax.random.split(KEY)
-    drawn = handlers.trace(handlers.seed(by_hand, guide_key)).get_trace(X)
-    draw = float(drawn["theta"]["value"]), np.asarray(drawn["z"]["value"])
+    draw = draw_by_hand(KEY)
 
     def run(alpha):
         tempered = tempered_model(alpha)
@@ -427,13 +449,17 @@ FLAT = [
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_flat_guides_are_refused(name):
+@pytest.mark.parametrize("computed", tiered([False, True], unit=[False]))
+def test_flat_guides_are_refused(name, computed):
     tempered = tempered_model()
     guide = getattr(autoguide, name)(tempered)
+    svi, x = SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO()), jnp.asarray(X)
+
+    def run():
+        return svi.run(KEY, 1, x, progress_bar=False) if computed else jax.eval_shape(lambda: svi.init(KEY, x)[0])
+
     with pytest.raises(ValueError, match=r"one flat vector cannot"):
-        SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO()).run(
-            KEY, 1, jnp.asarray(X), progress_bar=False
-        )
+        run()
 
 
 @pytest.mark.full
@@ -462,14 +488,24 @@ def other_plate(x):
         numpyro.sample("z", dist.Normal(0.0, 1.0))
 
 
+@pytest.mark.parametrize("computed", tiered([False, True], unit=[False]))
 @pytest.mark.parametrize("loss", SOME_LOSSES, ids=lambda loss: type(loss).__name__)
-def test_guides_that_do_not_scale_are_refused(loss):
+def test_guides_that_do_not_scale_are_refused(loss, computed):
     tempered, x = tempered_model(), jnp.asarray(X)
-    for guide in (by_hand, auto_guide(tempered), tempered.guide(without_plate), tempered.guide(other_plate)):
+
+    def refused(guide):
+        # A trace is enough: what is refused is not computed.
+        run = (lambda f: f()) if computed else jax.eval_shape
+        run(lambda: loss.loss(KEY, {}, tempered, guide, x))
+
+    guides = [by_hand, tempered.guide(without_plate), tempered.guide(other_plate)]
+    if computed:
+        guides.append(auto_guide(tempered))
+    for guide in guides:
         with pytest.raises(ValueError, match=r"does not scale the local latent 'z'.*tempered\.guide\(guide\)"):
-            loss.loss(KEY, {}, tempered, guide, x)
+            refused(guide)
     with pytest.raises(ValueError, match=r"scales the local latent 'z' by 0\.5 and the model by 0\.25"):
-        loss.loss(KEY, {}, tempered, tempered_model(0.5).guide(by_hand), x)
+        refused(tempered_model(0.5).guide(by_hand))
 
 
 def test_a_wrapped_guide_with_an_untempered_model_is_refused():
@@ -606,16 +642,14 @@ def test_beside_marginalised_latents(x64):
             numpyro.sample("x", dist.Normal(z + jnp.asarray(shift)[k], NOISE), obs=jnp.asarray(x))
 
     tempered = nt.temper(nt.marginalize(both), ALPHA, local_plates=["n"])
-    _, guide_key = jax.random.split(KEY)
-    drawn = handlers.trace(handlers.seed(by_hand, guide_key)).get_trace(X)
-    theta, z = float(drawn["theta"]["value"]), np.asarray(drawn["z"]["value"])
+    theta, z = draw_by_hand(KEY)
     log_lik = logsumexp(np.log(probs) + stats.norm.logpdf(X[:, None], z[:, None] + shift, NOISE), axis=1).sum()
     local = stats.norm.logpdf(z, 0.8 * X + 0.1, 0.5).sum() - stats.norm.logpdf(z, theta, LOCAL_SD).sum()
     glob = stats.norm.logpdf(theta, 0.3, 0.6) - stats.norm.logpdf(theta, 0.0, PRIOR_SD)
     got = jax.jit(lambda key: Trace_ELBO().loss(key, {}, tempered, tempered.guide(by_hand), X))(KEY)
     assert float(got) == pytest.approx(ALPHA * (local - log_lik) + glob, rel=1e-10)
     with pytest.raises(ValueError, match="does not scale the local latent 'z'"):
-        Trace_ELBO().loss(KEY, {}, tempered, by_hand, X)
+        jax.eval_shape(lambda: Trace_ELBO().loss(KEY, {}, tempered, by_hand, X))
 
 
 def test_a_point_for_each_datum_is_known():

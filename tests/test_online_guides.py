@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from conftest import tiered
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy import stats
@@ -67,10 +68,21 @@ def log_evidence(x, y, alpha=0.5):
     return marginal.logpdf(y) + constant
 
 
+def named_order(guide):
+    """Where (a, b1, b2) stand in the flat vector."""
+    shapes = dict(guide.layout.sites)
+    starts = dict(zip(shapes, np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]), strict=False))
+    return np.concatenate([starts[k] + np.arange(int(np.prod(shapes[k]))) for k in ("a", "b")])
+
+
+def flat_order(guide):
+    """Which of (a, b1, b2) the coordinates of the flat vector are."""
+    return np.argsort(named_order(guide))
+
+
 def by_name(guide, q):
     """Mean and covariance of q in the order (a, b1, b2)."""
-    places = guide.layout.split(np.arange(q.loc.shape[0]))
-    order = np.concatenate([np.ravel(places[k]) for k in ("a", "b")])
+    order = named_order(guide)
     q = jax.tree.map(np.asarray, q)
     if isinstance(q, LowRank):
         covariance = np.linalg.inv(np.diag(q.precision_diag) + q.precision_factor @ q.precision_factor.T)
@@ -86,6 +98,27 @@ def run_of(name):
     return online, *online.run(KEY, *data())
 
 
+@functools.cache
+def settled(name):
+    """An OnlineVI of a family and its state at the tempered posterior, or at that of its variances, by hand."""
+    x, y = data()
+    online = nt.OnlineVI(linear, GUIDES[name](linear), NGVI, ETA)
+    state = online.init(KEY, x[:1], y[:1])
+    order = flat_order(online.guide)
+    mean, covariance = exact(x, y)
+    loc, covariance = mean[order], covariance[np.ix_(order, order)]
+    if name == "low rank":
+        prior = np.array([4.0, 0.25, 0.25])[order]
+        q = LowRank(loc, prior, np.linalg.cholesky(np.linalg.inv(covariance) - np.diag(prior)))
+    elif name == "full":
+        q = FullRank(loc, np.linalg.cholesky(covariance))
+    else:
+        q = MeanField(loc, np.sqrt(np.diag(covariance)))
+    q = jax.tree.map(jax.device_put, q)
+    return online, state._replace(rule_state=state.rule_state._replace(posterior=q))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["full", "low rank"])
 def test_a_conjugate_stream_ends_at_the_tempered_posterior(x64, name):
     online, state, _ = run_of(name)
@@ -94,6 +127,10 @@ def test_a_conjugate_stream_ends_at_the_tempered_posterior(x64, name):
     np.testing.assert_allclose(found[0], mean, rtol=1e-8)
     np.testing.assert_allclose(found[1], covariance, rtol=1e-7, atol=1e-10)
 
+    check_posterior(online, state, covariance)
+
+
+def check_posterior(online, state, covariance):
     @jax.jit
     def moments(state):
         posterior = online.get_posterior(state)
@@ -104,19 +141,25 @@ def test_a_conjugate_stream_ends_at_the_tempered_posterior(x64, name):
     np.testing.assert_allclose(np.sort(variance), np.sort(np.diag(covariance)), rtol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["full", "low rank"])
+def test_the_posterior_of_a_state_is_its_gaussian(x64, name):
+    online, state = settled(name)
+    check_posterior(online, state, exact(*data())[1])
+
+
 DRAWN = {"full": None, "low rank": nt.expectations.monte_carlo(predictor="eta")}
 
 
-def test_draws_give_a_low_rank_gaussian_the_curvature_by_rows(x64):
+@pytest.mark.parametrize("expectation", [DRAWN["low rank"], ETA], ids=["draws", "quadrature"])
+def test_a_low_rank_gaussian_has_the_curvature_by_rows(x64, expectation):
     x, y = data()
-    online, state, _ = run_of("low rank")
-    drawn = bind(DRAWN["low rank"], linear, online.guide)
-    evaluation = jax.jit(lambda q: drawn.evaluate(q, (x, y), {}, rng_key=KEY, curvature="hessian"))(
+    online, state = settled("low rank")
+    bound = bind(expectation, linear, online.guide)
+    rows, weights = jax.jit(lambda q: bound.evaluate(q, (x, y), {}, rng_key=KEY, curvature="hessian").grad_var)(
         state.posterior
     )
-    rows, weights = (np.asarray(leaf) for leaf in evaluation.grad_var)
-    places = online.guide.layout.split(np.arange(D))
-    order = np.concatenate([np.ravel(places[k]) for k in ("a", "b")])
+    rows, weights = np.asarray(rows), np.asarray(weights)
+    order = named_order(online.guide)
     design = np.column_stack([np.ones(len(x)), x])
     # Twice the gradient in the covariance is the tempered precision of the data.
     found = 2 * (rows.T * weights) @ rows
@@ -147,7 +190,7 @@ def test_batches_of_draws_reach_the_same_posterior(x64, name):
 
 @pytest.mark.parametrize("name", tiered(GUIDES, unit=["low rank"]))
 def test_the_methods_of_the_guide(x64, name):
-    online, state, _ = run_of(name)
+    online, state = settled(name)
     guide, params, q = online.guide, online.get_params(state), state.posterior
 
     @jax.jit
@@ -186,7 +229,7 @@ def test_predictions_by_the_guide(x64, name):
 def test_the_elbo_of_stock_numpyro_at_the_posterior_is_the_log_evidence(x64, name):
     """Of the exact posterior every draw gives it."""
     x, y = data()
-    online, state, _ = run_of(name)
+    online, state = settled(name)
     params = online.get_params(state)
     loss = jax.jit(lambda key: Trace_ELBO().loss(key, params, linear, online.guide, x, y))
     found = [float(loss(jax.random.key(seed))) for seed in (0, 1)]
@@ -217,7 +260,39 @@ OPTIMS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(OPTIMS, unit=["NGVI"]))
+def test_one_step_of_the_svi_route_is_exact_on_a_full_covariance(x64):
+    x, y = data()
+    guide, loss = settled("full")[0].guide, nt.ExpectedNLL(ETA)
+    optim = nt.optim.NGVI(guide)
+    constrain = biject_to(guide.scale_tril_constraint)
+    scale = np.diag(np.asarray(guide.prior.factor))
+    # The entries below the diagonal, then the inverse softplus of those on it.
+    entries = np.concatenate([np.zeros(3), np.log(np.expm1(scale))])
+    params = {"auto_loc": guide.prior.loc, "auto_scale_tril": entries}
+
+    @jax.jit
+    def step(params):
+        def of(params):
+            params = params | {"auto_scale_tril": constrain(params["auto_scale_tril"])}
+            return loss.loss(KEY, params, linear, guide, x, y)
+
+        value, grads = jax.value_and_grad(of)(params)
+        params = optim.get_params(optim.update(grads, optim.init(params), value))
+        return params["auto_loc"], constrain(params["auto_scale_tril"]), value
+
+    loc, factor, value = (np.asarray(leaf) for leaf in step(params))
+    order, (mean, covariance) = named_order(guide), exact(x, y)
+    np.testing.assert_allclose(loc[order], mean, rtol=1e-8)
+    np.testing.assert_allclose((factor @ factor.T)[np.ix_(order, order)], covariance, rtol=1e-7, atol=1e-10)
+    design = np.column_stack([np.ones(len(x)), x])
+    spread = np.sum(design**2 * [0.25, 4.0, 4.0], axis=1)
+    residual = y - design @ [1.0, 0.5, -1.0]
+    expected = 0.5 * np.sum(np.log(2 * np.pi * 2.25) + (residual**2 + spread) / 2.25)
+    np.testing.assert_allclose(value, expected, rtol=1e-8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPTIMS)
 def test_the_svi_route_is_online_vi_on_a_full_covariance(x64, name):
     x, y = data()
     optim, rule = OPTIMS[name]
@@ -276,7 +351,7 @@ def test_rank_is_checked(x64):
         AutoOnlineLowRankNormal(linear, rank=0)
     guide = AutoOnlineLowRankNormal(linear, rank=7)
     with pytest.raises(ValueError, match="at most the number of coordinates, 3"):
-        handlers.seed(guide, KEY)(*data(1))
+        nt.OnlineVI(linear, guide, NGVI, ETA).init(KEY, *data(1))
 
 
 # A posterior as the next prior, from any family to any other
@@ -289,7 +364,7 @@ EACH_ONCE = [("diagonal", "full"), ("full", "low rank"), ("low rank", "diagonal"
 @pytest.mark.parametrize(("first", "second"), tiered(PAIRS, unit=EACH_ONCE))
 def test_a_state_is_a_prior_in_every_family(x64, first, second):
     x, y = data()
-    before, state, _ = run_of(first)
+    before, state = settled(first)
 
     def other_order(x, y=None):
         a = numpyro.sample("a", dist.Normal(1.0, 0.5))
@@ -344,7 +419,7 @@ def test_a_bare_gaussian_as_prior_is_converted(x64):
     q = FullRank(np.arange(3.0), factor)
     covariance = factor @ factor.T
     for name, expected in (("diagonal", MeanField), ("full", FullRank), ("low rank", LowRank)):
-        online, _, _ = run_of(name)
+        online, _ = settled(name)
         start = online.init(KEY, x, y, prior=q).posterior
         assert isinstance(start, expected)
         np.testing.assert_allclose(
@@ -392,7 +467,40 @@ def test_the_residual_of_the_prior_is_added_once(x64, name):
     assert int(corrected.count) == int(state.count)
 
 
+def exponential_rate(y):
+    rate = numpyro.sample("rate", dist.Exponential(1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Exponential(rate), obs=y)
+
+
 def test_the_prior_is_put_in_the_place_of_its_gaussian_once(x64):
+    online = nt.OnlineVI(exponential_rate, AutoOnlineDiagonalNormal, NGVI)
+    with pytest.warns(UserWarning, match="rate"):
+        first = online.init(KEY, np.ones(1))
+    corrected = online.with_prior(first, np.ones(1), num_particles=10_000)
+    assert corrected.count == 0
+    # Of u = log rate the density is exp(u - exp(u)): under the best Gaussian exp(u), a lognormal, has mean 1,
+    # which is its precision too. The error in the scale is half of that in the mean.
+    q = corrected.posterior
+    error = np.sqrt(np.expm1(1.0)) / np.sqrt(10_000)
+    np.testing.assert_allclose(q.scale[0], 1.0, rtol=5 * 0.5 * error)
+    np.testing.assert_allclose(q.loc[0], -0.5, atol=5 * error)
+    assert abs(float(first.posterior.scale[0]) - 1.0) > 5 * 0.5 * error
+    check_refusals(online, first)
+
+
+def check_refusals(online, first):
+    other = NGVI.init(MeanField(np.ones(1), np.ones(1)))
+    with pytest.raises(ValueError, match="counted twice"):
+        online.with_prior(first._replace(rule_state=other), np.ones(1))
+    rule = nt.online.sva(0.1)
+    without_evidence = nt.OnlineVI(online.model, online.guide, rule)
+    with pytest.raises(TypeError, match="got sva on MeanField"):
+        without_evidence.with_prior(first._replace(rule_state=rule.init(first.posterior)), np.ones(1))
+
+
+@pytest.mark.full
+def test_a_gamma_prior_is_put_in_the_place_of_its_gaussian_once(x64):
     online = nt.OnlineVI(gamma_rate, AutoOnlineDiagonalNormal, NGVI)
     with pytest.warns(UserWarning, match="rate"):
         first = online.init(KEY, np.ones(1))
@@ -405,18 +513,12 @@ def test_the_prior_is_put_in_the_place_of_its_gaussian_once(x64):
     np.testing.assert_allclose(q.scale[0], 3**-0.5, rtol=tolerance)
     np.testing.assert_allclose(q.loc[0], np.log(3.0) - 1 / 6, atol=5 * 3**-0.5 / np.sqrt(1000))
     assert abs(float(first.posterior.scale[0]) * 3**0.5 - 1) > tolerance
-    other = NGVI.init(MeanField(np.ones(1), np.ones(1)))
-    with pytest.raises(ValueError, match="counted twice"):
-        online.with_prior(first._replace(rule_state=other), np.ones(1))
-    rule = nt.online.sva(0.1)
-    without_evidence = nt.OnlineVI(gamma_rate, online.guide, rule)
-    with pytest.raises(TypeError, match="got sva on MeanField"):
-        without_evidence.with_prior(first._replace(rule_state=rule.init(first.posterior)), np.ones(1))
+    check_refusals(online, first)
 
 
 def test_an_exact_prior_leaves_no_residual(x64):
     x, y = data(1)
-    online, _, _ = run_of("diagonal")
+    online, _ = settled("diagonal")
     state = online.init(KEY, x, y)
     assert online.with_prior(state, x, y) is state
 

@@ -12,10 +12,12 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from conftest import enable_x64, tiered
+from numpyro import handlers
 from numpyro.infer import AIES, HMC, NUTS, DiscreteHMCGibbs, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoDelta,
+    AutoGuide,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -400,11 +402,13 @@ DECAYING = {
 }
 
 
-@pytest.fixture(scope="module")
-def fitted_path():
+# The set-up of AutoNormal is many small programs.
+@pytest.fixture(scope="module", params=["by hand", pytest.param("auto", marks=pytest.mark.full)])
+def fitted_path(request):
+    guide = AutoNormal if request.param == "auto" else lambda model: normal_guide
     with enable_x64():
         # An array of its own: jax mixes up the precisions of one that it has seen.
-        return temper_path(KEY, model, AutoNormal, Y.copy(), alphas=ALPHAS, **DECAYING)
+        return temper_path(KEY, model, guide, Y.copy(), alphas=ALPHAS, **DECAYING)
 
 
 def assert_elbo_is_log_z(table, want):
@@ -561,7 +565,9 @@ def local_continuous(y):
         (without_latents, "no latent site"),
         (with_params, r"params \['s'\]"),
         (improper, "prior of 'theta' is improper"),
-        (subsampling, "subsamples"),
+        pytest.param(subsampling, "subsamples", marks=pytest.mark.full),
+        # To draw the rows is a program of its own.
+        (handlers.substitute(subsampling, data={"n": jnp.asarray(np.arange(2))}), "subsamples"),
         (named_alpha, "'alpha' has the name of a dimension"),
         (local_discrete, "discrete sites .'z'.*marginalize"),
         (nt.temper(local_continuous, local_plates=["n"]), "local_plates"),
@@ -574,7 +580,11 @@ def test_bad_models(bad, message):
 
 @pytest.mark.filterwarnings("ignore:Out-of-support values:UserWarning")
 def test_data_that_are_not_finite():
-    with pytest.raises(ValueError, match="0 at every draw from the prior: look for NaN"):
+    # Validated NaN have probability 0.
+    with (
+        numpyro.validation_enabled(),
+        pytest.raises(ValueError, match="0 at every draw from the prior: look for NaN"),
+    ):
         temper_path(KEY, model, NUTS, np.append(Y[:-1], np.nan), **BRIEF)
 
 
@@ -623,6 +633,16 @@ def point(model):
     return lambda y: numpyro.sample("theta", dist.Delta(numpyro.param("at", 0.0)))
 
 
+class RunsNoModel(AutoGuide):
+    """As an AutoGuide on another model, of the tempered one's point of view."""
+
+    def __call__(self, *args, **kwargs):
+        return {"theta": numpyro.sample("theta", dist.Normal())}
+
+    def sample_posterior(self, rng_key, params, *args, **kwargs):
+        raise NotImplementedError
+
+
 def empty_guide(model):
     return lambda y: numpyro.sample("other", dist.Normal(), infer={"is_auxiliary": True})
 
@@ -641,7 +661,8 @@ def empty_guide(model):
         pytest.param(AutoDAIS, ValueError, "AutoDAIS runs the model it was built on", marks=pytest.mark.full),
         (lambda model: model, ValueError, "runs the model it was built on"),
         (empty_guide, ValueError, r"no sites \['theta'\]"),
-        (lambda tempered: AutoNormal(model), ValueError, "another model"),
+        pytest.param(lambda tempered: AutoNormal(model), ValueError, "another model", marks=pytest.mark.full),
+        (lambda tempered: RunsNoModel(model), ValueError, "another model"),
         (lambda tempered: NUTS(model), ValueError, "another model"),
         (AutoNormal(model), TypeError, "built already"),
         (NUTS(model), TypeError, "built already"),

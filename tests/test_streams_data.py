@@ -34,7 +34,8 @@ def from_file(name, file):
 CLASSES = [
     ("breast cancer", "breast_cancer_wdbc.csv", 569, 30, 357),
     ("Pima", "pima_diabetes.csv", 768, 8, 268),
-    ("Cover Type", "covtype.npz", 581012, 54, 283301),
+    # A quarter of a gigabyte.
+    pytest.param("Cover Type", "covtype.npz", 581012, 54, 283301, marks=pytest.mark.full),
 ]
 
 
@@ -49,6 +50,7 @@ def test_classification_files_hold_the_published_counts(name, file, rows, column
     assert np.all(np.isfinite(x))
 
 
+@pytest.mark.full
 def test_cover_type_has_one_wilderness_and_one_soil_a_row():
     x, _, _ = from_file("Cover Type", "covtype.npz")
     assert np.all(x[:, 10:14].sum(1) == 1.0)

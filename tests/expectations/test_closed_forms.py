@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +30,14 @@ def family(loc=LOC, scale=SCALE, dtype=None):
     return nt.families.MeanField(*(jnp.asarray(np.asarray(leaf, dtype)) for leaf in (loc, scale)))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def evaluations(expectation, q, x, y):
+    """One program, found again for the same expectation, in place of one for each operation and curvature."""
+    return {c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")}
+
+
 def evaluate(expectation, q, x, y, curvature="hessian"):
-    """One program, found again for the same expectation, in place of one for each operation."""
-    return jax.jit(expectation.evaluate, static_argnames="curvature")(q, x, y, curvature=curvature)
+    return evaluations(expectation, q, x, y)[curvature]
 
 
 def reference(name, loc, scale, x, y, curvature="hessian"):

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +34,14 @@ LOGISTIC = nt.expectations.gauss_hermite(logistic)
 PINBALL = nt.expectations.gauss_hermite(pinball)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def evaluations(expectation, q, x, y):
+    """One program, found again for the same expectation, in place of one for each operation and curvature."""
+    return {c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")}
+
+
 def evaluate(expectation, q, x, y, curvature="hessian"):
-    """One program, found again for the same expectation, in place of one for each operation."""
-    return jax.jit(expectation.evaluate, static_argnames="curvature")(q, x, y, curvature=curvature)
+    return evaluations(expectation, q, x, y)[curvature]
 
 
 def family(loc=LOC, scale=SCALE, dtype=None):

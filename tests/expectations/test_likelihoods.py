@@ -1,5 +1,7 @@
 """Closed forms at their edges: outcomes, tails, overflow, kinks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +19,15 @@ def point_or(loc, scale, dtype=jnp.float32):
     return nt.families.MeanField(*(jnp.asarray(np.array([leaf], dtype)) for leaf in (loc, scale)))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def evaluations(expectation, q, x, y):
+    """One program, found again for the same expectation, in place of one for each operation and curvature."""
+    return {c: expectation.evaluate(q, x, y, curvature=c) for c in ("hessian", "fisher")}
+
+
 def one(expectation, loc, scale, y, dtype=jnp.float32, curvature="hessian"):
-    """One program, found again for the same expectation, in place of one for each operation."""
     q = point_or(loc, scale, dtype)
-    evaluate = jax.jit(expectation.evaluate, static_argnames="curvature")
-    return evaluate(q, np.ones(1, dtype), np.asarray(y, dtype), curvature=curvature)
+    return evaluations(expectation, q, np.ones(1, dtype), np.asarray(y, dtype))[curvature]
 
 
 ABSOLUTE, PINBALL, PROBIT, POISSON = ex.absolute(), ex.pinball(0.9), ex.probit(), ex.poisson()

@@ -21,7 +21,7 @@ OUTCOMES = np.array([0.4, -3.0, 2.0, 0.1, 5.0])
 COUNTS = np.array([0.0, 3.0, 1.0, 2.0, 7.0])
 CLASSES = np.array([2.0, 0.0, 1.0, 1.0, 0.0])
 PAIRS = np.stack([OUTCOMES, LABELS], axis=1)
-KEPT = (0, 2, 3)
+ALL, KEPT = (0, 1, 2, 3, 4), (0, 2, 3)
 
 
 class Case(NamedTuple):
@@ -112,12 +112,17 @@ def make(name, d, dtype=None):
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), q), m, covariance
 
 
+def reference(name, family, rows=ALL):
+    """What the expectation of a case is."""
+    each = [reference_of_row(name, family, row) for row in rows]
+    return {field: sum(one[field] for one in each) for field in each[0]}
+
+
 @cache
-def reference(name, family, rows=None):
-    """What the expectation of a case is, and the covariance it is taken over."""
+def reference_of_row(name, family, row):
     case = CASES[name]
     _, m, covariance = make(family, dimension(case))
-    x, y = (X, case.y) if rows is None else (X[list(rows)], case.y[list(rows)])
+    x, y = X[[row]], case.y[[row]]
     if case.num_outputs is None:
         return oracles.expected_full_loss(case.loss, case.slope, m, covariance, x, y, case.kinks)
     return oracles.expected_linear_outputs_loss(case.loss, case.slope, m, covariance, x, y, case.num_outputs)
@@ -142,9 +147,9 @@ def shown(evaluation):
 
 # Those of the same moments as another row: on the other families in the slow run.
 ALIKE = {"absolute", "gaussian", "linearised", "linearised-softmax"}
-# By default each expectation on one family.
+# By default each closed form and each kind of quadrature on one family, but for those of other files: the hinge,
+# linearised predictors, several outputs on a full rank.
 DEFAULT = {
-    ("hinge", "FullRank"),
     ("absolute", "MeanField"),
     ("pinball", "LowRank"),
     ("squared", "FullRank"),
@@ -152,10 +157,7 @@ DEFAULT = {
     ("poisson", "LowRank"),
     ("probit", "MeanField"),
     ("logistic", "FullRank"),
-    ("student", "LowRank"),
-    ("linearised", "MeanField"),
-    ("bilinear", "FullRank"),
-    ("softmax", "MeanField"),
+    ("bilinear", "MeanField"),
 }
 
 

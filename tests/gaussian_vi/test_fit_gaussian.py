@@ -24,6 +24,7 @@ from numpyro.infer.autoguide import (
 )
 from numpyro.infer.reparam import TransformReparam
 from scipy.special import expit
+from scipy.stats import multivariate_normal
 
 import numpyro_tempered as nt
 from numpyro_tempered.elbo import evaluate_elbo
@@ -62,10 +63,24 @@ def precision(request):
         request.getfixturevalue("x64")
 
 
+TARGET = X @ np.array([1.0, 2.0, 3.0]) + 1.0
+
+
+def regression(x, y=None):
+    """``linear`` with its coefficients in the sites of ``logistic``."""
+    w = numpyro.sample("w", dist.Normal(0.5, 2.0).expand([2]).to_event(1))
+    with numpyro.plate("one", 1):
+        v = numpyro.sample("v", dist.Normal(0.5, 2.0))
+    eta = numpyro.deterministic("eta", x @ jnp.concatenate([w, v]))
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(eta, 0.8), obs=y)
+
+
 @functools.cache
-def fitted(name):
+def fitted(model, name):
     with enable_x64():
-        return nt.fit_gaussian(KEY, logistic, GUIDES[name], X, Y, alpha=0.5, expectation=ETA, tolerance=1e-9)
+        y, alpha = (Y, 0.5) if model is logistic else (TARGET, 0.3)
+        return nt.fit_gaussian(KEY, model, GUIDES[name], X, y, alpha=alpha, expectation=ETA, tolerance=1e-9)
 
 
 def objective_of(model, shapes, q, *args, alpha=1.0, expectation=None, num_draws=64):
@@ -84,10 +99,28 @@ def objective_of(model, shapes, q, *args, alpha=1.0, expectation=None, num_draws
     return model_objective(tempered, latents, q, expectation, num_draws, args, {})
 
 
-@pytest.mark.parametrize("name", tiered(GUIDES, unit=["full"]))
-def test_the_optimum_is_that_of_the_oracle(name, x64):
-    fit = fitted(name)
-    loc, covariance, best = oracle.logistic_optimum(X, SIGNS, 0.5, 2.0, diagonal=name != "full")
+def optimum_of(model, name):
+    if model is logistic:
+        return oracle.logistic_optimum(X, SIGNS, 0.5, 2.0, diagonal=name != "full")
+    # The tempered evidence: the density of the data, their noise of a variance 1 / alpha times as large.
+    loc, covariance = linear_posterior()
+    spread = 4.0 * X @ X.T + 0.8**2 / 0.3 * np.eye(len(X))
+    of_data = multivariate_normal.logpdf(TARGET, X @ np.full(3, 0.5), spread)
+    evidence = of_data + 0.5 * len(X) * (0.7 * np.log(2.0 * np.pi * 0.8**2) - np.log(0.3))
+    best = covariance if name == "full" else np.diag(1.0 / np.diag(np.linalg.inv(covariance)))
+    return loc, best, evidence - oracle.kl(loc, best, loc, covariance)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    tiered(
+        [(model, name) for model in (regression, logistic) for name in GUIDES],
+        unit=[(regression, "by site")],
+    ),
+)
+def test_the_optimum_is_that_of_the_oracle(model, name, x64):
+    fit = fitted(model, name)
+    loc, covariance, best = optimum_of(model, name)
     assert bool(fit.convergence.converged)
     assert int(fit.convergence.num_evaluations) < 60
     # The flat guides have an order of their own.
@@ -107,13 +140,27 @@ def test_the_optimum_is_that_of_the_oracle(name, x64):
     np.testing.assert_allclose(fit.losses[-1], -fit.convergence.elbo)
 
 
-@pytest.mark.parametrize("name", ["diagonal", "by site"])
+def test_the_objective_is_stationary_at_the_optimum_of_the_oracle(x64):
+    loc, covariance, best = oracle.logistic_optimum(X, SIGNS, 0.5, 2.0)
+    q = FullRank(loc, np.linalg.cholesky(covariance))
+    objective, linearised = objective_of(logistic, {"w": (2,), "v": (1,)}, q, X, Y, alpha=0.5, expectation=ETA)
+    assert not linearised
+    assert not objective.needs_key
+    at = jax.jit(lambda q: objective(q, None))(q)
+    root = np.asarray(q.factor)
+    np.testing.assert_allclose(root.T @ at.grad, 0.0, atol=1e-4)
+    np.testing.assert_allclose(root.T @ at.hessian @ root, np.eye(3), atol=1e-4)
+    entropy = 0.5 * 3 * np.log(2.0 * np.pi * np.e) + np.sum(np.log(np.diag(root)))
+    assert abs(entropy - float(at.value) - best) < 1e-6
+
+
+@pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_is_read_as_a_gaussian(name, x64):
-    guide = GUIDES[name](logistic)
-    start, latents, to_params = read_guide(KEY, guide, (X, Y), {})
-    trace = handlers.trace(handlers.seed(guide, KEY)).get_trace(X, Y)
+    guide = GUIDES[name](regression)
+    start, latents, to_params = read_guide(KEY, guide, (X, TARGET), {})
+    trace = handlers.trace(handlers.seed(guide, KEY)).get_trace(X, TARGET)
     params = {k: site["value"] for k, site in trace.items() if site["type"] == "param"}
-    assert isinstance(start, MeanField)
+    assert isinstance(start, FullRank if name == "full" else MeanField)
     assert start.loc.shape == (3,)
     assert set(latents.names) == {"w", "v"}
     found = to_params(start)
@@ -142,7 +189,6 @@ def test_draws_without_an_expectation_come_near(key):
         assert fit.elbo.value < exact.elbo.value + 5.0 * (fit.elbo.se + exact.elbo.se)
 
 
-TARGET = X @ np.array([1.0, 2.0, 3.0]) + 1.0
 ROUTES = (ETA, None, nt.expectations.monte_carlo(predictor="eta", num_particles=2, antithetic=True))
 
 
@@ -162,7 +208,9 @@ def test_a_conjugate_model_has_exact_derivatives_by_draws(x64):
     precision = np.linalg.inv(covariance)
     q = FullRank(np.array([0.3, -0.1, 0.2]), np.linalg.cholesky(0.5 * np.eye(3) + 0.2))
     objectives = [
-        objective_of(linear, {"theta": (3,)}, q, X, TARGET, alpha=0.3, expectation=route, num_draws=2)[0]
+        objective_of(regression, {"w": (2,), "v": (1,)}, q, X, TARGET, alpha=0.3, expectation=route, num_draws=2)[
+            0
+        ]
         for route in ROUTES[1:]
     ]
     for at in jax.jit(lambda q, key: [objective(q, key) for objective in objectives])(q, KEY):
@@ -334,9 +382,9 @@ def test_online_guides_start_at_the_prior(key):
 
 
 def test_a_fit_reports(x64):
-    fit = fitted("full")
+    fit = fitted(regression, "by site")
     report = nt.to_inference_data(fit, num_samples=10)
-    assert report.attrs["alpha"] == 0.5
+    assert report.attrs["alpha"] == 0.3
     assert report.attrs["algorithm"] == "gaussian_vi"
     assert report.attrs["converged"] == 1
     assert report.attrs["num_evaluations"] == int(fit.convergence.num_evaluations)
@@ -428,7 +476,7 @@ class TestRefusals:
 
     def test_an_expectation_of_a_bare_loss(self, key, precision):
         with pytest.raises(TypeError, match="bare loss"):
-            nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=nt.expectations.squared())
+            nt.fit_gaussian(key, regression, AutoNormal, X, TARGET, expectation=nt.expectations.squared())
 
     @pytest.mark.parametrize(("name", "match"), REFUSED_MODELS.items())
     def test_params_subsampling_local_plates_and_no_data(self, name, match, x64):
@@ -445,12 +493,13 @@ class TestRefusals:
             nt.fit_gaussian(key, model, AutoNormal, *args)
 
     @pytest.mark.filterwarnings("ignore:Out-of-support")
-    def test_data_that_are_not_finite(self, key, precision):
+    @pytest.mark.parametrize("model", tiered([regression, logistic], unit=[regression]))
+    def test_data_that_are_not_finite(self, key, precision, model):
         x = X.copy()
         x[3, 1] = np.nan
         for expectation in (ETA, None):
-            with pytest.raises(ValueError, match=r"not finite|invalid logits|valid initial"):
-                nt.fit_gaussian(key, logistic, AutoNormal, x, Y, expectation=expectation)
+            with pytest.raises(ValueError, match=r"not finite|invalid (logits|loc)|valid initial"):
+                nt.fit_gaussian(key, model, AutoNormal, x, Y, expectation=expectation)
         # Where NumPyro's own validation is silent:
         with pytest.raises(ValueError, match="valid initial"), numpyro.validation_enabled(False):
             nt.fit_gaussian(key, scale_model, AutoNormal, jnp.array([1.0, jnp.inf]))
@@ -463,14 +512,14 @@ class TestRefusals:
             ({"tolerance": -1.0}, "tolerance"),
         ):
             with pytest.raises(ValueError, match=match):
-                nt.fit_gaussian(key, logistic, AutoNormal, X, Y, expectation=ETA, **options)
+                nt.fit_gaussian(key, regression, AutoNormal, X, TARGET, expectation=ETA, **options)
 
     def test_antithetic_draws_come_in_pairs(self):
         with pytest.raises(ValueError, match="even"):
             nt.expectations.monte_carlo(num_particles=3, antithetic=True)
 
     def test_what_did_not_converge_warns(self, x64):
-        found = fitted("full").convergence
+        found = fitted(regression, "by site").convergence
         warn_unless_converged(found, 1e-9)
         with pytest.warns(UserWarning, match=r"after 3 evaluations .* evaluations were used up"):
             warn_unless_converged(found._replace(converged=False, status=0, num_evaluations=3), 1e-9)
@@ -490,11 +539,29 @@ def plain(x, y=None):
 
 
 class TestOptimisers:
+    def test_a_step_of_svi_from_the_prior_of_a_conjugate_model(self, key, x64):
+        built = nt.guides.AutoOnlineMultivariateNormal(nt.temper(regression, alpha=0.3))
+        svi = SVI(built.model, built, nt.optim.NaturalGradient(built), nt.ExpectedNLL(ETA))
+        start, latents, _ = read_guide(key, built, (X, TARGET), {})
+        np.testing.assert_array_equal(start.loc, np.full(3, 0.5))
+        np.testing.assert_array_equal(start.factor, 2.0 * np.eye(3))
+        found = jax.jit(lambda: svi.get_params(svi.update(svi.init(key, X, TARGET), X, TARGET)[0]))()
+        # Half of the way to the posterior, in natural parameters.
+        places = {"w": [0, 1], "v": [2]}
+        order = np.concatenate([places[name] for name in latents.names])
+        loc, covariance = linear_posterior()
+        posterior = np.linalg.inv(covariance)[np.ix_(order, order)]
+        precision = 0.5 * np.eye(3) / 4.0 + 0.5 * posterior
+        root = np.asarray(found["auto_scale_tril"])
+        np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-6)
+        mean = np.linalg.solve(precision, 0.5 * np.full(3, 0.5) / 4.0 + 0.5 * posterior @ loc[order])
+        np.testing.assert_allclose(found["auto_loc"], mean, rtol=1e-6)
+
+    @pytest.mark.full
     def test_a_step_of_svi_from_the_prior_is_that_of_natural_gradients(self, key, x64):
         built = nt.guides.AutoOnlineMultivariateNormal(nt.temper(plain, alpha=0.5))
         svi = SVI(built.model, built, nt.optim.NaturalGradient(built), nt.ExpectedNLL(ETA))
         x = 0.1 * X  # so that quadratures of 40 and 64 nodes agree
-        state = svi.init(key, x, Y)
         start, *_ = read_guide(key, built, (x, Y), {})
         np.testing.assert_array_equal(start.loc, np.zeros(3))
         np.testing.assert_array_equal(start.factor, 2.0 * np.eye(3))
@@ -505,8 +572,7 @@ class TestOptimisers:
         grad = -0.5 * x.T @ (SIGNS * (at @ oracle.WEIGHTS))
         hessian = 0.5 * x.T @ (((at * (1.0 - at)) @ oracle.WEIGHTS)[:, None] * x) + np.eye(3) / 4.0
         precision = 0.5 * np.eye(3) / 4.0 + 0.5 * hessian
-        state, _ = jax.jit(svi.update)(state, x, Y)
-        found = svi.get_params(state)
+        found = jax.jit(lambda: svi.get_params(svi.update(svi.init(key, x, Y), x, Y)[0]))()
         root = np.asarray(found["auto_scale_tril"])
         np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-6)
         np.testing.assert_allclose(found["auto_loc"], -0.5 * np.linalg.solve(precision, grad), rtol=1e-6)
@@ -547,7 +613,7 @@ class TestOptimisers:
     @pytest.mark.parametrize(
         "outer", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.full)], ids=["jit", "eager"]
     )
-    @pytest.mark.parametrize("model", [plain, pytest.param(logistic, marks=pytest.mark.full)])
+    @pytest.mark.parametrize("model", tiered([regression, plain, logistic], unit=[regression]))
     def test_a_step_above_the_limit_is_rejected_and_counted(self, model, outer, key, precision):
         built = nt.guides.AutoOnlineDiagonalNormal(model)
         svi = SVI(
@@ -605,6 +671,16 @@ def depends_elsewhere(y):
     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
     w = numpyro.sample("w", dist.Normal(0.0, jnp.where(z > 0.5, 10.0, 0.1)))
     numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
+def bent(x, y):
+    """Of the shapes of ``regression``."""
+    w = numpyro.sample("w", dist.Normal(0.5, 2.0).expand([2]).to_event(1))
+    with numpyro.plate("one", 1):
+        v = numpyro.sample("v", dist.Normal(0.5, 2.0))
+    eta = numpyro.deterministic("eta", v * (x @ jnp.concatenate([w, v])))
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(eta, 0.8), obs=y)
 
 
 def nonlinear(x, y):
@@ -684,6 +760,12 @@ class TestPremisesAreChecked:
         assert np.isinf(float(by_draws.convergence.gap_bound))
 
     def test_a_predictor_that_is_not_affine_is_known(self, x64):
+        q = MeanField(np.zeros(3), np.ones(3))
+        _, linearised = objective_of(bent, {"w": (2,), "v": (1,)}, q, X, TARGET, expectation=ETA)
+        assert linearised
+
+    @pytest.mark.full
+    def test_a_nonlinear_predictor_beside_a_prior_that_is_not_normal_is_known(self, x64):
         shapes, q = {"t": (), "w": (2,)}, MeanField(np.zeros(3), np.ones(3))
         _, linearised = objective_of(nonlinear, shapes, q, *NONLINEAR_DATA, expectation=ETA)
         assert linearised

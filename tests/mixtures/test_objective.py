@@ -57,9 +57,16 @@ class Steps(NamedTuple):
 
 
 def half_steps(component, prior, rows, weight, omega, alpha, concentration, rounds):
-    """Updates and responsibilities in turn, from responsibilities ``(n, K)``; by itself not compiled as a whole,
-    which would take longer than the tests do."""
-    rows, weight, omega = jnp.asarray(rows), jnp.asarray(weight), jnp.asarray(omega)
+    """Updates and responsibilities in turn, from responsibilities ``(n, K)``."""
+    history = []
+    for _ in range(rounds):
+        omega, steps = one_round(component, prior, rows, weight, omega, alpha, concentration)
+        history.append(steps)
+    return omega, jax.tree.map(lambda *leaves: np.stack(leaves), *history)
+
+
+@functools.partial(jax.jit, static_argnames="component")
+def one_round(component, prior, rows, weight, omega, alpha, concentration):
     blocks = make_blocks(rows, weight, rows.shape[0])
     problem = Problem(prior, jnp.asarray(concentration), jnp.asarray(alpha), base_sum(component, blocks))
 
@@ -72,27 +79,21 @@ def half_steps(component, prior, rows, weight, omega, alpha, concentration, roun
         inside = jnp.sum(weight[:, None] * omega * joint) + entropy_of(omega) + problem.base
         return problem.alpha * inside - penalty(component, problem, factors)
 
-    history = []
-    for _ in range(rounds):
-        sums = accumulate(component, omega.T[None, None], blocks)
-        factors = update(component, problem, sums)
-        mixture = coefficients(component, factors)
-        joint = log_joint(component, mixture, rows.T).T
-        following = jax.nn.softmax(joint, axis=1)
-        swept = sweep(component, mixture, blocks)
-        history.append(
-            Steps(
-                definition(factors, joint, omega),
-                objective_after_update(component, problem, entropy_of(omega), sums),
-                definition(factors, joint, following),
-                objective(component, problem, factors, swept),
-                swept.log_sum + problem.base,
-                omega,
-                factors.posterior,
-            )
-        )
-        omega = following
-    return omega, jax.tree.map(lambda *leaves: jnp.stack(leaves), *history)
+    sums = accumulate(component, omega.T[None, None], blocks)
+    factors = update(component, problem, sums)
+    mixture = coefficients(component, factors)
+    joint = log_joint(component, mixture, rows.T).T
+    following = jax.nn.softmax(joint, axis=1)
+    swept = sweep(component, mixture, blocks)
+    return following, Steps(
+        definition(factors, joint, omega),
+        objective_after_update(component, problem, entropy_of(omega), sums),
+        definition(factors, joint, following),
+        objective(component, problem, factors, swept),
+        swept.log_sum + problem.base,
+        omega,
+        factors.posterior,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="component")
@@ -149,7 +150,7 @@ def test_two_forms_agree_and_every_half_step_raises_them(name, raw, labels, alph
 
 @pytest.mark.parametrize(
     ("name", "alpha"),
-    tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1), ("poisson", 1.0)]),
+    tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1)]),
 )
 def test_objective_and_responsibilities_are_those_of_the_printed_formulas(name, alpha):
     x, weight = some_data(name), np.arange(N) % 3 + 0.5

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from scipy.special import logsumexp
-from scipy.stats import multivariate_t
+from scipy.stats import multivariate_t, norm
 
 import numpyro_tempered as nt
 
@@ -25,26 +25,42 @@ def data():
     return draw()
 
 
-@pytest.fixture(scope="module", params=["labels", pytest.param("default", marks=pytest.mark.full)])
+COMPONENTS = {
+    "gaussian": lambda: nt.mixtures.gaussian(2, mean_precision=0.1, df=4.0),
+    # Compiled in half of the time.
+    "known_variance": lambda: nt.mixtures.known_variance(2, prior_scale=8.0),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=tiered(
+        ["known_variance-labels", "gaussian-labels", "gaussian-default"], unit=["known_variance-labels"]
+    ),
+)
 def fit(data, request):
     x, labels = data
+    component, start = request.param.split("-")
     options = {}
-    if request.param == "labels":
+    if start == "labels":
         # Of which a fifth are wrong.
         wrong = np.where(np.arange(len(x)) % 5 == 0, (labels + 1) % 3, labels)
         options = {"num_restarts": 1, "start": nt.mixtures.given_responsibilities(wrong)}
     with enable_x64():
-        component = nt.mixtures.gaussian(2, mean_precision=0.1, df=4.0)
         return nt.mixtures.fit(
-            jax.random.key(0), x, component, num_components=3, alpha=0.5, num_samples=0, **options
+            jax.random.key(0), x, COMPONENTS[component](), num_components=3, alpha=0.5, num_samples=0, **options
         )
 
 
 def predictive_oracle(fit, x):
-    """Student's t of each component by scipy, from the normal-Wishart posteriors."""
+    """By scipy: Student's t of a normal-Wishart posterior, a Gaussian where variances are known."""
     q, a = fit.posterior, np.asarray(fit.factors.concentration)
     parts = []
     for j in range(3):
+        if not hasattr(q, "df"):
+            density = norm(q.loc[j], np.sqrt(1.0 + np.square(q.scale[j]))).logpdf(x).sum(axis=1)
+            parts.append(np.log(a[j] / a.sum()) + density)
+            continue
         df = float(q.df[j]) - 1.0
         shape = np.asarray(q.scale[j]) * (1.0 + 1.0 / float(q.mean_precision[j])) / df
         parts.append(np.log(a[j] / a.sum()) + multivariate_t(np.asarray(q.loc[j]), shape, df).logpdf(x))
@@ -67,7 +83,7 @@ def test_the_labels_are_found(fit, data, x64):
 ROWS = np.random.default_rng(0).normal(size=(sum(SIZES), 2)) * 8.0
 
 
-def test_the_predictive_density_is_a_mixture_of_t(fit, x64):
+def test_the_predictive_density_is_that_of_the_components(fit, x64):
     x = ROWS
     np.testing.assert_allclose(nt.mixtures.log_predictive(fit, x), predictive_oracle(fit, x), rtol=1e-10)
 
@@ -97,6 +113,7 @@ def test_draws_have_the_moments_of_the_predictive(fit, x64):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("fit", ["gaussian-labels", "gaussian-default"], indirect=True)
 def test_parameters_are_drawn_in_the_coordinates_of_the_data(fit, x64):
     draws = nt.mixtures.sample_parameters(jax.random.key(2), fit, 2000)
     assert draws["weights"].shape == (2000, 3)
@@ -141,8 +158,10 @@ def test_fresh_rows_may_have_missing_entries_where_the_family_allows(data):
 def test_fresh_rows_are_checked(fit):
     with pytest.raises(ValueError, match=r"shape \(4, 3\); \(n, 2\)"):
         nt.mixtures.log_predictive(fit, np.zeros((4, 3)))
+    # A family that allows none.
+    whole = fit._replace(component=COMPONENTS["gaussian"]()._replace(prior=None))
     with pytest.raises(ValueError, match="missing entries"):
-        nt.mixtures.responsibilities(fit, np.array([[np.nan, 0.0]]))
+        nt.mixtures.responsibilities(whole, np.array([[np.nan, 0.0]]))
 
 
 def test_methods_compile_and_map_over_rows(fit, data, x64):

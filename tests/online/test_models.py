@@ -199,6 +199,7 @@ def normal_loss(theta, y):
 NORMAL = nt.expectations.monte_carlo(normal_loss, num_particles=4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_local_steps", [1, 8])
 def test_a_wide_scale_of_a_bare_loss_freezes_at_one_look_a_datum(num_local_steps):
     y = np.random.default_rng(0).normal(1.0, 0.5, 300).astype(np.float32)

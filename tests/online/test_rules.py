@@ -11,6 +11,7 @@ import pytest
 from conftest import closes_over_a_tracer, tiered
 
 import numpyro_tempered as nt
+from numpyro_tempered.expectations.base import Evaluation
 from numpyro_tempered.families import MeanField
 from numpyro_tempered.online import Box
 
@@ -227,9 +228,22 @@ def test_a_datum_that_is_not_finite_is_refused_though_the_loss_is():
 
 
 def test_one_key_serves_a_whole_stream(key):
+    def draw(q, x, y, *, rng_key, curvature):
+        zero = jnp.zeros((), jnp.float32)
+        return Evaluation(zero, jax.random.uniform(rng_key, (), jnp.float32), zero * q.loc, zero * q.loc)
+
+    # The gradients are zero, so losses differ by their draws alone.
+    check_one_key(HINGE._replace(evaluate=draw, needs_key=True), nt.online.oga(1.0), key)
+
+
+@pytest.mark.full
+def test_one_key_serves_a_whole_stream_of_losses(key):
     expectation = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
     # The step is too small to move q, so losses differ by their draws alone.
-    rule = nt.online.sva(1e-12)
+    check_one_key(expectation, nt.online.sva(1e-12), key)
+
+
+def check_one_key(expectation, rule, key):
     x, y = make_stream(1, 2, jnp.float32)
     x, y = jnp.repeat(x, 4, axis=0), jnp.repeat(y, 4)
     start = state = rule.init(make_prior(2, jnp.float32))

@@ -104,14 +104,19 @@ def test_values_that_are_hard_to_print_keep_their_bits(x64, dtype, tmp_path):
 
 @pytest.mark.parametrize("implementation", tiered(["threefry2x32", "rbg"], unit=["rbg"]))
 def test_typed_keys_are_arrays_too(implementation, tmp_path):
-    keys = jax.random.split(jax.random.key(3, impl=implementation), 2)
-    like = jax.random.split(jax.random.key(0, impl=implementation), 2)
+    words = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
+
+    def make_keys(first, implementation):
+        data = np.arange(first, first + 2 * words[implementation], dtype=np.uint32).reshape(2, -1)
+        return jax.random.wrap_key_data(data, impl=implementation)
+
+    keys, like = make_keys(3, implementation), make_keys(0, implementation)
     nt.online.save(tmp_path / "state", keys)
     restored = nt.online.restore(tmp_path / "state", like=like)
     assert_same(restored, keys)
     assert_same(nt.online.restore(tmp_path / "state", like=jax.eval_shape(lambda: like)), keys)
     assert jax.random.key_impl(restored) == implementation
-    other = jax.random.split(jax.random.key(0, impl="unsafe_rbg"), 2)
+    other = make_keys(0, "unsafe_rbg")
     with pytest.raises(ValueError, match=r"holds key<.*, expected key<urbg>"):
         nt.online.restore(tmp_path / "state", like=other)
 
