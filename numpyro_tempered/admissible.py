@@ -35,20 +35,16 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
             some factor is a prior term.
     """
-
-    def check(key: Array) -> None:
+    with handlers.block(), refuse_subsampling():
         try:
-            trace = get_trace(handlers.seed(model, key), args, kwargs)
+            # Not under a transformation: a model may keep what it computes in its first run.
+            trace = get_trace(handlers.seed(model, rng_key), args, kwargs)
         except NotImplementedError as error:
             raise ValueError(
                 "a prior cannot be sampled (is it improper?): the online rules start at the prior."
             ) from error
         check_likelihood(trace)
-        check_global(key, model, args, kwargs)
-
-    # Sites and shapes alone are looked at: nothing need be computed.
-    with handlers.block(), refuse_subsampling():
-        jax.eval_shape(check, rng_key)
+        jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 
 def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) -> None:

@@ -13,7 +13,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered._typing import Array, Guide, Model
-from numpyro_tempered.batching import map_batches
+from numpyro_tempered.batching import compiled_map
 from numpyro_tempered.expectations.base import Expectation
 from numpyro_tempered.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.families import family_of
@@ -162,9 +162,9 @@ def evaluate_elbo(
         return weighted - kl, log_lik, kl
 
     keys = jax.random.split(rng_key, num_particles)
-    # Not within jit, where the data would be constants of the program and every data set would need its own.
-    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in map_batches(particle, keys, 32))
-    se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
+    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in compiled_map(particle, keys, 32))
+    with np.errstate(invalid="ignore"):  # a draw without a density makes the error NaN
+        se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
     if has_point_mass(rng_key, guide, params, args, kwargs):
         return TemperedELBO(-math.inf, 0.0, log_lik, math.inf)
     return TemperedELBO(float(np.mean(elbos)), se, log_lik, float(np.mean(kls)))

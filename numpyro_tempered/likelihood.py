@@ -12,7 +12,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_tempered._typing import Array, Model
-from numpyro_tempered.batching import map_batches
+from numpyro_tempered.batching import compiled_map
 from numpyro_tempered.expectations.base import ModelLoss, depends_on
 from numpyro_tempered.messages import ALPHA, PRIOR_FACTOR, read_powers
 
@@ -260,8 +260,7 @@ def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs:
             if not is_factor(site)
         }
 
-    # Not within jit, where the data would be constants of the program and every data set would need its own.
-    by_site: dict[str, Array] = map_batches(one, samples, 64)
+    by_site: dict[str, Array] = compiled_map(one, samples, 64)
     return by_site
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_tempered._typing import Array, Model
-from numpyro_tempered.batching import map_batches
+from numpyro_tempered.batching import compiled_map
 from numpyro_tempered.likelihood import get_trace, is_factor, likelihood_sites
 
 
@@ -40,7 +40,7 @@ def replicate(
         return {name: _draw(key, name, site) for key, (name, site) in zip(keys, sites.items(), strict=False)}
 
     keys = jax.random.split(rng_key, len(next(iter(samples.values()))))
-    drawn: dict[str, Array] = map_batches(one, (keys, samples), 64)
+    drawn: dict[str, Array] = compiled_map(one, (keys, samples), 64)
     return drawn
 
 

@@ -1168,3 +1168,17 @@ def test_the_first_step_of_a_point_from_a_mean_of_zero(name, label, x64):
     vi = shared(logistic, EXPECTATIONS[name], OGA)
     state, _ = vi.run(KEY, x, y)
     np.testing.assert_allclose(state.posterior.loc, 0.1 * (label - 0.5) * x[0], rtol=1e-5)
+
+
+def test_a_model_that_keeps_what_it_computes_runs_online():
+    kept = []
+
+    def model(y):
+        if not kept:
+            kept.append(jnp.linspace(0.5, 1.0, 2))
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(theta, jnp.sum(kept[0])), obs=y)
+
+    online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
+    state = online.init(jax.random.key(0), np.ones(1))
+    assert state.posterior.loc.shape == (1,)

@@ -307,12 +307,17 @@ def _stream(
     if verdict is None:
         verdict = criterion.stream(criterion_key, grid, task.num_data, run)  # type: ignore[misc]
 
-    fits = [whole.fit_at(k) for k in range(len(grid))]
-    flat = [
-        family_of(state.posterior).sample(jax.random.fold_in(method_key, k), state.posterior, (num_samples,))
-        for k, (_, state) in enumerate(fits)
-    ]
-    unpack = fits[0][0].guide._unpack_latent
-    losses = map_batches(lambda theta: jnp.sum(task.losses(unpack(theta))), jnp.concatenate(flat), 64)
-    log_lik = -np.asarray(losses, np.float64).reshape(len(grid), 1, num_samples)
-    return Fits([], log_lik, None, whole.fit_at), verdict
+    unpack = whole.fit_at(0)[0].guide._unpack_latent
+
+    @jax.jit
+    def losses(flat: Array) -> Array:
+        return map_batches(lambda theta: jnp.sum(task.losses(unpack(theta))), flat, 64)
+
+    def log_lik(k: int) -> np.ndarray:
+        _, state = whole.fit_at(k)
+        flat = family_of(state.posterior).sample(
+            jax.random.fold_in(method_key, k), state.posterior, (num_samples,)
+        )
+        return -np.asarray(losses(flat), np.float64)[None]
+
+    return Fits([], np.stack([log_lik(k) for k in range(len(grid))]), None, whole.fit_at), verdict
