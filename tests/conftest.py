@@ -58,7 +58,7 @@ def enable_x64():
 @pytest.fixture(scope="session")
 def memory_limit():
     """Kilobytes (bytes on macOS) of memory above which compiled programs are dropped."""
-    return [1.3e6]
+    return [1.1e6]
 
 
 @pytest.fixture(scope="module", autouse=True)
