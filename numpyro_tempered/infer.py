@@ -143,7 +143,6 @@ class OnlineVI:
 
         Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
         """
-        self.require_set_up()
         return self._update(state, None, args, kwargs)
 
     def update_masked(

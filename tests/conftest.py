@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import sys
 from importlib.metadata import version
 
 import jax
@@ -57,19 +58,19 @@ def enable_x64():
 
 @pytest.fixture(scope="session")
 def memory_limit():
-    """Kilobytes (bytes on macOS) of memory above which compiled programs are dropped."""
-    return [1.1e6]
+    """Bytes of memory above which compiled programs are dropped."""
+    return [1.1e9]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory(memory_limit):
     """Programs of earlier modules are found again, until they take gigabytes."""
     yield
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if peak > memory_limit[0]:
         jax.clear_caches()
         # The process keeps what is freed and fills it again before it grows.
-        memory_limit[0] = peak + 5e4
+        memory_limit[0] = peak + 5e7
 
 
 @pytest.fixture

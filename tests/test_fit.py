@@ -106,6 +106,18 @@ def given_elbo(model, *args, num_particles=500):
     return evaluate_elbo(KEY, model, given_guide, {}, args, {}, num_particles=num_particles)
 
 
+@pytest.mark.full
+def test_draws_without_a_density_leave_an_infinite_elbo_and_no_warning():
+    def bounded():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.factor("bound", jnp.where(theta > 0.0, 0.0, -jnp.inf))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=0.5)
+
+    elbo = given_elbo(bounded)
+    assert elbo.value == -math.inf
+    assert math.isnan(elbo.se)
+
+
 def expected_log_lik(q):
     return stats.norm.logpdf(Y, q[0], NOISE).sum() - 0.5 * len(Y) * q[1] ** 2 / NOISE**2
 

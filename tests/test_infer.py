@@ -20,6 +20,7 @@ from oracles import tempered_normal_posterior
 from scipy import special, stats
 
 import numpyro_tempered as nt
+from numpyro_tempered.admissible import _depend_on_others
 from numpyro_tempered.elbo import bind
 from numpyro_tempered.expectations import gauss_hermite, hinge, monte_carlo
 from numpyro_tempered.families import MeanField
@@ -435,6 +436,14 @@ def test_monte_carlo_losses_are_unbiased(x64):
 
 def test_the_posterior_and_its_parameters(x64):
     vi, state, _ = half_run()
+    q, params = check_posterior(vi, state)
+    n = 2000
+    draws = jax.jit(lambda params: vi.guide.sample_posterior(KEY, params, sample_shape=(n,))["theta"])(params)
+    assert (np.abs(np.mean(draws, 0) - q.loc) < 5 * np.asarray(q.scale) / np.sqrt(n)).all()
+    np.testing.assert_allclose(np.std(draws, 0), q.scale, rtol=5 / np.sqrt(2 * n))
+
+
+def check_posterior(vi, state):
     q = state.posterior
     posterior = vi.get_posterior(state)
     np.testing.assert_array_equal(posterior.mean, q.loc)
@@ -442,10 +451,7 @@ def test_the_posterior_and_its_parameters(x64):
     params = vi.get_params(state)
     assert set(params) == {"auto_loc", "auto_scale"}
     np.testing.assert_array_equal(vi.guide.median(params)["theta"], q.loc)
-    n = 2000
-    draws = jax.jit(lambda params: vi.guide.sample_posterior(KEY, params, sample_shape=(n,))["theta"])(params)
-    assert (np.abs(np.mean(draws, 0) - q.loc) < 5 * np.asarray(q.scale) / np.sqrt(n)).all()
-    np.testing.assert_allclose(np.std(draws, 0), q.scale, rtol=5 / np.sqrt(2 * n))
+    return q, params
 
 
 @pytest.mark.full
@@ -453,14 +459,7 @@ def test_posterior_params_and_the_methods_of_the_guide(x64):
     x, y = logistic_stream()
     vi = shared(logistic)
     state, _ = vi.run(KEY, x, y)
-    q = state.posterior
-    posterior = vi.get_posterior(state)
-    np.testing.assert_array_equal(posterior.mean, q.loc)
-    np.testing.assert_allclose(posterior.variance, np.square(q.scale), rtol=1e-6)
-    params = vi.get_params(state)
-    assert set(params) == {"auto_loc", "auto_scale"}
-    np.testing.assert_array_equal(vi.guide.median(params)["theta"], q.loc)
-
+    q, params = check_posterior(vi, state)
     n = 2000
     draws = vi.guide.sample_posterior(jax.random.key(1), params, sample_shape=(n,))["theta"]
     draws = np.asarray(draws)
@@ -1088,6 +1087,22 @@ def test_rows_that_mix_are_refused(x64):
         pytest.raises(ValueError, match="broadcast against each other"),
     ):
         online(linear, DRAWS).init(KEY, x, y[:, None])
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)], ids=["one output", "two"])
+@pytest.mark.parametrize("n", [6, 1001], ids=["all pairs", "random halves"])
+def test_which_losses_depend_on_the_predictor_of_another(n, outputs):
+    def own(u):
+        return jnp.sum(jnp.reshape(u, (n, -1)) ** 2, axis=1)[None]
+
+    def felt_by_the_next(u):
+        # Of two outputs their difference alone.
+        contrast = jnp.reshape(u, (n, -1)) @ (jnp.array([1.0, -1.0]) if outputs else jnp.ones(1))
+        return own(u) + jnp.roll(contrast, 1)
+
+    verdicts = jax.jit(lambda u: [_depend_on_others(losses, u) for losses in (own, felt_by_the_next)])
+    u = np.random.default_rng(0).normal(size=(n, *outputs)).astype(np.float32)
+    assert [bool(verdict) for verdict in verdicts(u)] == [False, True]
 
 
 def test_pandas_arguments(x64):

@@ -118,8 +118,7 @@ def settled(name):
     return online, state._replace(rule_state=state.rule_state._replace(posterior=q))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["full", "low rank"])
+@pytest.mark.parametrize("name", tiered(["full", "low rank"], unit=["full"]))
 def test_a_conjugate_stream_ends_at_the_tempered_posterior(x64, name):
     online, state, _ = run_of(name)
     mean, covariance = exact(*data())

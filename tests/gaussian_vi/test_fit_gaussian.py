@@ -42,11 +42,16 @@ ETA = nt.expectations.gauss_hermite(predictor="eta", num_nodes=40)
 GUIDES = {"full": AutoMultivariateNormal, "diagonal": AutoDiagonalNormal, "by site": AutoNormal}
 
 
-def logistic(x, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+def coefficients(loc):
+    """Of three features, in two sites of different kinds."""
+    w = numpyro.sample("w", dist.Normal(loc, 2.0).expand([2]).to_event(1))
     with numpyro.plate("one", 1):
-        v = numpyro.sample("v", dist.Normal(0.0, 2.0))
-    eta = numpyro.deterministic("eta", x @ jnp.concatenate([w, v]))
+        v = numpyro.sample("v", dist.Normal(loc, 2.0))
+    return jnp.concatenate([w, v])
+
+
+def logistic(x, y=None):
+    eta = numpyro.deterministic("eta", x @ coefficients(0.0))
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
 
@@ -68,10 +73,7 @@ TARGET = X @ np.array([1.0, 2.0, 3.0]) + 1.0
 
 def regression(x, y=None):
     """``linear`` with its coefficients in the sites of ``logistic``."""
-    w = numpyro.sample("w", dist.Normal(0.5, 2.0).expand([2]).to_event(1))
-    with numpyro.plate("one", 1):
-        v = numpyro.sample("v", dist.Normal(0.5, 2.0))
-    eta = numpyro.deterministic("eta", x @ jnp.concatenate([w, v]))
+    eta = numpyro.deterministic("eta", x @ coefficients(0.5))
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, 0.8), obs=y)
 
@@ -675,10 +677,8 @@ def depends_elsewhere(y):
 
 def bent(x, y):
     """Of the shapes of ``regression``."""
-    w = numpyro.sample("w", dist.Normal(0.5, 2.0).expand([2]).to_event(1))
-    with numpyro.plate("one", 1):
-        v = numpyro.sample("v", dist.Normal(0.5, 2.0))
-    eta = numpyro.deterministic("eta", v * (x @ jnp.concatenate([w, v])))
+    weights = coefficients(0.5)
+    eta = numpyro.deterministic("eta", weights[2] * (x @ weights))
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, 0.8), obs=y)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from conftest import closes_over_a_tracer
+from conftest import closes_over_a_tracer, tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -301,16 +301,18 @@ def test_ewa_on_a_grid_is_theorem_1_by_brute_force(x64):
     np.testing.assert_allclose(ahead, np.sum(decisions) - totals.min(), rtol=1e-9)
 
 
-def test_an_exp_concave_loss_has_no_gap(x64):
+# The first are the sizes of the test above, for its programs.
+@pytest.mark.parametrize(("num_points", "num_rounds"), tiered([(30, 200), (50, 300)], unit=[(30, 200)]))
+def test_an_exp_concave_loss_has_no_gap(x64, num_points, num_rounds):
     rng = np.random.default_rng(2)
-    # Of the two features the second is 0: the same programs as above.
-    points = rng.uniform(-1, 1, size=(30, 2))
-    x, y = np.tile([1.0, 0.0], (200, 1)), rng.uniform(-1, 1, size=200)
+    # The second feature is 0.
+    points = rng.uniform(-1, 1, size=(num_points, 2))
+    x, y = np.tile([1.0, 0.0], (num_rounds, 1)), rng.uniform(-1, 1, size=num_rounds)
     rule = ewa_grid(points, 1 / 8)
     state, _ = nt.online.run(rule, SQUARED, jax.jit(rule.init)(make_prior(2)), x, y)
     _, ahead, limit = summary(state)
     assert float(state.memory.gap.value) == 0.0
-    np.testing.assert_allclose(limit, 8 * math.log(30), rtol=1e-12)
+    np.testing.assert_allclose(limit, 8 * math.log(num_points), rtol=1e-12)
     assert ahead <= limit
 
 
