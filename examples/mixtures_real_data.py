@@ -35,7 +35,7 @@ from scipy.special import gammaln, softmax
 from sklearn.metrics import adjusted_rand_score
 
 import numpyro_tempered as nt
-from numpyro_tempered.arviz_data import group
+from numpyro_tempered.report.arviz import group
 
 jax.config.update("jax_enable_x64", True)
 

@@ -38,8 +38,8 @@ from streams_data import LOADERS, Stream, prepare
 
 import numpyro_tempered as nt
 from numpyro_tempered import hindsight
-from numpyro_tempered.online import hedge
 from numpyro_tempered.online.base import SVBRate
+from numpyro_tempered.online.experts import hedge
 
 # Losses reach 10^9 on features as they come: what is compared is the rules, not their rounding.
 jax.config.update("jax_enable_x64", True)

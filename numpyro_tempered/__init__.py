@@ -1,38 +1,27 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
-from numpyro_tempered import (
-    alpha,
-    bounds,
-    distributions,
-    expectations,
-    families,
-    gaussian_vi,
-    guides,
-    hindsight,
-    mixtures,
-    online,
-    optim,
-    plots,
-    ppca,
-    sparse,
-    tables,
-)
-from numpyro_tempered.alpha.driver import select_alpha
-from numpyro_tempered.alpha.report import alpha_table
-from numpyro_tempered.elbo import ExpectedNLL
-from numpyro_tempered.fit import TemperedFit, fit_svi
-from numpyro_tempered.fit_gaussian import fit_gaussian
-from numpyro_tempered.handlers import temper
-from numpyro_tempered.infer import OnlineVI
-from numpyro_tempered.inference_data import to_inference_data
-from numpyro_tempered.ledger import regret_ledger, regret_table
-from numpyro_tempered.loo import loo
-from numpyro_tempered.marginalize import marginalize
-from numpyro_tempered.online_state import OnlineVIState
-from numpyro_tempered.path import path_table, temper_path
-from numpyro_tempered.round_and_refit import round_and_refit
-from numpyro_tempered.selection import compare, comparison_table, dyadic
-from numpyro_tempered.sparse_bridge import sparse_as_tempered_fit
+from numpyro_tempered import mixtures, online, plots, ppca, sparse
+from numpyro_tempered.core import tables
+from numpyro_tempered.gaussian import descent, expectations, families
+from numpyro_tempered.handlers.marginalize import marginalize
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer import distributions, guides, optim
+from numpyro_tempered.infer.elbo import ExpectedNLL
+from numpyro_tempered.infer.gaussian import fit_gaussian
+from numpyro_tempered.infer.online import OnlineVI
+from numpyro_tempered.infer.online_state import OnlineVIState
+from numpyro_tempered.infer.round_gates import round_and_refit
+from numpyro_tempered.infer.svi import TemperedFit, fit_svi
+from numpyro_tempered.report.inference_data import to_inference_data
+from numpyro_tempered.select import alpha
+from numpyro_tempered.select.alpha.driver import select_alpha
+from numpyro_tempered.select.alpha.report import alpha_table
+from numpyro_tempered.select.compare import compare, comparison_table, dyadic
+from numpyro_tempered.select.loo import loo
+from numpyro_tempered.select.path import path_table, temper_path
+from numpyro_tempered.sparse.bridge import sparse_as_tempered_fit
+from numpyro_tempered.theory import bounds, hindsight
+from numpyro_tempered.theory.ledger import regret_ledger, regret_table
 
 __all__ = [
     "ExpectedNLL",
@@ -44,13 +33,13 @@ __all__ = [
     "bounds",
     "compare",
     "comparison_table",
+    "descent",
     "distributions",
     "dyadic",
     "expectations",
     "families",
     "fit_gaussian",
     "fit_svi",
-    "gaussian_vi",
     "guides",
     "hindsight",
     "loo",

@@ -15,76 +15,29 @@ import numpyro_tempered as nt
 
 PACKAGE = Path(nt.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
-# Each module imports from its own line's left and from the lines above.
-ORDER = [
-    ["_typing", "batching"],
-    ["families"],
-    ["expectations"],
-    ["gaussian_vi"],
-    ["online"],
-    ["bounds"],
-    ["components", "cavi", "ppca", "sparse"],
-    [
-        "messages",
-        "powers",
-        "local_latents",
-        "kept_models",
-        "handlers",
-        "dependence",
-        "elimination",
-        "marginalize",
-    ],
-    [
-        "distributions",
-        "arguments",
-        "likelihood",
-        "admissible",
-        "predictive",
-        "guides",
-        "elbo",
-        "optim",
-        "guide_factory",
-        "fit",
-        "model_objective",
-        "fit_gaussian",
-        "round_and_refit",
-        "sparse_bridge",
-        "priors",
-        "online_state",
-        "infer",
-        "runs",
-        "mixture_bridges",
-    ],
-    [
-        "arviz_data",
-        "inference_data",
-        "loo",
-        "selection",
-        "path",
-        "alpha",
-        "tables",
-        "hindsight",
-        "ledger",
-        "plots",
-        "mixtures",
-    ],
+# A room imports from its own line's left and from the lines above: there is no arrow upwards and no circle.
+LAYERS = [
+    ["core"],
+    ["gaussian"],
+    ["handlers", "online"],
+    ["report"],
+    ["infer", "theory"],
+    ["select", "sparse"],
+    ["mixtures", "ppca"],
+    ["plots"],
 ]
-PURE = {
-    "_typing",
-    "batching",
-    "families",
-    "expectations",
-    "gaussian_vi",
-    "online",
-    "bounds",
-    "components",
-    "cavi",
-    "ppca",
-    "sparse",
+RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}
+# What needs no NumPyro; components of mixtures hand out its distributions as values.
+PURE = ("core/", "gaussian/", "online/", "theory/bounds/", "ppca/")
+# Imported inside functions alone, and in these rooms.
+LAZY = {
+    "core": {"pyarrow"},
+    "handlers": {"funsor"},
+    "report": {"arviz", "xarray"},
+    "theory": {"scipy"},
+    "select": {"arviz", "scipy", "xarray"},
+    "plots": {"matplotlib"},
 }
-REPORTING = set(ORDER[-1])
-RANK = {name: rank for rank, name in enumerate(name for line in ORDER for name in line)}
-LAZY = {"arviz", "pandas", "matplotlib", "xarray", "scipy", "pyarrow"}
 
 
 def module_of(path):
@@ -93,6 +46,14 @@ def module_of(path):
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BELOW_INIT = [path for path in MODULES if path != PACKAGE / "__init__.py"]
+
+
+def is_pure(path):
+    return identify(path).startswith(PURE)
+
+
+def identify(path):
+    return str(path.relative_to(PACKAGE))
 
 
 def is_type_checking(node):
@@ -127,10 +88,6 @@ def outside(names):
     return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"numpyro_tempered"}
 
 
-def identify(path):
-    return str(path.relative_to(PACKAGE))
-
-
 def test_the_parser_finds_imports(tmp_path):
     source = tmp_path / "module.py"
     source.write_text(
@@ -141,8 +98,39 @@ def test_the_parser_finds_imports(tmp_path):
     assert set(imports(source, inside_functions=True)) == {"a", "c.d", "g.h", "e"}
 
 
-def test_every_module_has_a_layer():
+def rooms_of(names):
+    return {name.split(".")[1] for name in names if name.startswith("numpyro_tempered.")}
+
+
+def arrows():
+    """Pairs of rooms of which the first imports the second."""
+    return {
+        (module_of(path), room)
+        for path in BELOW_INIT
+        for room in rooms_of(imports(path, inside_functions=True))
+        if room != module_of(path)
+    }
+
+
+def floors():
+    """Each room's floor: above all that it imports."""
+    floor = {}
+    for layer in LAYERS:
+        for room in layer:
+            floor[room] = 1 + max((floor[below] for above, below in arrows() if above == room), default=0)
+    return floor
+
+
+def test_every_room_has_a_layer():
     assert {module_of(path) for path in BELOW_INIT} == set(RANK)
+
+
+def test_the_house_is_small():
+    assert len([entry for entry in PACKAGE.iterdir() if entry.name != "__pycache__"]) <= 14
+    assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
+    # The face of the package stands on a floor of its own, with an arrow to every room.
+    assert max(floors().values()) + 1 <= 10
+    assert len(arrows()) + len(RANK) <= 60
 
 
 @pytest.mark.parametrize("path", BELOW_INIT, ids=identify)
@@ -155,20 +143,12 @@ def test_nothing_imports_upwards(path):
             assert RANK[target] <= RANK[own], f"{own} imports {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in BELOW_INIT if module_of(p) in PURE], ids=identify)
-def test_pure_modules_import_jax_and_numpy_alone(path):
-    # A component hands out distributions as values.
-    values = {"numpyro"} if module_of(path) == "components" else set()
-    assert outside(imports(path, inside_functions=False)) <= {"jax", "numpy"} | values
-    # The progress bar of a long stream is NumPyro's own dependency.
-    assert outside(imports(path, inside_functions=True)) <= {"jax", "numpy", "tqdm"} | values
-
-
-@pytest.mark.parametrize("path", [p for p in BELOW_INIT if module_of(p) not in PURE], ids=identify)
-def test_other_modules_import_numpyro_besides(path):
-    allowed = {"jax", "numpy", "numpyro"}
+@pytest.mark.parametrize("path", BELOW_INIT, ids=identify)
+def test_modules_import_jax_numpy_and_numpyro_alone(path):
+    allowed = {"jax", "numpy"} if is_pure(path) else {"jax", "numpy", "numpyro"}
     assert outside(imports(path, inside_functions=False)) <= allowed
-    lazy = LAZY if module_of(path) in REPORTING else {"funsor"} if module_of(path) == "elimination" else set()
+    # The progress bar of a long stream is NumPyro's own dependency.
+    lazy = LAZY.get(module_of(path), set()) | {"tqdm"}
     assert outside(imports(path, inside_functions=True)) <= allowed | lazy
 
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.cavi.blocks import block_size, make_blocks
-from numpyro_tempered.cavi.factors import Factors, Problem
-from numpyro_tempered.cavi.mixture import evaluate
-from numpyro_tempered.cavi.prepare import as_dtype, check_count, prepare
-from numpyro_tempered.cavi.result import MixtureFit
-from numpyro_tempered.components.base import Component
-from numpyro_tempered.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
-from numpyro_tempered.components.gaussian import NormalWishart, gaussian
-from numpyro_tempered.components.spherical_gaussian import SphericalGamma, spherical_gaussian
-from numpyro_tempered.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures.blocks import block_size, make_blocks
+from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
+from numpyro_tempered.mixtures.components.spherical_gaussian import SphericalGamma, spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.factors import Factors, Problem
+from numpyro_tempered.mixtures.fit import evaluate
+from numpyro_tempered.mixtures.prepare import as_dtype, check_count, prepare
+from numpyro_tempered.mixtures.result import MixtureFit
 
 
 def from_sklearn(rng_key: Array, model: Any, x: Any, *, num_samples: int = 100) -> MixtureFit:

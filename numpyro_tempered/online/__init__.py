@@ -1,16 +1,9 @@
 """Online rules as (init, update) pairs, and the drivers that run them over a stream."""
 
-from numpyro_tempered.online.aggregate import aggregate
-from numpyro_tempered.online.averaging import average, averaged
 from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rate
-from numpyro_tempered.online.chunks import iterate_chunks, run_chunks
-from numpyro_tempered.online.delayed import Pending, pending, recall, remember
-from numpyro_tempered.online.diagnostics import Finding, StreamWarning, diagnose
-from numpyro_tempered.online.ewa import ewa
-from numpyro_tempered.online.ewa_grid import ewa_grid
-from numpyro_tempered.online.forgetting import Forgetting, power, random_walk, to_prior
-from numpyro_tempered.online.merging import merge
-from numpyro_tempered.online.mixture import (
+from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
+from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.state import (
     Components,
     Mixture,
     members,
@@ -19,10 +12,9 @@ from numpyro_tempered.online.mixture import (
     regret_bound,
     weights,
 )
-from numpyro_tempered.online.ngvi import ngvi
-from numpyro_tempered.online.oga import oga, oga_el
-from numpyro_tempered.online.padding import pad_batch
-from numpyro_tempered.online.schedules import (
+from numpyro_tempered.online.experts.sweep import Sweep, sweep
+from numpyro_tempered.online.experts.windows import aggregate_windows
+from numpyro_tempered.online.rates import (
     diameter,
     doubling,
     ewa_rate,
@@ -34,13 +26,21 @@ from numpyro_tempered.online.schedules import (
     svb_constant,
     svb_strongly_convex_rate,
 )
-from numpyro_tempered.online.standardise import Standardised, original_scale, standardised
-from numpyro_tempered.online.state_io import restore, save
+from numpyro_tempered.online.rules.ewa import ewa
+from numpyro_tempered.online.rules.forgetting import Forgetting, power, random_walk, to_prior
+from numpyro_tempered.online.rules.grid import ewa_grid
+from numpyro_tempered.online.rules.ngvi import ngvi
+from numpyro_tempered.online.rules.oga import oga, oga_el
+from numpyro_tempered.online.rules.sva import sva
+from numpyro_tempered.online.rules.svb import svb
 from numpyro_tempered.online.stream import run, update
-from numpyro_tempered.online.sva import sva
-from numpyro_tempered.online.svb import svb
-from numpyro_tempered.online.sweep import Sweep, sweep
-from numpyro_tempered.online.windows import aggregate_windows
+from numpyro_tempered.online.streams.average import average, averaged
+from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
+from numpyro_tempered.online.streams.diagnose import Finding, StreamWarning, diagnose
+from numpyro_tempered.online.streams.merge import merge
+from numpyro_tempered.online.streams.padding import pad_batch
+from numpyro_tempered.online.streams.save import restore, save
+from numpyro_tempered.online.streams.standardise import Standardised, original_scale, standardised
 
 __all__ = [
     "Box",

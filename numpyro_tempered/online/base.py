@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array, ArrayLike
-from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families.base import family_of
-from numpyro_tempered.families.compensated import CompensatedSum
-from numpyro_tempered.families.mean_field import MeanField
+from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.gaussian.expectations.base import Evaluation
+from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.gaussian.families.mean_field import MeanField
 
 
 class Losses(NamedTuple):

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.expectations.base import Evaluation, Expectation
-from numpyro_tempered.families.base import family_of
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
+from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online.base import CumulativeLosses, Losses, OnlineState, Rule
 
 

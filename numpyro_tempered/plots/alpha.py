@@ -46,7 +46,7 @@ def plot_alpha(choice: Any, axes: Any = None) -> Any:
     """
     import matplotlib.pyplot as plt
 
-    from numpyro_tempered.alpha.report import alpha_table
+    from numpyro_tempered.select.alpha.report import alpha_table
 
     table = alpha_table(choice)
     if axes is None:

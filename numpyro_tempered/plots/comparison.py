@@ -31,7 +31,7 @@ def plot_comparison(data: Any, ax: Any = None) -> Any:
     """
     import matplotlib.pyplot as plt
 
-    from numpyro_tempered.selection import comparison_table
+    from numpyro_tempered.select.compare import comparison_table
 
     table = comparison_table(data)
     if ax is None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_tempered._typing import ArrayLike
+from numpyro_tempered.core.typing import ArrayLike
 
 
 def plot_mixture(fit: Any, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: Any = None) -> Any:
@@ -50,7 +50,7 @@ def plot_mixture(fit: Any, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: 
 
 
 def _plot_one_column(fit: Any, x: np.ndarray, ax: Any) -> None:
-    from numpyro_tempered.cavi.predictions import log_predictive, predictive_parts
+    from numpyro_tempered.mixtures.predictions import log_predictive, predictive_parts
 
     x = x[~np.isnan(x)]
     whole = fit.component.translate is None and bool(np.all(x == np.round(x)))
@@ -77,7 +77,7 @@ def _plot_one_column(fit: Any, x: np.ndarray, ax: Any) -> None:
 
 
 def _plot_two_columns(fit: Any, rows: np.ndarray, columns: tuple[int, int], ax: Any) -> None:
-    from numpyro_tempered.cavi.predictions import log_predictive, predict
+    from numpyro_tempered.mixtures.predictions import log_predictive, predict
 
     i, j = columns
     if i == j or not all(0 <= c < rows.shape[1] for c in columns):
@@ -128,7 +128,7 @@ def plot_num_components_path(data: Any, axes: Any = None) -> Any:
     """
     import matplotlib.pyplot as plt
 
-    from numpyro_tempered.arviz_data import group, group_names
+    from numpyro_tempered.report.arviz import group, group_names
 
     if "num_components_path" not in group_names(data):
         raise ValueError(

@@ -40,7 +40,7 @@ def plot_path(data: Any, axes: Any = None) -> Any:
     """
     import matplotlib.pyplot as plt
 
-    from numpyro_tempered.path import path_table
+    from numpyro_tempered.select.path import path_table
 
     table = path_table(data)
     if axes is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_tempered._typing import ArrayLike
+from numpyro_tempered.core.typing import ArrayLike
 
 
 def plot_regret(losses: Mapping[str, ArrayLike] | Any, hindsight: float | None = None, ax: Any = None) -> Any:
@@ -71,7 +71,7 @@ def plot_regret(losses: Mapping[str, ArrayLike] | Any, hindsight: float | None =
 
 def _ledger_group(data: Any) -> Any:
     """The group ``regret`` of ArviZ data as a Dataset; None for a mapping of losses."""
-    from numpyro_tempered.arviz_data import group, group_names
+    from numpyro_tempered.report.arviz import group, group_names
 
     if not (hasattr(data, "children") or callable(getattr(data, "groups", None))):
         return None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array, ArrayLike
+from numpyro_tempered.core.typing import Array, ArrayLike
 
 
 class Prior(NamedTuple):

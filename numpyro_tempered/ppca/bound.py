@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores, in_double
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.ppca.arguments import check_arguments, check_prior, warn_of_scale
 from numpyro_tempered.ppca.ascent import update_loadings, update_noise, update_scores
 from numpyro_tempered.ppca.base import (

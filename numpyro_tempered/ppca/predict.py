@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.ppca.ascent import update_scores
 from numpyro_tempered.ppca.base import Posterior, PPCAFit, Rows, Scores, as_matrix, as_rows, in_full_precision
 from numpyro_tempered.ppca.bound import with_one

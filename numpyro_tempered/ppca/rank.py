@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from numpyro_tempered._typing import Array
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.ppca.base import PPCAFit, in_double
 from numpyro_tempered.ppca.bound import squared_loadings
 from numpyro_tempered.ppca.driver import fit_each

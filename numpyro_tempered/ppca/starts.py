@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_tempered._typing import Array
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.ppca.base import PPCAFit, Prior, Rows
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.families import SpikeSlab
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.base import Prior
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.families import SpikeSlab
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.starts import Start
 
 # An objective is a sum of many terms: a fall within so many units in its last place is rounding.

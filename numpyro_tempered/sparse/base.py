@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered._typing import Array, ArrayLike
-from numpyro_tempered.families import MeanField, SpikeSlab
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 
 
 class Prior(NamedTuple):

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered._typing import Array, ArrayLike
-from numpyro_tempered.families import SpikeSlab
-from numpyro_tempered.families.spike_slab import kl
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.gaussian.families import SpikeSlab
+from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import (
     Problem,
     as_data,

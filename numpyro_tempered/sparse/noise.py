@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_tempered._typing import Array
+from numpyro_tempered.core.typing import Array
 
 LOG_2PI = 1.8378770664093453
 

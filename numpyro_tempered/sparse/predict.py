@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.families import MeanField
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families import MeanField
 from numpyro_tempered.sparse.arguments import check_count, real_array
 from numpyro_tempered.sparse.base import LinearFit, LogisticFit
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.families import SpikeSlab
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.sweep import block_design, blocks, fitted, gauss_seidel, products
 
 # Penalties of the path, in units of the smallest one that keeps all coefficients at 0.

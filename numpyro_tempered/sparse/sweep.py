@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered._typing import Array
-from numpyro_tempered.families import SpikeSlab
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families import SpikeSlab
 
 # Coefficients of a block: their chain of scalar steps is compiled as straight code, whose length is its square.
 BLOCK = 8

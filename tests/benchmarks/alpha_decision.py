@@ -33,8 +33,8 @@ from provenance import describe
 from scipy.stats import norm
 
 import numpyro_tempered as nt
-from numpyro_tempered.alpha.safe_bayes import judge
-from numpyro_tempered.alpha.task import Task
+from numpyro_tempered.select.alpha.safe_bayes import judge
+from numpyro_tempered.select.alpha.task import Task
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 DIM, NUM_DATA, PRIOR_VAR, COARSE = 10, 100, 0.1, 50.0

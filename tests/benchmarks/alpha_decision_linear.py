@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 from scipy.stats import chi2, norm
 
-from numpyro_tempered.alpha.gpc_root import solve
-from numpyro_tempered.alpha.safe_bayes import block_edges
+from numpyro_tempered.select.alpha.gpc_root import solve
+from numpyro_tempered.select.alpha.safe_bayes import block_edges
 
 LEVEL = 0.95
 LOG_TWO_PI = np.log(2.0 * np.pi)

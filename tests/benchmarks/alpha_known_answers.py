@@ -24,15 +24,15 @@ import pandas as pd
 from provenance import describe
 from scipy.stats import chi2, norm
 
-from numpyro_tempered.alpha.bootstrap_fisher import fisher_parts
-from numpyro_tempered.alpha.gpc_posteriors import laplace_ratios
-from numpyro_tempered.alpha.gpc_root import solve
-from numpyro_tempered.alpha.lyddon import matched_power
-from numpyro_tempered.alpha.resampling import resamples
-from numpyro_tempered.alpha.sandwich import flat_task, sampling_se, sandwich
-from numpyro_tempered.alpha.task import Task
+from numpyro_tempered.select.alpha.bootstrap_fisher import fisher_parts
+from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
+from numpyro_tempered.select.alpha.gpc_root import solve
+from numpyro_tempered.select.alpha.lyddon import matched_power
+from numpyro_tempered.select.alpha.resampling import resamples
+from numpyro_tempered.select.alpha.sandwich import flat_task, sampling_se, sandwich
+from numpyro_tempered.select.alpha.task import Task
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "alpha"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "select" / "alpha"))
 from alpha_oracles import safe_bayes_location
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"

@@ -44,14 +44,14 @@ from provenance import describe
 from scipy.stats import chi2
 
 import numpyro_tempered as nt
-from numpyro_tempered.alpha.bootstrap_fisher import fisher_parts
-from numpyro_tempered.alpha.gpc_posteriors import laplace_ratios
-from numpyro_tempered.alpha.lyddon import matched_power
-from numpyro_tempered.alpha.minimise import minimise
-from numpyro_tempered.alpha.resampling import resamples
-from numpyro_tempered.alpha.safe_bayes import block_edges, judge
-from numpyro_tempered.alpha.sandwich import Flat, check_sandwich, sandwich
-from numpyro_tempered.alpha.task import Task
+from numpyro_tempered.select.alpha.bootstrap_fisher import fisher_parts
+from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
+from numpyro_tempered.select.alpha.lyddon import matched_power
+from numpyro_tempered.select.alpha.minimise import minimise
+from numpyro_tempered.select.alpha.resampling import resamples
+from numpyro_tempered.select.alpha.safe_bayes import block_edges, judge
+from numpyro_tempered.select.alpha.sandwich import Flat, check_sandwich, sandwich
+from numpyro_tempered.select.alpha.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))

@@ -5,7 +5,7 @@ N(0, 5²), in double precision. Every method starts at N(0, I) and fits a full c
 is the best ELBO less its own, by quadrature on the predictor with 40 nodes (exact to rounding here); the best is
 that of a run to stationarity 1e-16, checked by scipy's L-BFGS on an independent implementation for d = 2, 10.
 
-- natural gradient (damping .5, and 1), forward-backward whitened and plain: ``nt.gaussian_vi.minimise``; an
+- natural gradient (damping .5, and 1), forward-backward whitened and plain: ``nt.descent.minimise``; an
   evaluation is one of E[f], E[∇f] and E[∇²f], rejected trials included.
 - Adam on the exact ELBO: its gradient in (loc, scale_tril) by the same quadrature, softplus diagonal, step size
   .05 falling to .0005 over the last two fifths, as ``fit_svi`` does; an evaluation is a gradient.
@@ -40,13 +40,13 @@ from provenance import describe
 
 import numpyro_tempered as nt
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gaussian_vi"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gaussian" / "descent"))
 import gaussian_vi_oracles as oracle
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PRIOR_SCALE = 5.0
 TARGET = 1e-6
-vi = nt.gaussian_vi
+vi = nt.descent
 LOSS = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=40)
 METHODS = {
     "natural gradient, damping .5": (vi.natural_gradient(), 200),

@@ -36,12 +36,12 @@ from scipy.special import digamma, gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_tempered as nt
-from numpyro_tempered.cavi.ascent import begin
-from numpyro_tempered.cavi.blocks import block_size, make_blocks
-from numpyro_tempered.cavi.factors import Problem
-from numpyro_tempered.cavi.loops import _advance, starts
-from numpyro_tempered.cavi.mixture import _base_sum
-from numpyro_tempered.cavi.prepare import as_dtype, prepare
+from numpyro_tempered.mixtures.ascent import begin
+from numpyro_tempered.mixtures.blocks import block_size, make_blocks
+from numpyro_tempered.mixtures.factors import Problem
+from numpyro_tempered.mixtures.fit import _base_sum
+from numpyro_tempered.mixtures.loops import _advance, starts
+from numpyro_tempered.mixtures.prepare import as_dtype, prepare
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 SHAPES = [(1_000, 1, 3), (100_000, 2, 10), (1_000_000, 2, 10), (100_000, 16, 32)]

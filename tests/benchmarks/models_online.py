@@ -37,7 +37,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from provenance import describe
 
 import numpyro_tempered as nt
-from numpyro_tempered.priors import as_prior
+from numpyro_tempered.infer.online_prior import as_prior
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NUM_FEATURES = 4

@@ -41,7 +41,7 @@ from scipy.special import logsumexp
 import numpyro_tempered as nt
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "select" / "alpha"))
 
 import safe_bayes_oracles as gvo  # noqa: E402
 

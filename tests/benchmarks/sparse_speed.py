@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from provenance import describe
 
-from numpyro_tempered.families import SpikeSlab
+from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.linear import linear_ascent
 from numpyro_tempered.sparse.logistic import logistic_ascent
 from numpyro_tempered.sparse.noise import Estimated

@@ -17,7 +17,7 @@ from numpyro.infer.util import constrain_fn, unconstrain_fn
 from tempered_models import Y, normal, positive
 
 import numpyro_tempered as nt
-from numpyro_tempered import likelihood
+from numpyro_tempered.handlers import likelihood
 
 GROUP = np.array([0, 0, 1, 1])
 

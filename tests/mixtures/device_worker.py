@@ -55,11 +55,11 @@ def collectives(rows):
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
-    from numpyro_tempered.cavi import loops
-    from numpyro_tempered.cavi.ascent import begin
-    from numpyro_tempered.cavi.blocks import block_size, make_blocks, num_shards
-    from numpyro_tempered.cavi.factors import Problem
-    from numpyro_tempered.cavi.prepare import prepare
+    from numpyro_tempered.mixtures import loops
+    from numpyro_tempered.mixtures.ascent import begin
+    from numpyro_tempered.mixtures.blocks import block_size, make_blocks, num_shards
+    from numpyro_tempered.mixtures.factors import Problem
+    from numpyro_tempered.mixtures.prepare import prepare
 
     prepared = prepare(rows, nt.mixtures.known_variance(2, prior_scale=10.0), None)
     shards = num_shards(prepared.rows)
@@ -94,9 +94,9 @@ def on_forced_devices(fewer):
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    from numpyro_tempered.cavi.em import em
-    from numpyro_tempered.cavi.sharding import shard_rows
-    from numpyro_tempered.components.known_variance import known_variance
+    from numpyro_tempered.mixtures.components.known_variance import known_variance
+    from numpyro_tempered.mixtures.em import em
+    from numpyro_tempered.mixtures.sharding import shard_rows
 
     if fewer:
         print(json.dumps({n: summary(fitted(over_devices(n)[1])) for n in fewer}))

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import mixture_oracles as oracle
 import numpy as np
 
-from numpyro_tempered.components.bernoulli import bernoulli
-from numpyro_tempered.components.categorical import categorical
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.exponential import exponential
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
-from numpyro_tempered.components.multinomial import multinomial
-from numpyro_tempered.components.poisson import poisson
-from numpyro_tempered.components.product import product
-from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
-from numpyro_tempered.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.components.bernoulli import bernoulli
+from numpyro_tempered.mixtures.components.categorical import categorical
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.exponential import exponential
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.multinomial import multinomial
+from numpyro_tempered.mixtures.components.poisson import poisson
+from numpyro_tempered.mixtures.components.product import product
+from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 
 # Every test has data of this shape and K = 2, so that a component is compiled once.
 N, D, K = 12, 2, 2

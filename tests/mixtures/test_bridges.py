@@ -16,16 +16,16 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
-from numpyro_tempered import mixture_bridges as bridges
-from numpyro_tempered.cavi.blocks import in_blocks, make_blocks
-from numpyro_tempered.cavi.factors import Problem, update
-from numpyro_tempered.cavi.mixture import evaluate
-from numpyro_tempered.cavi.prepare import as_dtype, prepare
-from numpyro_tempered.cavi.result import MixtureFit
-from numpyro_tempered.cavi.sweep import Coefficients, accumulate, base_sum, log_joint
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
-from numpyro_tempered.mixture_bridges.polish import adjustable_guide
+from numpyro_tempered.mixtures import bridges
+from numpyro_tempered.mixtures.blocks import in_blocks, make_blocks
+from numpyro_tempered.mixtures.bridges.polish import adjustable_guide
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.factors import Problem, update
+from numpyro_tempered.mixtures.fit import evaluate
+from numpyro_tempered.mixtures.prepare import as_dtype, prepare
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, log_joint
 
 pytestmark = pytest.mark.full
 

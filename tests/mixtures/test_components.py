@@ -13,21 +13,21 @@ from mixture_families import ALL, FAMILIES, K, N, complete_mixed, component_of, 
 from scipy import stats
 from scipy.special import digamma, gammaln
 
-from numpyro_tempered.cavi.checking import _draw_with_ratio, check_component
-from numpyro_tempered.components import special
-from numpyro_tempered.components.base import broadcast_prior
-from numpyro_tempered.components.bernoulli import bernoulli
-from numpyro_tempered.components.categorical import categorical
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.exponential import exponential
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
-from numpyro_tempered.components.multinomial import multinomial
-from numpyro_tempered.components.poisson import poisson
-from numpyro_tempered.components.product import product
-from numpyro_tempered.components.scaling import scaled_to
-from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
-from numpyro_tempered.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.checking import _draw_with_ratio, check_component
+from numpyro_tempered.mixtures.components import special
+from numpyro_tempered.mixtures.components.base import broadcast_prior
+from numpyro_tempered.mixtures.components.bernoulli import bernoulli
+from numpyro_tempered.mixtures.components.categorical import categorical
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.exponential import exponential
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.multinomial import multinomial
+from numpyro_tempered.mixtures.components.poisson import poisson
+from numpyro_tempered.mixtures.components.product import product
+from numpyro_tempered.mixtures.components.scaling import scaled_to
+from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 
 NAMES = tuple(FAMILIES)
 # Every family once in one of two tables, but for two: all functions of known variances agree with each other

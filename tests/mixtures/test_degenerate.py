@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from mixture_families import FAMILIES, component_of, some_data
 
-from numpyro_tempered.cavi.mixture import fit
-from numpyro_tempered.cavi.starts import given_responsibilities, random_responsibilities
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
-from numpyro_tempered.components.scaling import scaled_to
-from numpyro_tempered.mixture_bridges import as_tempered_fit
+from numpyro_tempered.mixtures.bridges import as_tempered_fit
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.scaling import scaled_to
+from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.starts import given_responsibilities, random_responsibilities
 
 # One shape for all, compiled once a component.
 OPTIONS = {"num_components": 3, "num_restarts": 2, "num_samples": 2, "max_iter": 3000}

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from conftest import enable_x64
 
-from numpyro_tempered.cavi.em import em
-from numpyro_tempered.cavi.sharding import automatic, shard_rows
-from numpyro_tempered.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.em import em
+from numpyro_tempered.mixtures.sharding import automatic, shard_rows
 
 pytestmark = pytest.mark.full
 

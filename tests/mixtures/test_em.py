@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 
-from numpyro_tempered.cavi.em import check_em, em
-from numpyro_tempered.cavi.information_criteria import aic, bic, icl
-from numpyro_tempered.cavi.starts import given_responsibilities
-from numpyro_tempered.components.bernoulli import bernoulli
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
-from numpyro_tempered.components.poisson import poisson
-from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
-from numpyro_tempered.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.components.bernoulli import bernoulli
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.poisson import poisson
+from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.em import check_em, em
+from numpyro_tempered.mixtures.information_criteria import aic, bic, icl
+from numpyro_tempered.mixtures.starts import given_responsibilities
 
 FAMILIES = {"full": gaussian, "diag": diagonal_gaussian, "spherical": spherical_gaussian, "tied": tied_gaussian}
 

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.cavi import chunk_passes
-from numpyro_tempered.cavi.chunk_reading import survey
-from numpyro_tempered.cavi.chunks import fit_chunks
-from numpyro_tempered.cavi.mixture import fit
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
-from numpyro_tempered.components.poisson import poisson
+from numpyro_tempered.mixtures import chunk_passes
+from numpyro_tempered.mixtures.chunk_reading import survey
+from numpyro_tempered.mixtures.chunks import fit_chunks
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.poisson import poisson
+from numpyro_tempered.mixtures.fit import fit
 
 COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
 OPTIONS = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_samples": 4, "tolerance": 1e-6}

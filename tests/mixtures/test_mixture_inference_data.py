@@ -13,10 +13,10 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
-from numpyro_tempered.arviz_data import group, group_names
-from numpyro_tempered.components.categorical import categorical
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.components.categorical import categorical
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.report.arviz import group, group_names
 
 pytestmark = pytest.mark.full
 

@@ -7,8 +7,8 @@ import pytest
 from conftest import enable_x64
 
 import numpyro_tempered as nt
-from numpyro_tempered.cavi.blocks import make_blocks
-from numpyro_tempered.cavi.moves import affinities, propose
+from numpyro_tempered.mixtures.blocks import make_blocks
+from numpyro_tempered.mixtures.moves import affinities, propose
 
 pytestmark = pytest.mark.full
 
@@ -107,7 +107,7 @@ def test_affinity_is_large_where_components_share_data(stuck, x):
     with enable_x64():
         rows = jnp.asarray(x - stuck.centre)
         weight = jnp.ones(len(x))
-        from numpyro_tempered.cavi.factors import coefficients
+        from numpyro_tempered.mixtures.factors import coefficients
 
         shared = affinities(
             stuck.component, coefficients(stuck.component, stuck.factors), make_blocks(rows, weight, 64)

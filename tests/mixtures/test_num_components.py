@@ -12,7 +12,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import numpyro_tempered as nt
-from numpyro_tempered.arviz_data import group, group_names
+from numpyro_tempered.report.arviz import group, group_names
 
 ORDERS = [1, 2, 3]
 COMPONENT = nt.mixtures.known_variance(1, prior_scale=5.0)

@@ -19,9 +19,13 @@ from mixture_families import GAUSSIANS as GAUSSIAN_MEAN
 from scipy.special import gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
-from numpyro_tempered.cavi.ascent import advance, begin
-from numpyro_tempered.cavi.blocks import make_blocks
-from numpyro_tempered.cavi.factors import (
+from numpyro_tempered.mixtures.ascent import advance, begin
+from numpyro_tempered.mixtures.blocks import make_blocks
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.factors import (
     Problem,
     coefficients,
     objective,
@@ -30,11 +34,7 @@ from numpyro_tempered.cavi.factors import (
     tempered_cavi,
     update,
 )
-from numpyro_tempered.cavi.sweep import accumulate, base_sum, log_joint, sweep
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.spherical_gaussian import spherical_gaussian
-from numpyro_tempered.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.sweep import accumulate, base_sum, log_joint, sweep
 
 NAMES = tuple(FAMILIES)
 # Others take seconds each; the formulas of all families are checked one by one in test_components.

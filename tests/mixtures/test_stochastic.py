@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.special import digamma, logsumexp, softmax
 
-from numpyro_tempered.cavi.fit_stochastic import check_end, fit_stochastic
-from numpyro_tempered.cavi.mixture import fit
-from numpyro_tempered.cavi.starts import given_responsibilities
-from numpyro_tempered.cavi.stochastic import robbins_monro, stochastic
-from numpyro_tempered.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.components.gaussian import gaussian
-from numpyro_tempered.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.fit_stochastic import check_end, fit_stochastic
+from numpyro_tempered.mixtures.starts import given_responsibilities
+from numpyro_tempered.mixtures.stochastic import robbins_monro, stochastic
 
 COMPONENT = known_variance(2, prior_loc=1.0, prior_scale=10.0)
 ALPHA = 0.5

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, MeanField
+from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import stream
-from numpyro_tempered.online.aggregate import aggregate
-from numpyro_tempered.online.ewa_grid import ewa_grid
-from numpyro_tempered.online.hedge import exponential_weights, mix_loss
-from numpyro_tempered.online.mixture import members, predictive_mixture, regret, regret_bound, weights
-from numpyro_tempered.online.sweep import sweep
+from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.hedge import exponential_weights, mix_loss
+from numpyro_tempered.online.experts.state import members, predictive_mixture, regret, regret_bound, weights
+from numpyro_tempered.online.experts.sweep import sweep
+from numpyro_tempered.online.rules.grid import ewa_grid
 
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
 D = 3

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, MeanField
+from numpyro_tempered.gaussian.families import FullRank, MeanField
 
 TRACES = []
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank
+from numpyro_tempered.gaussian.families import FullRank
 
 pytestmark = pytest.mark.usefixtures("strict")
 CAPACITY = 4

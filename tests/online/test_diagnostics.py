@@ -9,7 +9,7 @@ import pytest
 from conftest import tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, LowRank, MeanField
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import Box
 
 SQUARED = nt.expectations.squared()

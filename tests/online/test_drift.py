@@ -7,10 +7,10 @@ import pytest
 from conftest import closes_over_a_tracer
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, LowRank, MeanField
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import power, random_walk
-from numpyro_tempered.online.mixture import regret_bound, weights
-from numpyro_tempered.online.windows import aggregate_windows
+from numpyro_tempered.online.experts.state import regret_bound, weights
+from numpyro_tempered.online.experts.windows import aggregate_windows
 
 pytestmark = pytest.mark.full
 

@@ -11,8 +11,8 @@ from conftest import tiered
 from scipy import stats
 
 import numpyro_tempered as nt
-from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.gaussian.expectations.base import Evaluation
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
 
 pytestmark = pytest.mark.usefixtures("strict")
 

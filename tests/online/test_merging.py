@@ -9,7 +9,7 @@ import oracles
 import pytest
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, LowRank, MeanField
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import Box
 
 SQUARED, NGVI = nt.expectations.squared(), nt.online.ngvi(0.5)

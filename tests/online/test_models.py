@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank
+from numpyro_tempered.gaussian.families import FullRank
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TARGET = 0.01  # nats per datum

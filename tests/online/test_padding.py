@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
 
 pytestmark = pytest.mark.usefixtures("strict")
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import closes_over_a_tracer, tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.expectations.base import Evaluation
-from numpyro_tempered.families import MeanField
+from numpyro_tempered.gaussian.expectations.base import Evaluation
+from numpyro_tempered.gaussian.families import MeanField
 from numpyro_tempered.online import Box
 
 pytestmark = pytest.mark.usefixtures("strict")

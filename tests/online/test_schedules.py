@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, MeanField
+from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import Box
-from numpyro_tempered.online.averaging import Averaged, average, averaged
-from numpyro_tempered.online.schedules import (
+from numpyro_tempered.online.rates import (
     diameter,
     doubling,
     ewa_rate,
@@ -25,6 +24,7 @@ from numpyro_tempered.online.schedules import (
     svb_constant,
     svb_strongly_convex_rate,
 )
+from numpyro_tempered.online.streams.average import Averaged, average, averaged
 
 HINGE = nt.expectations.hinge()
 LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))

@@ -7,8 +7,8 @@ import pytest
 from conftest import tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, LowRank, MeanField, family_of
-from numpyro_tempered.online import standardise
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.online.streams import standardise
 
 pytestmark = pytest.mark.usefixtures("strict")
 SQUARED = nt.expectations.squared()

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.families import FullRank, LowRank, MeanField
-from numpyro_tempered.likelihood import Layout
-from numpyro_tempered.online import state_io
-from numpyro_tempered.online_state import OnlineVIState
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
+from numpyro_tempered.handlers.likelihood import Layout
+from numpyro_tempered.infer.online_state import OnlineVIState
+from numpyro_tempered.online.streams import save as state_io
 
 PRIORS = {
     "mean field": MeanField(np.zeros(3), np.ones(3)),
@@ -232,7 +232,7 @@ def test_damage_is_an_error_or_leaves_the_state_as_it_was(tmp_path_factory, data
     assert_same(restored, state)
 
 
-@pytest.mark.parametrize("where", ["numpyro_tempered.online.state_io.os.fsync", "os.replace", "numpy.savez"])
+@pytest.mark.parametrize("where", ["numpyro_tempered.online.streams.save.os.fsync", "os.replace", "numpy.savez"])
 def test_the_old_file_survives_a_save_that_fails(where, tmp_path, monkeypatch):
     state, whole = saved(tmp_path)
 
@@ -261,8 +261,8 @@ STREAM = """
 import os, sys
 import jax.numpy as jnp, numpy as np
 import numpyro_tempered as nt
-from numpyro_tempered.online.chunks import iterate_chunks
-from numpyro_tempered.online.state_io import restore, save
+from numpyro_tempered.online.chunked import iterate_chunks
+from numpyro_tempered.online.streams.save import restore, save
 
 rule, loss = nt.online.ngvi(0.5), nt.expectations.squared()
 

@@ -15,7 +15,7 @@ from scipy.special import expit
 
 import numpyro_tempered as nt
 from numpyro_tempered import sparse
-from numpyro_tempered.families import SpikeSlab
+from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse import sweep
 from numpyro_tempered.sparse.arguments import check_end
 from numpyro_tempered.sparse.ascent import Ascent, best_start, unblock

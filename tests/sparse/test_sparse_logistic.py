@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from numpyro_tempered import sparse
-from numpyro_tempered.families import MeanField, SpikeSlab
+from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.sparse.base import LinearFit, NoisePosterior
 from numpyro_tempered.sparse.logistic import log_two_cosh_half, quadratic_weight
 

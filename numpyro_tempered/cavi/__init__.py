@@ -1,1 +1,0 @@
-"""Tempered coordinate ascent for mixtures, and its kin."""

@@ -1,0 +1,1 @@
+"""What every layer uses: arrays, checks, precision, batches."""

@@ -1,9 +1,0 @@
-"""Variational families: NamedTuples of parameters and pure functions on them."""
-
-from numpyro_tempered.families.base import Family, Gain, Rows, family_of
-from numpyro_tempered.families.full_rank import FullRank
-from numpyro_tempered.families.low_rank import LowRank
-from numpyro_tempered.families.mean_field import MeanField
-from numpyro_tempered.families.spike_slab import SpikeSlab
-
-__all__ = ["Family", "FullRank", "Gain", "LowRank", "MeanField", "Rows", "SpikeSlab", "family_of"]

@@ -1,0 +1,1 @@
+"""Gaussian families, expected losses under them, and descent on their parameters."""

@@ -1,0 +1,23 @@
+"""Batch Gaussian variational inference: natural gradients, Bures-Wasserstein steps, a stopping rule."""
+
+from numpyro_tempered.gaussian.descent.base import Derivatives, Method, gap_bound, stationarity
+from numpyro_tempered.gaussian.descent.bures_wasserstein import flow, forward_backward, wasserstein
+from numpyro_tempered.gaussian.descent.minimise import Result, Trace, minimise
+from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
+from numpyro_tempered.gaussian.descent.objective import Objective, objective
+
+__all__ = [
+    "Derivatives",
+    "Method",
+    "Objective",
+    "Result",
+    "Trace",
+    "flow",
+    "forward_backward",
+    "gap_bound",
+    "minimise",
+    "natural_gradient",
+    "objective",
+    "stationarity",
+    "wasserstein",
+]

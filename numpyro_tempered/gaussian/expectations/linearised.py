@@ -1,0 +1,100 @@
+"""Expectations of a nonlinear predictor, linearised at the mean: the extended Kalman filter's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, masked, pull_back
+from numpyro_tempered.gaussian.expectations.outputs import predictor_covariance, pull_back_outputs
+from numpyro_tempered.gaussian.families.base import family_of
+
+
+def linearised(predict: Callable[..., Array], expectation: Expectation) -> Expectation:
+    r"""Expected loss of a nonlinear predictor f(θ, x), such as a neural network's.
+
+    Around the mean m of q, with J the Jacobian of f in θ there, the predictor is taken as
+    :math:`u \sim N(f(m, x), J\Sigma J^\top)`, and the moments of its loss are those of ``expectation``, a
+    closed form or a quadrature: gradient :math:`J^\top E[l'(u)]` and Gauss-Newton curvature
+    :math:`J^\top E[l''(u)] J`, positive semidefinite where the loss is convex in u. With the squared loss
+    and NGVI it is the extended Kalman filter. Exact where f is affine in θ; it leaves out the
+    curvature of f.
+
+    K reverse passes give J for each datum. A model in NumPyro needs nothing of this:
+    ``gauss_hermite(predictor=...)`` linearises at the mean too.
+
+    Args:
+        predict: ``(theta, x) -> u`` of one datum, a scalar, or shape ``(K,)`` where the expectation has K
+            outputs; ``theta`` has shape ``(d,)``.
+        expectation: The loss of the predictor: ``squared()``, ``hinge()``, ``gauss_hermite(loss)``,
+            ``softmax(K)`` and so on.
+
+    Returns:
+        An :class:`Expectation` on data ``x`` and ``y``. One datum has ``x`` of shape ``()`` or ``(f,)``, a batch
+        ``(n, f)`` with ``y`` of shape ``(n, ...)``.
+
+    Raises:
+        TypeError: If the expectation is not one of a predictor.
+        ValueError: When traced, if the predictor has another shape than the expectation takes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> def network(theta, x):  # two hidden units
+        ...     return jnp.sum(theta[:2] * jnp.tanh(theta[2:4] * x[0] + theta[4:]))
+        >>> loss = nt.expectations.linearised(network, nt.expectations.squared())
+        >>> q = nt.families.MeanField(jnp.ones(6), jnp.full(6, 0.1))
+        >>> value = jax.jit(loss.evaluate)(q, jnp.ones(1), 1.0)
+        >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
+        0.861 0.880
+    """
+    of_predictor = expectation.of_predictor if isinstance(expectation, Expectation) else None
+    if of_predictor is None:
+        raise TypeError(
+            "linearised needs the expectation of a loss of a predictor, such as squared() or "
+            "gauss_hermite(loss), got "
+            f"{'one of a model or of the parameters' if isinstance(expectation, Expectation) else expectation!r}."
+        )
+    moments, loss, num_outputs = of_predictor
+    shape = () if num_outputs is None else (num_outputs,)
+
+    def one(theta: Array, x: Array) -> Array:
+        u = jnp.asarray(predict(theta, x))
+        if u.shape != shape:
+            raise ValueError(f"predict must return shape {shape} for one datum, got {u.shape}.")
+        return u.astype(theta.dtype)
+
+    def evaluate(
+        q: Any,
+        x: Any,
+        y: Any,
+        rng_key: Array | None = None,
+        curvature: str = "hessian",
+        mask: Array | None = None,
+    ) -> Evaluation:
+        x, y = _batch(q.loc, x, y)
+        mean = jax.vmap(one, (None, 0))(q.loc, x)
+        jacobian = jax.vmap(jax.jacrev(one), (None, 0))(q.loc, x)
+        if num_outputs is None:
+            variance = family_of(q).predictor_variance(q, jacobian)
+            return pull_back(q, jacobian, masked(moments(mean, variance, y, curvature), mask))
+        covariance = predictor_covariance(q, jacobian)
+        return pull_back_outputs(q, jacobian, masked(moments(mean, covariance, y, curvature, rng_key), mask))
+
+    def of_theta(theta: Array, x: Any, y: Any) -> Array:
+        x, y = _batch(theta, x, y)
+        return loss(jax.vmap(one, (None, 0))(theta, x), y)
+
+    return Expectation(evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
+
+
+def _batch(theta: Array, x: Any, y: Any) -> tuple[Array, Array]:
+    x, y = jnp.asarray(x), jnp.asarray(y).astype(theta.dtype)
+    x = x.astype(theta.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    if x.ndim < 2:
+        return x[None], y[None]
+    if y.shape[:1] != x.shape[:1]:
+        raise ValueError(f"expected x of shape (n, f) with y of shape (n, ...), got {x.shape} and {y.shape}.")
+    return x, y

@@ -1,0 +1,309 @@
+r"""Full-covariance Gaussian family, q = N(loc, S Sᵀ) by a square root S of the covariance.
+
+SVA and SVB have their closed forms for a lower triangular S (the transpose of CA19's C, Σ = CᵀC), NGVI for any.
+Nothing here inverts a matrix: a precision is only ever seen whitened, as Sᵀ P S.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_tempered.core.precision import CompensatedSum, matmul
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families.base import Family, Gain, Rows, register
+from numpyro_tempered.gaussian.families.mean_field import shrink
+
+
+class FullRank(NamedTuple):
+    """A Gaussian with covariance ``factor @ factor.T``.
+
+    The same two fields also carry a gradient with respect to ``(loc, factor)``.
+
+    Attributes:
+        loc: Means, shape ``(d,)``.
+        factor: A square root of the covariance, shape ``(d, d)``. For a prior, and where SVA and SVB lead, lower
+            triangular with a positive diagonal; NGVI leads to others. ``scale_tril`` is the triangular one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_tempered.families import FullRank
+        >>> q = FullRank(jnp.zeros(2), jnp.eye(2))
+        >>> q.scale_tril.shape
+        (2, 2)
+    """
+
+    loc: Array
+    factor: Array
+
+    @property
+    def scale_tril(self) -> Array:
+        """The Cholesky factor of the covariance, by a QR factorisation of the square root."""
+        upper = jnp.linalg.qr(self.factor.T, mode="r")
+        signs = jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0).astype(upper.dtype)
+        return jnp.tril(upper.T * signs[None, :])
+
+
+class Memory(NamedTuple):
+    """Mean and factor; both move by less than their rounding error on long streams."""
+
+    loc: CompensatedSum
+    factor: CompensatedSum
+
+
+class Whitened(NamedTuple):
+    """A symmetric matrix H as ``S.T @ H @ S``, with S the factor of the present q."""
+
+    matrix: Array
+
+
+def check(prior: FullRank) -> FullRank:
+    """The prior as floating arrays ``(d,)`` and ``(d, d)`` of one dtype.
+
+    Raises:
+        ValueError: If the shapes disagree, d is 0, or (outside of transformations) a value is not finite, a
+            diagonal entry not positive, or an entry above the diagonal not 0.
+    """
+    loc, factor = jnp.asarray(prior.loc), jnp.asarray(prior.factor)
+    dtype = jnp.result_type(loc, factor, float)
+    if loc.ndim != 1 or loc.size == 0 or factor.shape != 2 * loc.shape:
+        raise ValueError(
+            "prior needs loc of shape (d,) with d >= 1 and factor of shape (d, d), got "
+            f"{loc.shape} and {factor.shape}."
+        )
+    loc, factor = loc.astype(dtype), factor.astype(dtype)
+    if not (isinstance(loc, jax.core.Tracer) or isinstance(factor, jax.core.Tracer)):
+        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(factor)):
+            raise ValueError("prior has a loc or factor that is not finite.")
+        if np.any(np.triu(factor, 1) != 0) or not np.all(np.diag(factor) > 0):
+            raise ValueError(
+                "the factor of a prior must be lower triangular with a positive diagonal: give the Cholesky "
+                "factor of the covariance, q.scale_tril of a posterior."
+            )
+    return FullRank(loc, factor)
+
+
+def sample(rng_key: Array, q: FullRank, sample_shape: tuple[int, ...] = ()) -> Array:
+    """Draws from ``q``, shape ``sample_shape + (d,)``."""
+    noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
+    expand = (None,) * len(sample_shape)
+    return q.loc[expand] + matmul(noise, q.factor.T)
+
+
+def kl(q: FullRank, p: FullRank) -> Array:
+    r"""Kullback-Leibler divergence KL(q, p) in nats; ``p`` must have a positive diagonal.
+
+    .. math:: \tfrac12 \big[\|L_p^{-1} L_q\|_F^2 + \|L_p^{-1}(m_q - m_p)\|^2 - d\big]
+              - \sum_j \log (L_q)_{jj} / (L_p)_{jj}
+    """
+    lower, own = p.scale_tril, q.scale_tril
+    ratio = solve_triangular(lower, own, lower=True)
+    shift = solve_triangular(lower, q.loc - p.loc, lower=True)
+    logs = jnp.log(jnp.diagonal(own)) - jnp.log(jnp.diagonal(lower))
+    return 0.5 * (jnp.sum(jnp.square(ratio)) + jnp.sum(jnp.square(shift)) - q.loc.shape[0]) - jnp.sum(logs)
+
+
+def predictor_variance(q: FullRank, x: Array) -> Array:
+    """Variances of the rows of ``x @ theta``, shape ``(n,)``."""
+    return jnp.sum(jnp.square(matmul(x, q.factor)), axis=-1)
+
+
+def _whiten(q: FullRank, grad_var: Rows | Whitened | Array) -> Array:
+    """``L.T @ grad_var @ L``."""
+    if isinstance(grad_var, Whitened):
+        return grad_var.matrix
+    if isinstance(grad_var, Rows):
+        return Rows(matmul(grad_var.x, q.factor), grad_var.weights).dense()
+    return matmul(q.factor.T, matmul(grad_var, q.factor))
+
+
+def gradient(q: FullRank, grad_loc: Array, grad_var: Rows | Whitened | Array) -> FullRank:
+    """The gradient in ``(loc, factor)``: the lower triangle of ``2 grad_var @ L``."""
+    if isinstance(grad_var, Rows):
+        product = matmul(grad_var.x.T * grad_var.weights[None, :], matmul(grad_var.x, q.factor))
+    elif isinstance(grad_var, Whitened):
+        product = solve_triangular(q.factor, grad_var.matrix, lower=True, trans=1)
+    else:
+        product = matmul(grad_var, q.factor)
+    return FullRank(grad_loc, 2.0 * jnp.tril(product))
+
+
+def curvature(q: FullRank, in_factor: Array) -> Whitened:
+    """The ``grad_var`` whose gradient in a triangular factor this is."""
+    # Lᵀ tril(M) and Lᵀ M have the same lower triangle.
+    lower = 0.5 * jnp.tril(matmul(q.factor.T, in_factor))
+    return Whitened(lower + jnp.tril(lower, -1).T)
+
+
+def kl_prox(anchor: FullRank, grads: FullRank, step_size: Array | float) -> FullRank:
+    r"""One proximal step in KL, the primitive of SVA and SVB.
+
+    .. math:: \arg\min_\mu \langle g, \mu\rangle + \mathrm{KL}(q_\mu, \mathrm{anchor})/\eta,
+              \qquad \mu = (m, L)
+
+    is m = m_a - η Σ_a g_m and L = L_a A with D = L_aᵀ g_L, A_ij = -η D_ij below the diagonal and
+    A_ii = h(η D_ii / 2), h(x) = √(1+x²) - x (CA19, section 4).
+
+    Args:
+        anchor: The Gaussian ``(m_a, L_a)`` that the step is held to.
+        grads: Gradient with respect to ``(loc, factor)``, the latter lower triangular.
+        step_size: η, a scalar.
+
+    Returns:
+        The minimiser, a :class:`FullRank`.
+
+    Raises:
+        ValueError: If ``step_size`` is not a scalar.
+    """
+    if jnp.ndim(step_size):
+        raise ValueError(
+            f"a full covariance takes a scalar step size, got shape {jnp.shape(step_size)}: one rate a "
+            "coordinate is for MeanField."
+        )
+    factor = anchor.factor
+    whitened = step_size * matmul(factor.T, grads.factor)
+    diagonal = shrink(jnp.ones_like(anchor.loc), 0.5 * jnp.diagonal(whitened))
+    mix = jnp.diag(diagonal) - jnp.tril(whitened, -1)
+    loc = anchor.loc - step_size * matmul(factor, matmul(factor.T, grads.loc))
+    return FullRank(loc, matmul(factor, mix))
+
+
+def descend(q: FullRank, grads: FullRank, rate: Array | float) -> FullRank:
+    """A gradient step in ``(loc, factor)``, the diagonal held at 0 or above."""
+    moved = q.factor - rate * grads.factor
+    held = jnp.diag(jnp.maximum(jnp.diagonal(moved), 0.0))
+    # 0 times a factor that is finite, NaN otherwise: the mean alone is looked at.
+    loc = q.loc - rate * grads.loc + 0.0 * jnp.sum(moved)
+    return FullRank(loc, jnp.tril(moved, -1) + held)
+
+
+def start(q: FullRank) -> Memory:
+    """Mean and factor of ``q`` as sums that natural-gradient steps add to."""
+    return Memory(CompensatedSum.start(q.loc), CompensatedSum.start(q.factor))
+
+
+def natural_step(
+    memory: Memory, q: FullRank, prior: FullRank, grad_loc: Array, grad_var: Rows | Whitened | Array, gain: Gain
+) -> tuple[FullRank, Memory]:
+    """A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var.
+
+    Rows of data are added one rank at a time in O(d²) each, without a factorisation, where all of the
+    precision is kept; otherwise the whitened precision is factored, in O(d³).
+    """
+    force, root = gain.step * grad_loc, memory.factor
+    keeps = isinstance(gain.keep, float) and gain.keep == 1.0
+    pulls = not (isinstance(gain.pull, float) and gain.pull == 0.0)
+    if keeps and not pulls and isinstance(grad_var, Rows):
+        root = add_rows(root, Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
+    else:
+        whitened = gain.keep * jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)
+        whitened = whitened + 2.0 * gain.step * _whiten(q, grad_var)
+        if pulls:
+            ratio = solve_triangular(prior.factor, q.factor, lower=True)
+            whitened = whitened + gain.pull * matmul(ratio.T, ratio)
+            shift = solve_triangular(prior.factor, q.loc - prior.loc, lower=True)
+            force = force + gain.pull * solve_triangular(prior.factor, shift, lower=True, trans=1)
+        root = CompensatedSum.start(_divide(q.factor, whitened))
+    factor = root.value
+    loc = memory.loc.add(-matmul(factor, matmul(factor.T, force)))
+    return FullRank(loc.value, factor), Memory(loc, root)
+
+
+def _divide(factor: Array, matrix: Array) -> Array:
+    """S' = S C^-T where ``matrix = C @ C.T``, a square root of S matrix^-1 Sᵀ; NaN if not definite."""
+    lower = jnp.linalg.cholesky(matrix, symmetrize_input=False)
+    return solve_triangular(lower, factor.T, lower=True).T
+
+
+def add_rows(factor: CompensatedSum, rows: Rows) -> CompensatedSum:
+    """The factor of (Σ^-1 + Σ w_i x_i x_iᵀ)^-1, one row after the other."""
+    if rows.x.shape[0] == 1:
+        return add_row(factor, rows.x[0], rows.weights[0])
+
+    def body(carry: CompensatedSum, row: Rows) -> tuple[CompensatedSum, None]:
+        return add_row(carry, row.x, row.weights), None
+
+    return jax.lax.scan(body, factor, rows)[0]
+
+
+def add_row(factor: CompensatedSum, x: Array, weight: Array) -> CompensatedSum:
+    r"""A factor of :math:`(\Sigma^{-1} + w\, x x^\top)^{-1}` in O(d²), by Potter's square-root update.
+
+    With v = Sᵀx and s = 1 + w |v|² it is S (I - κ v vᵀ), κ = w / (s + √s): no cancellation, and the
+    covariance stays positive definite whatever the rounding. The change is added to S, not S rebuilt: on long
+    streams it falls below S's rounding. Not finite where the precision would not be positive definite.
+    """
+    root = factor.value
+    v = matmul(root.T, x)
+    s = 1.0 + weight * jnp.sum(v * v)
+    kappa = jnp.where(s > 0, weight / (s + jnp.sqrt(jnp.maximum(s, 0.0))), jnp.nan)
+    return factor.add(matmul(root, v)[:, None] * (-kappa * v)[None, :])
+
+
+def floor(q: FullRank, grad_var: Rows | Array) -> tuple[Rows | Whitened, Array]:
+    """Curvature without its negative part, and whether there was any.
+
+    Rows with negative weights are left out; of a dense matrix the negative eigenvalues, whitened by q.
+    """
+    if isinstance(grad_var, Rows):
+        return grad_var._replace(weights=jnp.maximum(grad_var.weights, 0.0)), jnp.any(grad_var.weights < 0.0)
+    values, vectors = jnp.linalg.eigh(_whiten(q, grad_var))
+    # Rounding makes tiny negative eigenvalues of a singular matrix.
+    tiny = jnp.finfo(values.dtype).eps * values.shape[0] * jnp.max(jnp.abs(values))
+    kept = Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
+    return Whitened(kept), jnp.any(values < -tiny)
+
+
+def merge(a: FullRank, b: FullRank, prior: FullRank) -> FullRank:
+    """The Gaussian of natural parameters λ_a + λ_b - λ_0; NaN where its precision is not definite."""
+    own = a.scale_tril
+
+    def whitened(q: FullRank) -> tuple[Array, Array]:
+        lower = q.scale_tril
+        ratio = solve_triangular(lower, own, lower=True)
+        shift = solve_triangular(lower, q.loc - a.loc, lower=True)
+        return matmul(ratio.T, ratio), matmul(ratio.T, shift)
+
+    (of_b, force_b), (of_prior, force_prior) = whitened(b), whitened(prior)
+    identity = jnp.eye(a.loc.shape[0], dtype=a.loc.dtype)
+    factor = _divide(own, identity + of_b - of_prior)
+    # The force is L_a^T (λ_b - λ_0) around a.loc; the new covariance carries it back.
+    force = solve_triangular(own, force_b - force_prior, lower=True, trans=1)
+    moved = FullRank(a.loc + matmul(factor, matmul(factor.T, force)), factor)
+    return moved._replace(factor=moved.scale_tril)
+
+
+def inflate(q: FullRank, variance: Array) -> FullRank:
+    """The Gaussian with ``variance`` added to that of every coordinate."""
+    noise = jnp.diag(jnp.sqrt(jnp.broadcast_to(variance, q.loc.shape)))
+    # The factor of S Sᵀ + V from [S, √V], without forming the sum.
+    upper = jnp.linalg.qr(jnp.concatenate([q.factor, noise], axis=1).T, mode="r")
+    return q._replace(factor=upper.T)
+
+
+register(
+    FullRank,
+    Family(
+        name="FullRank",
+        check=check,
+        sample=sample,
+        kl=kl,
+        predictor_variance=predictor_variance,
+        covariance_gradient=lambda q, x, weights: Rows(x, weights),
+        diagonal_only=False,
+        # A step carries whatever is not finite into the mean or the diagonal.
+        witness=lambda q: q.loc + jnp.diagonal(q.factor),
+        marginal_scale=lambda q: jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1)),
+        start=start,
+        natural_step=natural_step,
+        floor=floor,
+        merge=merge,
+        point=lambda q: q._replace(factor=jnp.zeros_like(q.factor)),
+        gradient=lambda q, e: gradient(q, e.grad_loc, e.grad_var),
+        kl_prox=kl_prox,
+        descend=descend,
+        inflate=inflate,
+    ),
+)

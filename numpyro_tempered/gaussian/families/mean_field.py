@@ -1,0 +1,275 @@
+r"""Mean-field Gaussian family, q = N(loc, diag(scale²)).
+
+Three coordinate systems, each with a named map there and back:
+
+- source: ``(loc, scale)``, the fields of :class:`MeanField`;
+- natural: ``(loc / scale², -1 / (2 scale²))``;
+- expectation: ``(loc, loc² + scale²)``, the moments E[θ] and E[θ²].
+
+Every function works elementwise on ``(d,)`` arrays; sums run over the last axis.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.precision import CompensatedSum, matmul
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families.base import Family, Gain, register
+
+
+class MeanField(NamedTuple):
+    """A Gaussian with independent coordinates, N(loc, diag(scale²)).
+
+    The same two fields also carry a gradient with respect to ``(loc, scale)``.
+
+    Attributes:
+        loc: Means, shape ``(d,)``.
+        scale: Standard deviations, shape ``(d,)``, at least 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_tempered.families import MeanField
+        >>> q = MeanField(loc=jnp.zeros(2), scale=jnp.ones(2))
+        >>> q.scale.shape
+        (2,)
+    """
+
+    loc: Array
+    scale: Array
+
+
+class Natural(NamedTuple):
+    """Natural parameters, the coefficients of θ and θ² in log q."""
+
+    linear: Array
+    quadratic: Array
+
+
+class Expectation(NamedTuple):
+    """Expectation parameters, the moments E[θ] and E[θ²]."""
+
+    first: Array
+    second: Array
+
+
+def to_natural(q: MeanField) -> Natural:
+    """Natural parameters of ``q``; ``scale`` must be positive."""
+    precision = 1.0 / jnp.square(q.scale)
+    return Natural(q.loc * precision, -0.5 * precision)
+
+
+def from_natural(natural: Natural) -> MeanField:
+    """The Gaussian with these natural parameters; ``quadratic`` must be negative."""
+    variance = -0.5 / natural.quadratic
+    return MeanField(natural.linear * variance, jnp.sqrt(variance))
+
+
+def to_expectation(q: MeanField) -> Expectation:
+    """First and second moments of ``q``."""
+    return Expectation(q.loc, jnp.square(q.loc) + jnp.square(q.scale))
+
+
+def from_expectation(moments: Expectation) -> MeanField:
+    """The Gaussian with these moments; ``second`` must exceed ``first²``."""
+    return MeanField(moments.first, jnp.sqrt(moments.second - jnp.square(moments.first)))
+
+
+def sample(rng_key: Array, q: MeanField, sample_shape: tuple[int, ...] = ()) -> Array:
+    """Draws from ``q``, shape ``sample_shape + (d,)``."""
+    noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
+    expand = (None,) * len(sample_shape)
+    return q.loc[expand] + q.scale[expand] * noise
+
+
+def kl(q: MeanField, p: MeanField) -> Array:
+    r"""Kullback-Leibler divergence KL(q, p), summed over coordinates.
+
+    .. math:: \tfrac12 \sum_j \big[(\sigma_j/s_j)^2 + ((m_j - m_{0j})/s_j)^2 - 1
+              - 2\log(\sigma_j/s_j)\big]
+
+    Args:
+        q: First argument, ``(m, sigma)``.
+        p: Second argument, ``(m0, s)``, with positive scales.
+
+    Returns:
+        A scalar in nats; infinite where ``q.scale`` is 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_tempered.gaussian.families.mean_field import MeanField, kl
+        >>> p = MeanField(jnp.zeros(3), jnp.ones(3))
+        >>> float(kl(p, p))
+        0.0
+    """
+    ratio = q.scale / p.scale
+    shift = (q.loc - p.loc) / p.scale
+    return 0.5 * jnp.sum(jnp.square(ratio) + jnp.square(shift) - 1.0 - 2.0 * jnp.log(ratio), axis=-1)
+
+
+def shrink(scale: Array, slope: Array) -> Array:
+    r"""Stable :math:`\sigma h(a/\sigma) = \sqrt{\sigma^2 + a^2} - a`, where h(x) = √(1+x²) - x.
+
+    Args:
+        scale: σ, at least 0.
+        slope: a, half the step times σ² times the gradient in σ.
+
+    Returns:
+        The minimiser over σ' ≥ 0, without cancellation for a > 0 and without 0/0 at σ = 0.
+    """
+    hypotenuse = jnp.hypot(scale, slope)
+    denominator = hypotenuse + slope
+    ratio = scale / jnp.where(denominator > 0, denominator, 1.0)
+    return jnp.where(slope > 0, scale * ratio, hypotenuse - slope)
+
+
+def kl_prox(anchor: MeanField, grads: MeanField, step_size: Array | float) -> MeanField:
+    r"""One proximal step in KL, the primitive of SVA and SVB.
+
+    .. math:: \arg\min_\mu \langle g, \mu\rangle + \mathrm{KL}(q_\mu, \mathrm{anchor})/\eta,
+              \qquad \mu = (m, \sigma)
+
+    which is m = m_a - η s_a² g_m and σ = s_a h(η s_a g_σ / 2) with h(x) = √(1+x²) - x
+    (CA19, section 4).
+
+    Args:
+        anchor: The Gaussian ``(m_a, s_a)`` that the step is held to.
+        grads: Gradient g with respect to ``(loc, scale)``.
+        step_size: η, a scalar or an array of shape ``(d,)``, one rate a coordinate.
+
+    Returns:
+        The minimiser, a :class:`MeanField`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_tempered.gaussian.families.mean_field import MeanField, kl_prox
+        >>> anchor = MeanField(jnp.zeros(1), jnp.ones(1))
+        >>> step = kl_prox(anchor, MeanField(jnp.ones(1), jnp.zeros(1)), 0.5)
+        >>> float(step.loc[0]), float(step.scale[0])
+        (-0.5, 1.0)
+    """
+    return kl_prox_scaled(anchor, grads, step_size * jnp.square(anchor.scale))
+
+
+def kl_prox_scaled(anchor: MeanField, grads: MeanField, rate: Array) -> MeanField:
+    """:func:`kl_prox` in terms of ``rate`` = step size × anchor variance.
+
+    A step size proportional to 1/σ² overflows in float32 as σ shrinks, and is 0/0 at σ = 0; its
+    product with the variance does neither.
+    """
+    return MeanField(anchor.loc - rate * grads.loc, shrink(anchor.scale, 0.5 * rate * grads.scale))
+
+
+class Memory(NamedTuple):
+    """Mean and precision; both move by less than their rounding error on long streams."""
+
+    loc: CompensatedSum
+    precision: CompensatedSum
+
+
+def start(q: MeanField) -> Memory:
+    """Mean and precision of ``q`` as sums that natural-gradient steps add to."""
+    return Memory(CompensatedSum.start(q.loc), CompensatedSum.start(1.0 / jnp.square(q.scale)))
+
+
+def natural_step(
+    memory: Memory, q: MeanField, prior: MeanField, grad_loc: Array, grad_var: Array, gain: Gain
+) -> tuple[MeanField, Memory]:
+    """A natural-gradient step, with the new precision in the step of the mean (KL17)."""
+    force, added = gain.step * grad_loc, 2.0 * gain.step * grad_var
+    if not _is(gain.keep, 1.0):
+        added = added + (gain.keep - 1.0) * memory.precision.value
+    if not _is(gain.pull, 0.0):
+        prior_precision = 1.0 / jnp.square(prior.scale)
+        force = force + gain.pull * prior_precision * (q.loc - prior.loc)
+        added = added + gain.pull * prior_precision
+    precision = memory.precision.add(added)
+    tau = precision.value
+    loc = memory.loc.add(-force / tau)
+    # NaN tells the driver to reject the round.
+    scale = jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan)
+    return MeanField(loc.value, scale), Memory(loc, precision)
+
+
+def _is(weight: Any, value: float) -> bool:
+    return isinstance(weight, float) and weight == value
+
+
+def floor(q: MeanField, grad_var: Array) -> tuple[Array, Array]:
+    """Curvature with its negative coordinates at 0, and whether there were any."""
+    return jnp.maximum(grad_var, 0.0), jnp.any(grad_var < 0.0)
+
+
+def merge(a: MeanField, b: MeanField, prior: MeanField) -> MeanField:
+    """The Gaussian of natural parameters λ_a + λ_b - λ_0; NaN where its precision is not positive."""
+    precisions = [1.0 / jnp.square(q.scale) for q in (a, b, prior)]
+    tau = precisions[0] + precisions[1] - precisions[2]
+    # Around a.loc, so that large means do not cancel.
+    force = precisions[1] * (b.loc - a.loc) - precisions[2] * (prior.loc - a.loc)
+    return MeanField(a.loc + force / tau, jnp.where(tau > 0, jax.lax.rsqrt(tau), jnp.nan))
+
+
+def check(prior: MeanField) -> MeanField:
+    """The prior as ``(d,)`` floating arrays of one dtype.
+
+    Raises:
+        ValueError: If the shapes disagree, d is 0, or (outside of transformations) a scale is
+            not positive or a value not finite.
+    """
+    loc, scale = jnp.asarray(prior.loc), jnp.asarray(prior.scale)
+    dtype = jnp.result_type(loc, scale, float)
+    if loc.ndim != 1 or loc.size == 0 or scale.shape not in ((), loc.shape):
+        raise ValueError(
+            "prior needs loc of shape (d,) with d >= 1 and scale of shape (d,) or (), got "
+            f"{loc.shape} and {scale.shape}."
+        )
+    scale = jnp.broadcast_to(scale, loc.shape).astype(dtype)
+    loc = loc.astype(dtype)
+    if not (isinstance(loc, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
+        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(scale)):
+            raise ValueError("prior has a loc or scale that is not finite.")
+        if not np.all(np.asarray(scale) > 0):
+            raise ValueError(f"prior scales must be positive, got {np.asarray(scale).min()}.")
+    return MeanField(loc, scale)
+
+
+def predictor_variance(q: MeanField, x: Array) -> Array:
+    """Variances of the rows of ``x @ theta``, shape ``(n,)``."""
+    return matmul(jnp.square(x), jnp.square(q.scale))
+
+
+def covariance_gradient(q: MeanField, x: Array, weights: Array) -> Array:
+    """The diagonal of Σ w_i x_i x_iᵀ, shape ``(d,)``."""
+    return jnp.sum(jnp.square(x) * weights[:, None], axis=0)
+
+
+def descend(q: MeanField, grads: MeanField, rate: Array | float) -> MeanField:
+    """A gradient step in ``(loc, scale)``, the scale held at 0 or above."""
+    return MeanField(q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0))
+
+
+register(
+    MeanField,
+    Family(
+        name="MeanField",
+        check=check,
+        sample=sample,
+        kl=kl,
+        predictor_variance=predictor_variance,
+        covariance_gradient=covariance_gradient,
+        diagonal_only=True,
+        witness=lambda q: q.loc + q.scale,
+        marginal_scale=lambda q: q.scale,
+        start=start,
+        natural_step=natural_step,
+        floor=floor,
+        merge=merge,
+        point=lambda q: MeanField(q.loc, jnp.zeros_like(q.scale)),
+        gradient=lambda q, e: MeanField(e.grad_loc, 2.0 * q.scale * e.grad_var),
+        kl_prox=kl_prox,
+        descend=descend,
+        inflate=lambda q, variance: q._replace(scale=jnp.sqrt(jnp.square(q.scale) + variance)),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Tempering of NumPyro models, and what is known of a model from its trace."""

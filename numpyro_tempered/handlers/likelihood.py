@@ -1,0 +1,293 @@
+"""Reading the likelihood of a model: its sites, their powers, and its loss as a function."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.gaussian.expectations.base import ModelLoss, depends_on
+from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, read_powers
+
+Site = dict[str, Any]
+Trace = dict[str, Site]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the latent sites in a flat vector, in order; a pytree without leaves."""
+
+    sites: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def split(self, flat: Array) -> dict[str, Array]:
+        """The flat vector as values by site."""
+        values, start = {}, 0
+        for name, shape in self.sites:
+            size = math.prod(shape)
+            values[name] = jnp.reshape(flat[start : start + size], shape)
+            start += size
+        return values
+
+
+def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
+    """The untempered trace of ``model``, with powers and prior factors written on its sites."""
+    return handlers.trace(read_powers(model)).get_trace(*args, **kwargs)
+
+
+def likelihood_sites(trace: Trace) -> Trace:
+    """The observed sites that are part of the likelihood, of a trace by :func:`get_trace`."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"] and not site.get(PRIOR_FACTOR)
+    }
+
+
+def latent_sites(trace: Trace) -> Trace:
+    """The latent sample sites of a trace."""
+    return {name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
+
+
+def untempered_log_prob(site: Site) -> Array:
+    """Log-probability of an observed site without tempering and without scales."""
+    return site["fn"].log_prob(site["value"])
+
+
+def weight(site: Site) -> Any:
+    """What the site's log-probability is multiplied by: its power times its other scales."""
+    return site_alpha(site) * other_scale(site)
+
+
+def other_scale(site: Site) -> Any:
+    """The site's scales without its power, such as N/B of a subsampling plate."""
+    return 1.0 if site["scale"] is None else site["scale"]
+
+
+def site_alpha(site: Site) -> Any:
+    """The power that ``temper`` put on a site; 1 where it did not."""
+    return site.get(ALPHA, 1.0)
+
+
+def common_alpha(trace: Trace) -> float | dict[str, float]:
+    """The power of all likelihood sites, or the powers by name where they differ."""
+    alphas = {name: float(site_alpha(site)) for name, site in likelihood_sites(trace).items()}
+    distinct = set(alphas.values())
+    return alphas if len(distinct) > 1 else distinct.pop() if distinct else 1.0
+
+
+class refuse_subsampling(Messenger):
+    """Raises for a plate that holds a part of its data."""
+
+    def process_message(self, msg: Site) -> None:
+        """Look at a plate as it is entered."""
+        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+            size, subsample_size = msg["args"]
+            raise ValueError(
+                f"plate {msg['name']!r} subsamples {subsample_size} of {size}: an online rule takes the "
+                "data it is given as they are. Give the plate the size of the batch."
+            )
+
+
+def model_loss(
+    model: Model,
+    guide: Any,
+    predictor: str | None = None,
+    num_outputs: int | None = None,
+    *,
+    prior_factors: bool = False,
+) -> ModelLoss:
+    """The untempered losses and the weights of a model, as functions of its flat parameters.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        guide: An AutoContinuous guide that has been set up.
+        predictor: Name of the deterministic site that the likelihood depends on.
+        num_outputs: K where that site has shape ``(n, K)`` and a datum depends on its K values; None where it has
+            one value a datum.
+        prior_factors: Whether the model may hold factors that are prior terms, which the caller counts.
+
+    Returns:
+        A :class:`ModelLoss` on data ``(args, kwargs)``.
+    """
+
+    def run(theta: Array, args: tuple, kwargs: dict, fixed: dict[str, Array]) -> Trace:
+        values = guide._unpack_latent(theta)
+
+        def constrain(site: Site) -> Array | None:
+            if site["type"] != "sample" or site["name"] not in values:
+                return None
+            # The site's own support, which may depend on other latents.
+            return biject_to(site["fn"].support)(values[site["name"]])
+
+        constrained = handlers.substitute(model, substitute_fn=constrain)
+        with refuse_subsampling():
+            trace = get_trace(handlers.substitute(constrained, data=fixed), args, kwargs)
+        _check_sites(trace, values, prior_factors)
+        return trace
+
+    def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
+        sites = likelihood_sites(run(theta, args, kwargs, {})).values()
+        values = [-log_prob_of_each(site) for site in sites]
+        weights = [jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)]
+
+        def flat(parts: list[Array]) -> Array:
+            return jnp.concatenate([jnp.ravel(p).astype(theta.dtype) for p in parts])[None, :]
+
+        return flat(values), flat(weights)
+
+    if predictor is None:
+        return ModelLoss(losses, None, None)
+
+    def unraveled(theta: Array, args: tuple, kwargs: dict) -> Array:
+        trace = run(theta, args, kwargs, {})
+        if predictor not in trace or trace[predictor]["type"] != "deterministic":
+            named = [n for n, site in trace.items() if site["type"] == "deterministic"]
+            raise ValueError(
+                f"the model has no deterministic site {predictor!r} (it has {named}): name the linear "
+                f'predictor by numpyro.deterministic("{predictor}", ...).'
+            )
+        value = trace[predictor]["value"]
+        if num_outputs is not None and jnp.shape(value)[-1:] != (num_outputs,):
+            raise ValueError(
+                f"predictor {predictor!r} has shape {jnp.shape(value)}, and num_outputs = {num_outputs} needs "
+                "that as its last axis."
+            )
+        return value
+
+    def given(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
+        # The arguments may hold strings and flags: only theta is abstract.
+        whole = jax.eval_shape(lambda t: unraveled(t, args, kwargs), theta).shape
+        shape = whole if num_outputs is None else whole[:-1]
+        sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, whole)}))
+        values = []
+        for name, site in sites.items():
+            value = -untempered_log_prob(site)
+            if value.shape != shape:
+                raise ValueError(
+                    f"observed site {name!r} has log-probabilities of shape {value.shape}, predictor "
+                    f"{predictor!r} has shape {whole}: one datum must depend on one predictor, or on K of them "
+                    "with num_outputs=K. Use monte_carlo() for other models."
+                )
+            values.append(jnp.ravel(value).astype(theta.dtype))
+        weights = [
+            jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype) for site in sites.values()
+        ]
+        return jnp.stack(values), jnp.stack(weights)
+
+    def predict(theta: Array, args: tuple, kwargs: dict) -> Array:
+        u = jnp.reshape(unraveled(theta, args, kwargs), (-1,) if num_outputs is None else (-1, num_outputs))
+        u = u.astype(theta.dtype)
+        if depends_on(lambda t: given(u, t, args, kwargs)[0], theta):
+            raise ValueError(
+                f"the likelihood depends on parameters other than through predictor {predictor!r}, and "
+                "a quadrature over it would leave those at their prior. Use monte_carlo()."
+            )
+        return u
+
+    return ModelLoss(losses, predict, given)
+
+
+def log_prob_of_each(site: Site) -> Array:
+    """The untempered log-probabilities of a site, one for each of its data.
+
+    Raises:
+        ValueError: If values and distribution broadcast against each other to more.
+    """
+    value = untempered_log_prob(site)
+    observed = jnp.size(site["value"]) // max(1, math.prod(site["fn"].event_shape))
+    if jnp.ndim(site["value"]) and not is_factor(site) and jnp.size(value) > observed:
+        raise ValueError(
+            f"observed site {site['name']!r} has values of shape {jnp.shape(site['value'])} but "
+            f"log-probabilities of shape {value.shape}: they broadcast against each other. Give them one shape."
+        )
+    return value
+
+
+def _check_sites(trace: Trace, values: dict[str, Array], prior_factors: bool) -> None:
+    check_likelihood(trace, prior_factors=prior_factors)
+    unknown = sorted(set(latent_sites(trace)) - set(values))
+    if unknown:
+        raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
+
+
+def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
+    """Raise ValueError where a trace has prior terms among its data (unless they may be), params, or no data."""
+    factors = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"] and site.get(PRIOR_FACTOR)
+    ]
+    if factors and not prior_factors:
+        raise ValueError(
+            f"sites {factors} are prior terms, of a reparameterisation or by temper's `factors`: an online rule "
+            "holds the prior in its Gaussian and would count them in every round. Give it the model without."
+        )
+    params = [name for name, site in trace.items() if site["type"] == "param"]
+    if params:
+        raise ValueError(
+            f"the model has params {params}, which would not be moved: give them a prior, or fit them by fit_svi."
+        )
+    if not likelihood_sites(trace):
+        raise ValueError("the model has no observed site: pass the data that it conditions on.")
+
+
+def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs: dict) -> dict[str, Array]:
+    """Untempered pointwise log-likelihood of each observed site, one row a draw.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        samples: Latent values with one leading axis of S draws.
+        args: The model's positional arguments.
+        kwargs: The model's keyword arguments.
+
+    Returns:
+        Arrays of shape ``(S, *batch_shape)`` by site; ``numpyro.factor`` sites are left out.
+    """
+
+    def one(values: dict[str, Array]) -> dict[str, Array]:
+        trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
+        return {
+            name: untempered_log_prob(site)
+            for name, site in likelihood_sites(trace).items()
+            if not is_factor(site)
+        }
+
+    by_site: dict[str, Array] = compiled_map(one, samples, 64)
+    return by_site
+
+
+def is_factor(site: Site) -> bool:
+    """Whether a site is a ``numpyro.factor``, which has no observed value."""
+    return site["value"] is not None and jnp.size(site["value"]) == 0
+
+
+def is_masked(fn: Any) -> bool:
+    """Whether a distribution is masked, perhaps under others."""
+    while not isinstance(fn, dist.MaskedDistribution) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.MaskedDistribution)
+
+
+def observed_values(trace: Trace) -> dict[str, Array]:
+    """The observed values of a trace by site, factors left out."""
+    return {name: site["value"] for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+
+
+def subsamples(trace: Trace) -> bool:
+    """Whether a plate of the trace holds a part of its data."""
+    return any(
+        site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]) for site in trace.values()
+    )
+
+
+def plain_arrays(tree: Any) -> Any:
+    """The arguments of a model with pandas objects as numpy arrays."""
+    return jax.tree.map(lambda leaf: leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf, tree)

@@ -1,0 +1,331 @@
+"""Effect handlers: ``marginalize`` sums the local discrete latents of a NumPyro model out."""
+
+import functools
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer import Predictive
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
+
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.handlers.dependence import Structure, get_structure, history, is_reversed, token
+from numpyro_tempered.handlers.effects import (
+    HIDDEN,
+    OUTSIDE,
+    PRIOR_FACTOR,
+    SUMMED,
+    Message,
+    base_distribution,
+    caller,
+    handler_chain,
+    is_prior_factor,
+    is_unit,
+    plates_of,
+    reduce_by_name,
+    wrap_bodies,
+)
+from numpyro_tempered.handlers.elimination import Sum, sum_out
+from numpyro_tempered.handlers.temper import temper
+
+_INSIDE_OUT = (
+    "marginalize(temper(model)) would put the power inside of the sum: write temper(marginalize(model), alpha)."
+)
+
+
+class MarginalLikelihood(dist.Distribution):
+    """The distribution of data whose local latents are summed out, known by its log-density at the data.
+
+    Args:
+        log_probs: Log-density at the data, the batch shape.
+        event_shape: Shape of one datum.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    pytree_data_fields = ("log_probs",)
+
+    def __init__(self, log_probs: Array, event_shape: tuple[int, ...] = ()) -> None:
+        self.log_probs = log_probs
+        super().__init__(batch_shape=jnp.shape(log_probs), event_shape=event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """Real numbers: the data, which are given."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Not available: the model without data draws them with their local latents."""
+        raise NotImplementedError(
+            "data whose local latents are summed out are not drawn from their marginal: run Predictive on the "
+            "model without its data."
+        )
+
+    def log_prob(self, value: Array) -> Array:
+        """The log-density at the data, whatever ``value``."""
+        return self.log_probs
+
+
+class marginalize:
+    r"""Sum the local discrete latents out of a model, so that its likelihood can be tempered.
+
+    The power belongs outside of the sum over the values of a local discrete latent z,
+
+    .. math:: \alpha \sum_i \log \sum_z p(z \mid \theta)\, p(x_i \mid z, \theta),
+
+    and ``temper(marginalize(model), alpha)`` has this target under NUTS and SVI alike. The marginalised
+    model shows its continuous latents, global discrete ones, params and plates as they are, and observes
+    each datum of a plate (or the whole of a ``scan``) with its log-probability summed over z. Data that do
+    not depend on z are observed as before.
+
+    A discrete latent is local where it is in a plate or in a ``scan``; it must have an enumerable support. The
+    sums are exact, by variable elimination in funsor (the extra ``enum``); in a ``scan`` by parallel products
+    of transition matrices. A latent that ``handlers.mask`` or ``obs_mask`` hides counts for nothing. Where the
+    data are not given the model runs as it is, so that ``Predictive`` draws them with their local latents.
+
+    Within a plate each datum must depend on the latent of its own element alone: what mixes the elements of a
+    plate, such as a cumulative sum along it, is not seen by enumeration, NumPyro's own included.
+
+    Given x and :math:`\theta` the local latents are not tempered: ``Predictive(model, posterior_samples,
+    infer_discrete=True)`` of the undecorated ``model`` draws them.
+
+    Args:
+        fn: Model with local discrete latents.
+
+    Raises:
+        ImportError: While the model runs, if funsor is absent.
+        TypeError: If ``fn`` is not callable.
+        ValueError: If the model is tempered already (the power would be inside of the sum), or, while the
+            model runs, if
+
+            - a continuous latent depends on a local discrete one,
+            - data depend on a plate's latents from outside of it, or on the state that leaves a ``scan``,
+            - a latent has other values than 0, ..., K - 1,
+            - a ``scan`` runs backwards, or without history,
+            - data are given to the model by a handler outside of this one,
+            - ``Predictive(infer_discrete=True)`` runs it,
+            - a discrete latent outside of the plates is being enumerated,
+            - a ``handlers.scale`` (other than a plate's) is around a site in the sum.
+
+    References:
+        YPB for the target; :class:`numpyro.infer.TraceEnum_ELBO` and NUTS scale inside of the sum or
+        outside of it, each its own way.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.util import log_density
+        >>> import numpyro_tempered as nt
+        >>> def mixture(x):
+        ...     loc = numpyro.sample("loc", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        ...     with numpyro.plate("n", len(x)):
+        ...         z = numpyro.sample("z", dist.Categorical(probs=jnp.array([0.4, 0.6])))
+        ...         numpyro.sample("x", dist.Normal(loc[z], 1.0), obs=x)
+        >>> model = nt.temper(nt.marginalize(mixture), alpha=0.3)
+        >>> x, theta = jnp.array([0.1, 2.5, 2.2]), {"loc": jnp.array([0.0, 2.0])}
+        >>> density = jax.jit(lambda theta: log_density(model, (x,), {}, theta)[0])  # needs no labels z
+        >>> print(f"{density(theta):.2f}")  # the prior's, -4.26, and .3 of the log-likelihood, -4.53
+        -5.62
+    """
+
+    def __init__(self, fn: Model) -> None:
+        if not callable(fn):
+            raise TypeError(f"marginalize takes a model, got {fn!r}.")
+        if any(isinstance(part, temper) for part in handler_chain(fn)):
+            raise ValueError(_INSIDE_OUT)
+        self.fn = fn
+        functools.update_wrapper(self, fn, updated=())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a decorated module-level model by its name."""
+        return reduce_by_name(self) or super().__reduce_ex__(protocol)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model without its local discrete latents."""
+        frame = caller(Predictive.__call__)
+        if frame is not None and getattr(frame.f_locals.get("self"), "infer_discrete", False):
+            raise ValueError(
+                "the local discrete latents are summed out here: draw them by the model without marginalize, "
+                "Predictive(model, posterior_samples, infer_discrete=True)."
+            )
+        plates = [handler.name for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+        if plates:
+            raise ValueError(
+                f"marginalize stands inside of the plates {plates}, whose latents and data it cannot see: put it "
+                "around the whole model."
+            )
+        structure = get_structure(self.fn, args, kwargs)
+        if structure.tempered:
+            raise ValueError(_INSIDE_OUT)
+        # Those that no data depend on sum to 1.
+        latents = set(structure.latents) if structure.data else set()
+        if not latents:
+            with _refuse_data_from_outside(structure):
+                return self.fn(*args, **kwargs)
+        _check(structure, latents)
+        key = numpyro.prng_key()
+        hidden = {name for name, behind in structure.depends.items() if behind & latents}
+        with _hide(hidden, {token(structure.latents[name]) for name in latents}), handlers.trace() as visible:
+            result = self.fn(*args, **kwargs)
+        for each in sum_out(self.fn, key, visible, structure, latents, args, kwargs):
+            _observe(each, visible)
+        return result
+
+
+def _check(structure: Structure, latents: set[str]) -> None:
+    """Refuse what cannot be summed out."""
+    for name in sorted(latents):
+        site = structure.latents[name]
+        fn = base_distribution(site["fn"])
+        if not fn.has_enumerate_support:
+            raise ValueError(
+                f"the local discrete latent {name!r} is a {type(fn).__name__}, whose values cannot be "
+                "enumerated: only latents with finitely many values can be summed out."
+            )
+        first = getattr(fn.support, "lower_bound", 0)
+        if fn.event_dim or not isinstance(first, int) or first != 0:
+            raise ValueError(
+                f"the local discrete latent {name!r} is a {type(fn).__name__}: only latents with values 0, 1, "
+                "... can be summed out. Draw a Categorical, and compute the value from it."
+            )
+        if is_reversed(site) or history(site) == 0:
+            raise ValueError(
+                f"the local discrete latent {name!r} is in a scan with reverse=True or history=0, whose chain "
+                "NumPyro does not enumerate: scan forwards over reversed data, with history=1."
+            )
+    for name, behind in structure.depends.items():
+        if behind & latents and name in structure.scanned_factors:
+            raise ValueError(
+                f"the factor {name!r} in a scan depends on the local discrete {sorted(behind & latents)}: "
+                "NumPyro's enumeration counts it in the first step only. Observe a distribution instead."
+            )
+        for latent in sorted(behind & latents):
+            apart = plates_of(structure.latents[latent]) - structure.plates.get(name, set())
+            if apart and name in structure.samples:
+                raise ValueError(
+                    f"site {name!r} depends on the local discrete {latent!r} and is outside of its plates "
+                    f"{sorted(apart)}: several data of one latent stand in a plate inside of that of the latent, "
+                    "not in one of their own by an index. Pad them to an array with a mask."
+                )
+        if behind & latents and name not in structure.data | set(structure.latents) and name in structure.samples:
+            raise ValueError(
+                f"the latent {name!r} depends on the local discrete {sorted(behind & latents)}: marginalize sums "
+                "out what stands between parameters and data only. If it is data given from outside, write "
+                "marginalize(condition(model, data)); if it is to be predicted, give no data at all."
+            )
+
+
+class _hide(Messenger):
+    """Keep the local discrete latents, and what depends on them, from outer handlers."""
+
+    def __init__(self, names: set[str], tokens: set[tuple[str, int]]) -> None:
+        self.names, self.tokens = names, tokens
+        self.count = 0
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "control_flow":
+            self.count += 1
+            inside = {name for name, number in self.tokens if number == self.count}
+            wrap_bodies(msg, functools.partial(_first_values, names=inside))
+        elif msg.get("name") in self.names and msg["type"] in ("sample", "deterministic"):
+            msg[HIDDEN], msg["stop"] = True, True
+            if msg["type"] == "sample" and not msg["is_observed"]:
+                _take_first_value(msg)
+
+
+class _first_values(Messenger):
+    """Give the hidden latents of a control-flow body a value, and mark prior factors."""
+
+    def __init__(self, fn: Any, names: set[str]) -> None:
+        self.names = names
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample":
+            return
+        if msg["is_observed"]:
+            if is_unit(msg):
+                msg[PRIOR_FACTOR] = is_prior_factor(msg)
+        elif msg["name"] in self.names:
+            _take_first_value(msg)
+
+
+def _take_first_value(msg: Message) -> None:
+    """Some value, which nothing that is seen depends on."""
+    if msg["value"] is None:
+        msg["value"] = jnp.zeros(msg["fn"].shape(msg["kwargs"].get("sample_shape", ())), jnp.result_type(int))
+
+
+class _refuse_data_from_outside(Messenger):
+    """Refuse data that an outer handler gives to a site which depends on a local discrete latent."""
+
+    def __init__(self, structure: Structure) -> None:
+        self.names = {
+            name
+            for name, behind in structure.depends.items()
+            if behind and name not in structure.latents and name not in structure.data
+        }
+        super().__init__()
+        for handler in _PYRO_STACK:
+            if isinstance(handler, handlers.condition):
+                # Before the latents are drawn, for which there may be no key.
+                self._refuse(self.names & set(handler.data or ()))
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
+            msg[OUTSIDE] = msg["name"]
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["is_observed"] and OUTSIDE in msg and "_intervener_id" not in msg:
+            self._refuse({msg[OUTSIDE]})
+
+    def _refuse(self, names: set[str]) -> None:
+        if names:
+            raise ValueError(
+                f"sites {sorted(names)} are observed by a handler outside of marginalize, which has not summed "
+                "out the latents that they depend on: write marginalize(condition(model, data)), or pass the "
+                "data to the model."
+            )
+
+
+def _observe(each: Sum, visible: dict[str, Message]) -> None:
+    """Observe the data of one sum, with its log-probability."""
+    values = [_by_plate(visible[name], each) for name in each.observed]
+    value = values[0] if len(values) == 1 else jnp.concatenate([_flat(v, each) for v in values], axis=-1)
+    depth = jnp.ndim(each.log_prob)
+    msg = {
+        **visible[each.observed[0]],
+        "name": "+".join(each.observed),
+        "fn": MarginalLikelihood(each.log_prob, jnp.shape(value)[depth:]),
+        "value": value,
+        "scale": each.scale,
+        "plate_to_scale": {} if each.scale is None else {"+".join(f.name for f in each.plates): each.scale},
+        "cond_indep_stack": list(each.plates),
+        PRIOR_FACTOR: False,
+        SUMMED: (
+            frozenset(name for name in each.observed if is_unit(visible[name])),
+            not all(is_unit(visible[name]) for name in each.observed),
+        ),
+    }
+    apply_stack({k: v for k, v in msg.items() if k not in (HIDDEN, "stop", "_control_flow_done")})
+
+
+def _by_plate(site: Message, each: Sum) -> Array:
+    """The value of an observed site, the plates of the sum first and all else as event dimensions."""
+    fn = site["fn"]
+    batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)
+    value = jnp.broadcast_to(site["value"], batch + event) if jnp.size(site["value"]) else site["value"]
+    kept = sorted(frame.dim for frame in each.plates)
+    rest = [d for d in range(-len(batch), 0) if d not in kept]
+    moved = jnp.moveaxis(value, [len(batch) + d for d in (*kept, *rest)], range(len(batch)))
+    layout = [1] * jnp.ndim(each.log_prob)
+    for d in kept:
+        layout[d] = batch[d]
+    sizes = [batch[d] for d in rest if batch[d] != 1]
+    return jnp.reshape(moved, (*layout, *sizes, *jnp.shape(moved)[len(batch) :]))
+
+
+def _flat(value: Array, each: Sum) -> Array:
+    return jnp.reshape(value, (*jnp.shape(value)[: jnp.ndim(each.log_prob)], -1))

@@ -1,0 +1,334 @@
+"""Effect handlers: ``temper`` raises the likelihood of a NumPyro model to a power."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from numpyro import handlers
+from numpyro.infer import HMCECS
+from numpyro.infer.hmc_gibbs import estimate_likelihood
+from numpyro.primitives import _PYRO_STACK, Messenger, get_mask
+
+from numpyro_tempered.core.typing import ArrayLike, Guide
+from numpyro_tempered.handlers.effects import (
+    ALPHA,
+    PRIOR_FACTOR,
+    SEEN,
+    SUMMED,
+    Message,
+    caller,
+    is_prior_factor,
+    is_reading,
+    is_unit,
+    mark_prior_factors,
+    plates_of,
+    reduce_by_name,
+    wrap_bodies,
+)
+from numpyro_tempered.handlers.kept_models import check_kept_model
+from numpyro_tempered.handlers.local_latents import check_guide, scale_if_local, scale_local
+from numpyro_tempered.handlers.powers import check_alpha, is_power, scale
+
+
+class temper(Messenger):
+    r"""Raise the likelihood to the power ``alpha`` and leave the prior alone.
+
+    The decorated model targets the tempered (fractional) posterior
+
+    .. math:: \pi_{n,\alpha}(\theta) \propto L_n(\theta)^\alpha\, \pi(\theta)
+
+    under every NumPyro algorithm that honours scales. Each observed site's log-probability is multiplied
+    by ``alpha``; latent sites, and the Jacobian and reparameterisation factors that NumPyro itself emits as
+    observed sites, are not. Works as function, decorator and context manager, composes with subsampling
+    plates and other scales, and multiplies when nested.
+
+    ``alpha`` below 1 tempers, 1 is Bayes, 0 is the prior, above 1 is a cold posterior that counts the
+    data more than once. A mapping gives each observed site a power of its own, as in a power prior with
+    historical data.
+
+    Latents of a plate are parameters, whose prior is left alone, unless they are summed out by
+    :class:`marginalize` or named local by ``local_plates``: a Gibbs kernel that samples local discrete
+    latents has the posterior of parameters and latents together for its target.
+
+    Apply it outside of what makes data observed, ``temper(condition(model, data))``, since a handler sees
+    only what happened inside it, and outside of :class:`marginalize`. Build guides on the tempered model,
+    because several keep it.
+
+    Args:
+        fn: Model to temper; None for a decorator or a context manager.
+        alpha: Power on the likelihood, a scalar >= 0, or a mapping from site names to such scalars, in
+            which every likelihood site is named. A scalar may be traced, so that a grid of alphas compiles
+            once under ``vmap``. A traced 0 gives the prior's density, whose derivative in alpha reads 0 there
+            and not the log-likelihood; where the likelihood is 0 because of the parameters its gradient is NaN,
+            so take a concrete 0 for the prior alone. At a concrete 0
+            NumPyro's own ``log_likelihood`` sees no data and gives zeros; ``to_inference_data`` does not.
+        factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
+            the prior (False), or the names of those that are part of the likelihood.
+        strict: Raise where a site is observed by a handler outside of this one, which leaves it untempered.
+            Not the default, because Gibbs kernels and ``Predictive(infer_discrete=True)`` condition latents
+            in this way.
+        local_plates: Names of the plates whose continuous latents are local, one for each datum. Their
+            log-probabilities are multiplied by ``alpha`` too, in the model and, by :meth:`guide`, in the
+            guide: the bound of alpha-variational Bayes (YPB) on the tempered marginal likelihood.
+
+    Raises:
+        TypeError: If ``factors`` or ``local_plates`` is of another type.
+        ValueError: If ``alpha`` is not as above (where it is concrete), or, while the model runs, if
+
+            - a mapping does not name a likelihood site, or names one that is observed outside only,
+            - a name of ``alpha``, ``factors`` or ``local_plates`` is not met in the model,
+            - an enumerated discrete latent is local (of a plate or of a scan): raising its observed sites to
+              a power inside the sum is another target; see :class:`marginalize`,
+            - the guide did not scale a local latent,
+            - ``handlers.collapse`` has merged likelihood and prior,
+            - the kernel is ``HMCECS``, which ignores scales,
+            - SVI's guide is one that samples or approximates the model it keeps, and keeps the untempered.
+
+    Warns:
+        UserWarning: If MCMC runs a model with local latents, which it samples from their tempered joint
+            density with the parameters: no MCMC has the tempered marginal for its target.
+
+    References:
+        AR; BPY; YPB for local latents.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> @nt.temper(alpha=0.5)
+        ... def model(y):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(1.0)
+        >>> print(trace["theta"]["scale"], trace["y"]["scale"])
+        None 0.5
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any] | None = None,
+        alpha: ArrayLike | Mapping[str, ArrayLike] = 1.0,
+        *,
+        factors: bool | Collection[str] = True,
+        strict: bool = False,
+        local_plates: Collection[str] = (),
+    ) -> None:
+        self.alpha = check_alpha(alpha)
+        if isinstance(factors, str) or not isinstance(factors, bool | Collection):
+            raise TypeError(f"factors must be a bool or a collection of names, got {factors!r}.")
+        if isinstance(local_plates, str) or not isinstance(local_plates, Collection):
+            raise TypeError(f"local_plates must be a collection of plate names, got {local_plates!r}.")
+        if local_plates and isinstance(self.alpha, dict):
+            raise ValueError("local_plates need one alpha for all sites, got a mapping.")
+        if local_plates and is_power(self.alpha, 0.0):
+            raise ValueError(
+                "alpha = 0 leaves local latents without a target: take alpha > 0, or no local_plates."
+            )
+        self.factors = factors if isinstance(factors, bool) else frozenset(factors)
+        self.strict = strict
+        self.local_plates = frozenset(local_plates)
+        self._met: set[str] = set()
+        self._met_plates: set[str] = set()
+        self._met_factors: set[str] = set()
+        self._met_data = False
+        self._twins: list[temper] = []
+        super().__init__(fn)
+
+    def __enter__(self) -> None:
+        """Start to scale."""
+        if self in _PYRO_STACK:
+            # One handler has one place on the stack: its twin takes the other.
+            twin = self._copy(None)
+            self._twins.append(twin)
+            twin.__enter__()
+            return
+        self._met, self._met_plates, self._met_factors, self._met_data = set(), set(), set(), False
+        super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Stop, and refuse names that the model does not have."""
+        if self._twins:
+            self._twins.pop().__exit__(exc_type, exc_value, traceback)
+            return
+        # A model may leave factors out where Predictive masks it.
+        masked = exc_type is None and get_mask() is False
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None and not masked:
+            self._refuse_names_not_met()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the tempered model, or decorate one."""
+        if self.fn is not None:
+            return super().__call__(*args, **kwargs)
+        if len(args) != 1 or kwargs or not callable(args[0]):
+            raise TypeError("temper(alpha=...) without a model decorates one callable.")
+        return self._copy(args[0])
+
+    def _copy(self, fn: Callable[..., Any] | None) -> "temper":
+        return temper(fn, self.alpha, factors=self.factors, strict=self.strict, local_plates=self.local_plates)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a decorated module-level model by its name, which is this object's and not the function's."""
+        return reduce_by_name(self) or super().__reduce_ex__(protocol)
+
+    def guide(self, guide: Guide) -> Guide:
+        """The guide with its latents in ``local_plates`` scaled as those of the model.
+
+        Pass this one to ``SVI`` and other losses, and keep the original for its own methods, such as
+        ``sample_posterior``. Without ``local_plates`` it is the original.
+
+        Args:
+            guide: A guide whose local latents are in plates of the same names, as in ``AutoNormal`` or
+                a hand-written guide.
+
+        Example:
+            >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> from numpyro.infer import SVI, Trace_ELBO
+            >>> from numpyro.infer.autoguide import AutoNormal
+            >>> import numpyro_tempered as nt
+            >>> def model(x):
+            ...     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+            ...     with numpyro.plate("n", len(x)):
+            ...         z = numpyro.sample("z", dist.Normal(theta, 1.0))
+            ...         numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+            >>> tempered = nt.temper(model, alpha=0.25, local_plates=["n"])
+            >>> guide = AutoNormal(tempered)
+            >>> svi = SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO())
+        """
+        return scale_local(guide, self.alpha, self.local_plates) if self.local_plates else guide
+
+    def process_message(self, msg: Message) -> None:
+        """Scale observed sites and local latents; see the class."""
+        if msg["type"] == "control_flow":
+            wrap_bodies(msg, mark_prior_factors)
+        if msg["type"] == "plate":
+            self._met_plates.add(msg["name"])
+        if msg["type"] != "sample":
+            return
+        self._met_plates |= plates_of(msg)
+        self._met.add(msg["name"])
+        # `do` sends a copy of the message through the stack a second time. The place of a handler marks it, not
+        # its identity: the branches of a `cond` must be equal.
+        place = _PYRO_STACK.index(self)
+        seen = dict(msg.get(SEEN, ()))
+        if place in seen:
+            return
+        msg[SEEN] = (*seen.items(), (place, msg["name"]))
+        if not msg["is_observed"]:
+            scale_if_local(msg, self.alpha, self.local_plates)
+        elif self._is_likelihood(msg):
+            self._raise_to_power(msg)
+        else:
+            msg[PRIOR_FACTOR] = True
+
+    def postprocess_message(self, msg: Message) -> None:
+        """Refuse what is known only once outer handlers have spoken."""
+        if msg["type"] != "sample":
+            return
+        # A scope outside has changed the name by now.
+        name = dict(msg.get(SEEN, ())).get(_PYRO_STACK.index(self))
+        if name is None:
+            return
+        if msg["is_observed"]:
+            if ALPHA not in msg and not msg.get(PRIOR_FACTOR) and "_intervener_id" not in msg:
+                self._refuse_if_conditioned_outside(name)
+        elif not is_reading():
+            power = not is_power(self.alpha, 1.0)
+            if power and msg["infer"].get("enumerate") == "parallel" and _is_local(msg):
+                raise ValueError(
+                    f"temper met the enumerated local latent {name!r}: the power belongs outside of the sum over "
+                    "its values. Write temper(marginalize(model), alpha), with numpyro_tempered.marginalize."
+                )
+            check_guide(msg)
+
+    def _refuse_names_not_met(self) -> None:
+        missing = sorted(self.local_plates - self._met_plates)
+        if missing:
+            raise ValueError(f"the model has no plates {missing}, which local_plates names.")
+        named = set(self.alpha) if isinstance(self.alpha, dict) else set()
+        missing = sorted(named - self._met)
+        if not isinstance(self.factors, bool):
+            missing += sorted(self.factors - self._met_factors)
+        # Without data the model may leave observed sites out.
+        if missing and self._met_data:
+            raise ValueError(
+                f"the model has no sites {missing}, which alpha or factors names. It has {sorted(self._met)}, of "
+                f"which {sorted(self._met_factors)} are factors."
+            )
+
+    def _raise_to_power(self, msg: Message) -> None:
+        alpha = self._power(msg)
+        self._met_data = True
+        # A product with 1 would be another tracer, which must not leave the body of a scan.
+        msg[ALPHA] = alpha * msg[ALPHA] if ALPHA in msg else alpha
+        if is_reading() or is_power(alpha, 1.0):
+            return
+        if caller(HMCECS.init) or any(isinstance(handler, estimate_likelihood) for handler in _PYRO_STACK):
+            raise ValueError(
+                f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
+                "the untempered posterior. Use NUTS or HMC."
+            )
+        check_kept_model(self, alpha)
+        if is_power(alpha, 0.0):
+            msg["fn"] = msg["fn"].mask(False)
+            return
+        if not isinstance(alpha, float):
+            # A traced 0 times a log-probability of -inf would be NaN. A mask by the log-probability itself would
+            # keep the derivative in alpha at 0, and compute each of them three times.
+            msg["fn"] = msg["fn"].mask(alpha != 0)
+        scale(msg, alpha)
+
+    def _power(self, msg: Message) -> Any:
+        if not isinstance(self.alpha, dict):
+            return self.alpha
+        if msg["name"] not in self.alpha:
+            kind = "factor" if is_unit(msg) else "observed site"
+            raise ValueError(
+                f"{kind} {msg['name']!r} has no alpha: the mapping names {sorted(self.alpha)}. Name every "
+                "likelihood site, with 1.0 for those that are not tempered"
+                + (", or leave factors to the prior by factors=False." if is_unit(msg) else ".")
+            )
+        return self.alpha[msg["name"]]
+
+    def _is_likelihood(self, msg: Message) -> bool:
+        if SUMMED in msg:
+            return self._is_sum_likelihood(msg)
+        if not is_unit(msg):
+            return True
+        if is_prior_factor(msg):
+            return False
+        if not is_power(self.alpha, 1.0) and caller(handlers.collapse.__exit__) is not None:
+            raise ValueError(
+                f"temper met the factor {msg['name']!r} of handlers.collapse, which holds prior and likelihood "
+                "in one: a power of it is another target. Leave the latents in the model."
+            )
+        return self._is_factor_likelihood(msg["name"])
+
+    def _is_factor_likelihood(self, name: str) -> bool:
+        self._met_factors.add(name)
+        if isinstance(self.factors, bool):
+            return self.factors
+        return name in self.factors
+
+    def _is_sum_likelihood(self, msg: Message) -> bool:
+        """The policy for the factors that ``marginalize`` has summed over, perhaps together with data."""
+        factors, has_data = msg[SUMMED]
+        parts = {self._is_factor_likelihood(name) for name in factors} | ({True} if has_data else set())
+        if len(parts) > 1:
+            raise ValueError(
+                f"site {msg['name']!r} is a sum over local discrete latents, in which some of the factors "
+                f"{sorted(factors)} are of the prior, by temper's factors, and the rest of the likelihood: a "
+                "power of a part of the sum is another target."
+            )
+        return parts.pop()
+
+    def _refuse_if_conditioned_outside(self, name: str) -> None:
+        named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
+        if self.strict or named:
+            raise ValueError(
+                f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: write "
+                "temper(condition(model, data), ...), or pass the data to the model."
+            )
+
+
+def _is_local(msg: Message) -> bool:
+    return bool(msg["cond_indep_stack"] or msg.get("_control_flow_done"))

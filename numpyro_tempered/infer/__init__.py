@@ -1,0 +1,1 @@
+"""Inference for NumPyro models: SVI, Gaussian descent, and online runs."""

@@ -1,0 +1,54 @@
+"""A guide of a tempered model: built by a factory, or already."""
+
+from typing import Any
+
+from numpyro.infer.autoguide import AutoGuide
+
+from numpyro_tempered.core.typing import Guide, Model
+from numpyro_tempered.handlers.temper import temper
+
+
+def build_guide(guide: Any, model: Model, tempered: temper, alpha: Any) -> Guide:
+    """The guide that a factory makes of the tempered model, or a guide that is built on the model already.
+
+    Raises:
+        ValueError: If it is built on another model.
+        TypeError: If the factory does not return a guide.
+    """
+    if isinstance(guide, AutoGuide):
+        if alpha != 1.0:
+            raise ValueError(
+                f"this {type(guide).__name__} is built already, on a model without alpha = {alpha}, and "
+                "guides may keep their model. Pass the guide's class, or a callable from model to guide."
+            )
+        if not _wraps(guide.model, model):
+            raise ValueError(
+                f"this {type(guide).__name__} is built on another model than the one to fit, and guides may "
+                "keep their model. Build it on the same model, or pass the guide's class."
+            )
+        return guide
+    if not callable(guide):
+        raise TypeError(f"guide must be a callable from model to guide, got {guide!r}.")
+    advice = "for a hand-written guide pass `lambda model: my_guide`."
+    try:
+        built = guide(tempered)
+    except Exception as error:
+        raise TypeError(f"the guide factory failed on the model: {advice}") from error
+    if not callable(built):
+        raise TypeError(f"the guide factory returned {type(built).__name__}, not a guide: {advice}")
+    kept = getattr(built, "model", None)
+    if kept is not None and alpha != 1.0 and not _wraps(kept, tempered):
+        raise ValueError(
+            f"the guide factory returned a {type(built).__name__} built on another model than the "
+            f"tempered one it was given, so alpha = {alpha} would be lost. Build it on its argument."
+        )
+    return built
+
+
+def _wraps(model: Any, inner: Model) -> bool:
+    """Whether ``model`` is ``inner`` or a chain of handlers around it."""
+    while model is not None:
+        if model is inner:
+            return True
+        model = getattr(model, "fn", None)
+    return False

@@ -1,0 +1,211 @@
+"""Losses for NumPyro's SVI, and the evaluation of a tempered ELBO."""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.elbo import ELBO
+
+from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.typing import Array, Guide, Model
+from numpyro_tempered.gaussian.expectations.base import Expectation
+from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.gaussian.families import family_of
+from numpyro_tempered.handlers.effects import LOCAL, base_distribution
+from numpyro_tempered.handlers.likelihood import (
+    get_trace,
+    likelihood_sites,
+    model_loss,
+    other_scale,
+    untempered_log_prob,
+)
+from numpyro_tempered.infer.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
+
+
+class ExpectedNLL(ELBO):
+    r"""The expected negative log-likelihood :math:`E_q[-\log L]`, without a KL term, as a loss for SVI.
+
+    For the optimisers of :mod:`numpyro_tempered.optim`, whose proximal steps hold the prior. The
+    loss value is untempered and unscaled, as the losses of ``OnlineVI``; the tempering of the
+    model is in its gradients, which are those of Price and Bonnet, never the reparameterised
+    gradient in the scale.
+
+    Args:
+        expectation: How to take the expectation; ``monte_carlo()`` by default,
+            ``gauss_hermite(predictor=...)`` where the model names its predictor.
+        curvature: ``"hessian"`` or ``"fisher"``, as in :func:`numpyro_tempered.online.ngvi`.
+
+    Raises:
+        TypeError: If the expectation is of a bare loss, or the guide is not an
+            ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+    """
+
+    def __init__(self, expectation: Expectation | None = None, *, curvature: str = "hessian") -> None:
+        super().__init__(num_particles=1)
+        self.expectation = monte_carlo() if expectation is None else expectation
+        if curvature not in ("hessian", "fisher"):
+            raise ValueError(f'curvature must be "hessian" or "fisher", got {curvature!r}.')
+        self.curvature = curvature
+
+    def loss_with_mutable_state(
+        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The loss at ``param_map``, as SVI asks for it."""
+        if not isinstance(guide, AutoOnlineDiagonalNormal | AutoOnlineMultivariateNormal):
+            raise TypeError(
+                "ExpectedNLL works with AutoOnlineDiagonalNormal and AutoOnlineMultivariateNormal, got "
+                f"{type(guide).__name__}."
+            )
+        bound = bind(self.expectation, model, guide)
+        q = guide.from_params(param_map)
+        fixed = jax.lax.stop_gradient(q)
+        evaluation = jax.lax.stop_gradient(
+            bound.evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
+        )
+        gradient = family_of(fixed).gradient
+        if gradient is None:
+            raise TypeError(f"{type(fixed).__name__} has no gradient in its parameters.")
+        # Zero in value, the chosen gradients under differentiation.
+        zeros = jax.tree.map(lambda g, new, old: jnp.sum(g * (new - old)), gradient(fixed, evaluation), q, fixed)
+        loss = evaluation.expected + sum(jax.tree.leaves(zeros))
+        return {"loss": loss, "mutable_state": None}
+
+
+def bind(expectation: Expectation, model: Model, guide: Any) -> Expectation:
+    """The expectation of a model's negative log-likelihood, on data ``(args, kwargs)``.
+
+    Raises:
+        TypeError: If the expectation is of a bare loss.
+    """
+    if expectation.bind is None:
+        raise TypeError(
+            "this expectation is of a bare loss: run it by nt.online.run, or take "
+            "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
+        )
+    return expectation.bind(model_loss(model, guide, expectation.predictor, expectation.num_outputs))
+
+
+class TemperedELBO(NamedTuple):
+    """An evaluated ELBO, in nats, every constant included.
+
+    Attributes:
+        value: alpha E_q[log L] - KL(q, prior); minus infinity for a guide with a point mass, such
+            as ``AutoDelta``.
+        se: Monte Carlo standard error of ``value``.
+        expected_log_lik: Untempered E_q[log L].
+        kl: KL(q, prior), analytic site by site where NumPyro has a formula, else by draws.
+    """
+
+    value: float
+    se: float
+    expected_log_lik: float
+    kl: float
+
+
+def evaluate_elbo(
+    rng_key: Array,
+    model: Model,
+    guide: Guide,
+    params: dict[str, Array],
+    args: tuple,
+    kwargs: dict,
+    *,
+    num_particles: int,
+) -> TemperedELBO:
+    """The ELBO of a fitted guide on a tempered model.
+
+    Args:
+        rng_key: For the draws.
+        model: The tempered model.
+        guide: The fitted guide.
+        params: Its parameters.
+        args: Positional arguments of model and guide.
+        kwargs: Their keyword arguments.
+        num_particles: Number of draws, at least 2.
+    """
+    guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), data=params)).get_trace(
+        *args, **kwargs
+    )
+    model_trace = get_trace(
+        handlers.substitute(handlers.replay(handlers.seed(model, rng_key), guide_trace), params),
+        args,
+        kwargs,
+    )
+    observed = set(likelihood_sites(model_trace))
+    loss = _analytic_where_valid(model_trace, guide_trace)
+
+    def particle(key: Array) -> tuple[Array, Array, Array]:
+        parts = {k: -v for k, v in loss.loss(key, params, model, guide, *args, **kwargs).items()}
+        weighted = sum((v for k, v in parts.items() if k in observed), jnp.zeros(()))
+        kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
+        # The same split of the key as in NumPyro's losses, so the same draws.
+        model_key, guide_key = jax.random.split(key)
+        draws = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), data=params)).get_trace(
+            *args, **kwargs
+        )
+        replayed = handlers.substitute(handlers.replay(handlers.seed(model, model_key), draws), params)
+        sites = likelihood_sites(get_trace(replayed, args, kwargs)).values()
+        log_lik = sum(
+            (jnp.sum(other_scale(site) * untempered_log_prob(site)) for site in sites),
+            jnp.zeros(()),
+        )
+        return weighted - kl, log_lik, kl
+
+    keys = jax.random.split(rng_key, num_particles)
+    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in compiled_map(particle, keys, 32))
+    with np.errstate(invalid="ignore"):  # a draw without a density makes the error NaN
+        se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
+    if has_point_mass(rng_key, guide, params, args, kwargs):
+        return TemperedELBO(-math.inf, 0.0, log_lik, math.inf)
+    return TemperedELBO(float(np.mean(elbos)), se, log_lik, float(np.mean(kls)))
+
+
+def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
+    """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
+
+    def draw(key: Array) -> dict:
+        seeded = handlers.substitute(handlers.seed(guide, key), data=params)
+        return handlers.trace(seeded).get_trace(*args, **kwargs)
+
+    one, two = (draw(key) for key in jax.random.split(rng_key))
+    return any(
+        isinstance(base_distribution(site["fn"]), dist.Delta)
+        and jnp.array_equal(site["value"], two[name]["value"])
+        for name, site in one.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    )
+
+
+def _analytic_where_valid(model_trace: dict, guide_trace: dict) -> ELBO:
+    """The loss with analytic KLs where sites stand in one order, which its mean-field form needs."""
+
+    def names(trace: dict, other: dict) -> list[str]:
+        return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
+
+    def scale(site: dict) -> Any:
+        return np.asarray(other_scale(site)) * np.asarray(site.get(LOCAL, 1.0))
+
+    shared = names(model_trace, guide_trace)
+    # An analytic KL knows the guide's scale alone.
+    same_scale = all(
+        bool(np.all(scale(model_trace[k]) == np.asarray(other_scale(guide_trace[k])))) for k in shared
+    )
+    if not same_scale:
+        return Trace_ELBO(sum_sites=False)
+    if shared == names(guide_trace, model_trace):
+        return TraceMeanField_ELBO(sum_sites=False)
+    warnings.warn(
+        "guide and model order their sites differently: the KL of the ELBO is taken by draws.",
+        stacklevel=3,
+    )
+    return Trace_ELBO(sum_sites=False)

@@ -1,0 +1,300 @@
+"""The free energy of a NumPyro model on its unconstrained scale."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
+
+from numpyro_tempered.core.model_arguments import join, separate
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.gaussian.descent.base import Derivatives
+from numpyro_tempered.gaussian.descent.objective import (
+    GaussianTerm,
+    Objective,
+    add,
+    derivatives_of,
+    of_evaluation,
+)
+from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss, depends_on, which_depend
+from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR
+from numpyro_tempered.handlers.likelihood import (
+    Site,
+    check_likelihood,
+    get_trace,
+    latent_sites,
+    likelihood_sites,
+    log_prob_of_each,
+    model_loss,
+    refuse_subsampling,
+)
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.online_checks import check_rows_apart
+
+
+class Latents(NamedTuple):
+    """The latent sites of a model as parts of a flat vector, in the order of their ``names``.
+
+    Attributes:
+        names: Their names.
+        unpack: ``flat -> values by site``, unconstrained.
+    """
+
+    names: tuple[str, ...]
+    unpack: Callable[[Array], dict[str, Array]]
+
+    def _unpack_latent(self, flat: Array) -> dict[str, Array]:
+        """What ``model_loss`` asks of a guide."""
+        return self.unpack(flat)
+
+
+class without(Messenger):
+    """Leave the prior of some latent sites out of the log-density."""
+
+    def __init__(self, fn: Model, names: frozenset[str]) -> None:
+        self.names = names
+        super().__init__(fn)
+
+    def process_message(self, msg: Site) -> None:
+        """Mask a site."""
+        if msg["type"] == "sample" and msg["name"] in self.names and not msg["is_observed"]:
+            msg["fn"] = msg["fn"].mask(False)
+
+
+def model_objective(
+    model: temper,
+    latents: Latents,
+    q: Any,
+    expectation: Expectation | None,
+    num_draws: int,
+    args: tuple,
+    kwargs: dict,
+) -> tuple[Objective, bool]:
+    """The function f = -α log L - log π of a tempered model, on its flat unconstrained scale.
+
+    Priors that are Normal or multivariate Normal with fixed parameters are integrated in closed form. The
+    likelihood is taken by ``expectation``; without one it is drawn, together with all other prior terms.
+
+    Args:
+        model: The tempered model.
+        latents: Its latent sites.
+        q: A Gaussian, for shapes and for two points to look at the model.
+        expectation: Of a model's likelihood, or None.
+        num_draws: Draws, antithetic, for what has neither closed form nor expectation.
+        args: Positional arguments of the model.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        The objective, and whether a quadrature linearises a predictor that is not affine in the latents.
+
+    Raises:
+        TypeError: If the expectation is of a bare loss.
+        ValueError: If the model has params, subsamples, observes nothing or scales local latents, or its data
+            cannot be taken one by one by the expectation.
+    """
+    arrays, structure = separate(args, kwargs)
+    with numpyro.validation_enabled(False):
+        term, exact, has_factors = gaussian_sites(model, latents, q, args, kwargs)
+    drawn = expectation is None or has_factors or len(exact) < len(latents.names)
+    parts: list[Callable[[Any, Any, Array | None], Derivatives]] = []
+    loss: ModelLoss | None = None
+    if expectation is not None:
+        if expectation.bind is None:
+            raise TypeError(
+                "this expectation is of a bare loss: take gauss_hermite(predictor=...) or monte_carlo() for a "
+                "model's likelihood, or nt.descent.objective and minimise for a loss."
+            )
+        loss = model_loss(model, latents, expectation.predictor, expectation.num_outputs, prior_factors=True)
+        if expectation.predictor is not None:
+            with numpyro.validation_enabled(False):
+                check_rows_apart(loss, q.loc, args, kwargs)
+        bound = expectation.bind(weigh(loss))
+
+        def likelihood(q: Any, arrays: tuple[Array, ...], rng_key: Array | None) -> Derivatives:
+            return of_evaluation(q, bound.evaluate(q, *join(arrays, structure), rng_key=rng_key))
+
+        parts.append(likelihood)
+    if drawn:
+        rest = without(model if expectation is None else temper(model, alpha=0.0), exact)
+
+        def sampled(q: Any, arrays: tuple[Array, ...], rng_key: Array | None) -> Derivatives:
+            args, kwargs = join(arrays, structure)
+
+            def potential(theta: Array) -> Array:
+                return potential_energy(rest, args, kwargs, latents.unpack(theta)).astype(theta.dtype)
+
+            draws = monte_carlo(potential, num_particles=num_draws, antithetic=True)
+            return of_evaluation(q, draws.evaluate(q, rng_key=rng_key))
+
+        parts.append(sampled)
+
+    def evaluate(q: Any, given: Any, rng_key: Array | None) -> Derivatives:
+        arrays, term = given
+        keys = [None] * len(parts) if rng_key is None else list(jax.random.split(rng_key, len(parts)))
+        found = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
+        return add([*found, derivatives_of(term, q)])
+
+    all_gaussian = not has_factors and len(exact) == len(latents.names)
+    needs_key = drawn or (expectation is not None and expectation.needs_key)
+    affine = loss is not None and loss.predictor is not None and _is_affine(loss, q, args, kwargs)
+    exact_derivatives = affine and not needs_key
+    certified = exact_derivatives and all_gaussian and _is_convex(loss, q, args, kwargs)
+    linearised = loss is not None and loss.predictor is not None and not affine
+    linearised = linearised and not (expectation is not None and expectation.needs_key)
+    precision = term.precision if certified else None
+    return Objective(evaluate, (arrays, term), needs_key, precision, exact_derivatives), linearised
+
+
+def _is_affine(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether the derivative of the predictor along a line does not depend on the latents."""
+    line = jnp.asarray(np.random.default_rng(0).normal(size=q.loc.shape), q.loc.dtype)
+
+    def slope(theta: Array) -> Array:
+        return jax.jvp(lambda t: loss.predictor(t, args, kwargs), (theta,), (line,))[1]
+
+    return not depends_on(slope, q.loc)
+
+
+def _is_convex(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether each datum's loss has no negative curvature on a grid of predictors from -50 to 50."""
+    u = loss.predictor(q.loc, args, kwargs)
+    weighted: Any = weigh(loss).losses_given_predictor
+    if u.ndim != 1:
+        return False
+
+    def slopes(v: Array) -> Array:
+        return jax.grad(lambda v: jnp.sum(weighted(v, q.loc, args, kwargs)[0]))(v)
+
+    def curvature(at: Array) -> Array:
+        v = jnp.full_like(u, 0.0) + at
+        return jax.jvp(slopes, (v,), (jnp.ones_like(v),))[1]
+
+    # Off the kinks that a loss may have at whole numbers.
+    grid = jnp.asarray(np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013)
+    found = jax.jit(lambda g: jax.lax.map(curvature, g))(grid.astype(u.dtype))
+    found = jnp.where(jnp.isfinite(found), found, 0.0)
+    return bool(jnp.all(found >= -1e-5 * jnp.maximum(jnp.max(jnp.abs(found), axis=0), 1.0)))
+
+
+def weigh(model: ModelLoss) -> ModelLoss:
+    """The losses times their weights, so that an expectation's value is the tempered one."""
+
+    def weighted(found: tuple[Array, Array]) -> tuple[Array, Array]:
+        losses, weights = found
+        # A power of 0 takes a loss out, an infinite one too.
+        return jnp.where(weights == 0, 0.0, losses * weights).astype(losses.dtype), jnp.ones_like(losses)
+
+    given = model.losses_given_predictor
+    return ModelLoss(
+        lambda theta, *data: weighted(model.losses(theta, *data)),
+        model.predictor,
+        None if given is None else lambda u, theta, *data: weighted(given(u, theta, *data)),
+    )
+
+
+def gaussian_sites(
+    model: Model, latents: Latents, q: Any, args: tuple, kwargs: dict
+) -> tuple[GaussianTerm, frozenset[str], bool]:
+    """The prior of the sites that are Normal with fixed parameters, their names, and whether it has factors."""
+    one = _look(model, latents, q.loc, args, kwargs)
+    check_likelihood(one, prior_factors=True)
+    for site in likelihood_sites(one).values():
+        log_prob_of_each(site)
+    unknown = sorted(set(latent_sites(one)) ^ set(latents.names))
+    if unknown:
+        raise ValueError(
+            f"latent sites {unknown} are not both in model and guide: build the guide on this model."
+        )
+    # By the traced program: values that agree at two points may still depend on other latents.
+    depends = which_depend(
+        lambda flat: {
+            k: _parameters(s) for k, s in latent_sites(_look(model, latents, flat, args, kwargs)).items()
+        },
+        q.loc,
+    )
+    d, dtype = q.loc.shape[0], q.loc.dtype
+    places = latents.unpack(jnp.arange(d))
+    loc, diagonal, blocks, constant, exact = np.zeros(d), np.zeros(d), [], 0.0, set()
+    for name in latents.names:
+        site = one[name]
+        if name.endswith("_unobserved") and f"{name.removesuffix('unobserved')}observed" in one:
+            raise ValueError(
+                f"latent {name!r} stands for data that obs_mask leaves out, and is improper where it does not: "
+                "leave those data out of the likelihood by handlers.mask."
+            )
+        if site.get(LOCAL) is not None:
+            raise ValueError(
+                f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
+                "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
+            )
+        own = None if any(jax.tree.leaves(depends[name])) else _own(site)
+        if own is None:
+            continue
+        at = np.ravel(np.asarray(places[name]))
+        mean, precision = own
+        loc[at] = mean
+        if precision.ndim == 2:
+            blocks.append((at, precision))
+            constant -= 0.5 * np.linalg.slogdet(precision)[1]
+        else:
+            diagonal[at] = precision
+            constant -= 0.5 * np.sum(np.log(precision))
+        constant += 0.5 * at.size * np.log(2.0 * np.pi)
+        exact.add(name)
+    matrix = diagonal
+    if blocks:
+        matrix = np.diag(diagonal)
+        for at, precision in blocks:
+            matrix[np.ix_(at, at)] = precision
+    has_factors = any(site.get(PRIOR_FACTOR) for site in one.values())
+    term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, matrix, constant)))
+    return term, frozenset(exact), has_factors
+
+
+def _look(model: Model, latents: Latents, flat: Array, args: tuple, kwargs: dict) -> dict[str, Site]:
+    values = latents.unpack(flat)
+
+    def constrain(site: Site) -> Array | None:
+        if site["type"] != "sample" or site["name"] not in values:
+            return None
+        return biject_to(site["fn"].support)(values[site["name"]])
+
+    with handlers.block(), refuse_subsampling():
+        return get_trace(handlers.substitute(model, substitute_fn=constrain), args, kwargs)
+
+
+def _plain(site: Site) -> Any:
+    """A site's distribution under expansions and reinterpreted batches."""
+    fn = site["fn"]
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def _parameters(site: Site) -> tuple[Any, ...]:
+    """Mean and spread of a Gaussian site."""
+    fn = _plain(site)
+    if type(fn) is dist.Normal:
+        return jnp.asarray(fn.loc), jnp.asarray(fn.scale)
+    return (fn.mean, fn.precision_matrix) if type(fn) is dist.MultivariateNormal else ()
+
+
+def _own(site: Site) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``."""
+    fn, shape = _plain(site), jnp.shape(site["value"])
+    if site["scale"] is not None:
+        return None
+    if type(fn) is dist.Normal:
+        loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
+        return loc, 1.0 / np.square(scale)
+    if type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
+        return np.asarray(fn.mean, np.float64), np.asarray(fn.precision_matrix, np.float64)
+    return None

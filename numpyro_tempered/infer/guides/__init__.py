@@ -1,0 +1,19 @@
+"""AutoGuides that start at the prior, for the online rules, and one for sparse priors."""
+
+from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
+from numpyro_tempered.infer.guides.online import (
+    AutoOnlineDiagonalNormal,
+    AutoOnlineLowRankNormal,
+    AutoOnlineMultivariateNormal,
+)
+from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS
+from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+
+__all__ = [
+    "NUM_PRIOR_DRAWS",
+    "AutoOnlineDiagonalNormal",
+    "AutoOnlineLowRankNormal",
+    "AutoOnlineMultivariateNormal",
+    "AutoSpikeAndSlab",
+    "LowRankPrecisionNormal",
+]

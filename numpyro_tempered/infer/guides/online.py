@@ -1,0 +1,292 @@
+"""AutoGuides that start at the prior."""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
+
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.handlers.likelihood import Layout
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
+from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS, PriorMoments, prior_moments
+
+Gaussian: TypeAlias = MeanField | FullRank | LowRank
+
+
+class _StartsAtPrior(AutoContinuous):
+    """What the online guides share: the start, and the order of sites in the flat vector."""
+
+    def __init__(self, model: Model, *, prefix: str = "auto", **options: Any) -> None:
+        self.moment_matched: tuple[str, ...] = ()
+        self._prior: Any = None
+        super().__init__(model, prefix=prefix, **options)
+
+    def fresh(self) -> "_StartsAtPrior":
+        """A guide like this one that has not been set up."""
+        return type(self)(self.model, prefix=self.prefix)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        model: Model = self.model  # type: ignore[has-type]
+        # The start depends on the prior alone, and must survive data that are missing or absurd.
+        prior_only: Model = temper(model, alpha=0.0)
+        self.model = prior_only
+        try:
+            super()._setup_prototype(*args, **kwargs)
+            rng_key = numpyro.prng_key()
+            with handlers.block():
+                moments = prior_moments(rng_key, self.model, args, kwargs)
+        finally:
+            self.model = model
+        loc = self.pack({k: v.loc for k, v in moments.sites.items()})
+        scale = self.pack({k: v.scale for k, v in moments.sites.items()})
+        self._init_latent = loc
+        self._prior = self._start(loc, scale, moments)
+        self.moment_matched = tuple(name for name in moments.sites if name in moments.draws)
+        if moments.draws:
+            warnings.warn(
+                f"the priors of {list(self.moment_matched)} are not Normal on the unconstrained scale: the guide "
+                f"starts at their mean and {self._matched}, from {NUM_PRIOR_DRAWS} draws.",
+                stacklevel=2,
+            )
+
+    _matched = "standard deviation"
+    # What each guide adds: the Gaussian of the start, and the guide's parameters of a Gaussian and back.
+    _start: Callable[[Array, Array, PriorMoments], Any]
+    to_params: Callable[[Any], dict[str, Array]]
+    from_params: Callable[[dict[str, Array]], Any]
+
+    def pack(self, values: dict[str, Array]) -> Array:
+        """Unconstrained values by site as one flat array, in the guide's own order."""
+        order = self._unpack_latent(jnp.zeros(self.latent_dim))
+        flat = jnp.concatenate([jnp.ravel(values[name]) for name in order])
+        return jax.lax.convert_element_type(flat, flat.dtype)  # never weakly typed
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the sites in the flat vector, in order."""
+        sites = self._unpack_latent(jnp.zeros(self.latent_dim))
+        return Layout(tuple((name, jnp.shape(value)) for name, value in sites.items()))
+
+    @property
+    def prior(self) -> Any:
+        """The Gaussian that the guide starts at, on the flat unconstrained scale."""
+        if self.prototype_trace is None:
+            raise ValueError("the guide has not been set up: call it, or OnlineVI.init, first.")
+        return self._prior
+
+
+class AutoOnlineDiagonalNormal(_StartsAtPrior, AutoDiagonalNormal):
+    r"""Mean-field Gaussian guide in the unconstrained space that starts at q = prior.
+
+    For Normal priors with fixed parameters the start is exact. Any other prior (on a constrained
+    space, or with parents that are themselves latent) is matched in mean and standard deviation on
+    the unconstrained scale, from draws; a warning names those sites, and so does ``moment_matched``.
+
+    Parameters are ``{prefix}_loc`` and ``{prefix}_scale``, as in NumPyro's ``AutoDiagonalNormal``, and
+    every method of that guide works.
+
+    Args:
+        model: NumPyro model, tempered or not: tempering leaves the prior alone.
+        prefix: Prefix of the guide's parameters.
+
+    Attributes:
+        moment_matched: After set-up, names of the sites whose start is not exact.
+
+    Raises:
+        ValueError: At set-up, if a prior is improper, masked, or has no variance on the unconstrained scale.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(1.0, 2.0))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
+        >>> guide.prior.loc, guide.prior.scale
+        (Array([1.], dtype=float32), Array([2.], dtype=float32))
+    """
+
+    def __init__(self, model: Model, *, prefix: str = "auto") -> None:
+        super().__init__(model, prefix=prefix)
+
+    def _start(self, loc: Array, scale: Array, moments: PriorMoments) -> MeanField:
+        # AutoDiagonalNormal fills its scale parameter with this value, here one a coordinate.
+        self._init_scale = scale
+        return MeanField(loc, scale)
+
+    def to_params(self, q: MeanField) -> dict[str, Array]:
+        """The guide's parameters at ``q``.
+
+        A scale of 0 becomes the smallest positive number, which NumPyro's Normal admits and whose draws are
+        the point itself.
+        """
+        scale = jnp.maximum(q.scale, jnp.finfo(q.scale.dtype).tiny)
+        return {f"{self.prefix}_loc": q.loc, f"{self.prefix}_scale": scale}
+
+    def from_params(self, params: dict[str, Array]) -> MeanField:
+        """The Gaussian of the guide's parameters."""
+        return MeanField(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale"])
+
+
+class AutoOnlineMultivariateNormal(_StartsAtPrior, AutoMultivariateNormal):
+    r"""Full-covariance Gaussian guide in the unconstrained space that starts at q = prior.
+
+    As :class:`AutoOnlineDiagonalNormal`, with the covariance of the priors that are not Normal with fixed
+    parameters matched too, from draws. Parameters are ``{prefix}_loc`` and ``{prefix}_scale_tril``, as in
+    NumPyro's ``AutoMultivariateNormal``, and every method of that guide works.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        prefix: Prefix of the guide's parameters.
+
+    Attributes:
+        moment_matched: After set-up, names of the sites whose start is not exact.
+
+    Raises:
+        ValueError: At set-up, if a prior is improper, masked, or has no variance on the unconstrained scale.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(1.0, 2.0))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineMultivariateNormal(model)
+        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
+        >>> guide.prior.loc, guide.prior.factor
+        (Array([1.], dtype=float32), Array([[2.]], dtype=float32))
+    """
+
+    # Elementwise, so that gradients pull back entry by entry.
+    scale_tril_constraint = constraints.softplus_lower_cholesky
+    _matched = "covariance"
+
+    def __init__(self, model: Model, *, prefix: str = "auto") -> None:
+        super().__init__(model, prefix=prefix)
+
+    def _start(self, loc: Array, scale: Array, moments: PriorMoments) -> FullRank:
+        factor = np.diag(np.asarray(scale))
+        if moments.draws:
+            # Which coordinates were drawn, and their draws in the flat order.
+            on = self.pack({k: jnp.full_like(v.loc, k in moments.draws) for k, v in moments.sites.items()})
+            at = np.flatnonzero(np.asarray(on))
+            draws = [
+                np.reshape(moments.draws[k], (NUM_PRIOR_DRAWS, -1))
+                for k, _ in self.layout.sites
+                if k in moments.draws
+            ]
+            covariance = np.atleast_2d(np.cov(np.concatenate(draws, axis=1), rowvar=False, bias=True))
+            # Priors that determine each other, or more coordinates than draws: their variances remain.
+            with contextlib.suppress(np.linalg.LinAlgError):
+                factor[np.ix_(at, at)] = np.linalg.cholesky(covariance)
+        return FullRank(loc, jnp.asarray(factor, loc.dtype))
+
+    def _get_posterior(self) -> dist.Distribution:
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        scale_tril = numpyro.param(
+            f"{self.prefix}_scale_tril", self._prior.factor, constraint=self.scale_tril_constraint
+        )
+        return dist.MultivariateNormal(loc, scale_tril=scale_tril)
+
+    def to_params(self, q: FullRank) -> dict[str, Array]:
+        """The guide's parameters at ``q``."""
+        return {f"{self.prefix}_loc": q.loc, f"{self.prefix}_scale_tril": q.scale_tril}
+
+    def from_params(self, params: dict[str, Array]) -> FullRank:
+        """The Gaussian of the guide's parameters."""
+        return FullRank(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"])
+
+
+class AutoOnlineLowRankNormal(_StartsAtPrior):
+    r"""Gaussian guide with a precision of diagonal plus low rank, that starts at q = prior.
+
+    As :class:`AutoOnlineDiagonalNormal`; the ``rank`` strongest directions of the data's information are kept
+    beside the diagonal. Parameters are ``{prefix}_loc``, ``{prefix}_precision_diag`` and
+    ``{prefix}_precision_factor``.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        rank: Number of directions k; by default the root of the dimension, rounded up.
+        prefix: Prefix of the guide's parameters.
+
+    Attributes:
+        moment_matched: After set-up, names of the sites whose start is not exact.
+
+    Raises:
+        ValueError: If ``rank`` < 1; at set-up, if it is above the number of coordinates, or if a prior is
+            improper, masked, or has no variance on the unconstrained scale.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([9]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(theta.sum(), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineLowRankNormal(model)
+        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
+        >>> guide.prior.precision_factor.shape
+        (9, 3)
+    """
+
+    def __init__(self, model: Model, *, rank: int | None = None, prefix: str = "auto") -> None:
+        if rank is not None and rank < 1:
+            raise ValueError(f"rank must be at least 1, got {rank}.")
+        self.rank = rank
+        super().__init__(model, prefix=prefix)
+
+    def fresh(self) -> "AutoOnlineLowRankNormal":
+        """A guide like this one that has not been set up."""
+        return type(self)(self.model, rank=self.rank, prefix=self.prefix)
+
+    def _start(self, loc: Array, scale: Array, moments: PriorMoments) -> LowRank:
+        (d,) = loc.shape
+        rank = int(np.ceil(np.sqrt(d))) if self.rank is None else self.rank
+        if rank > d:
+            raise ValueError(f"rank must be at most the number of coordinates, {d}, got {rank}.")
+        return LowRank(loc, 1.0 / jnp.square(scale), jnp.zeros((d, rank), loc.dtype))
+
+    def _get_posterior(self) -> dist.Distribution:
+        q = self._prior
+        return LowRankPrecisionNormal(
+            numpyro.param(f"{self.prefix}_loc", q.loc),
+            numpyro.param(f"{self.prefix}_precision_diag", q.precision_diag, constraint=constraints.positive),
+            numpyro.param(f"{self.prefix}_precision_factor", q.precision_factor),
+        )
+
+    def get_posterior(self, params: dict[str, Array]) -> dist.Distribution:
+        """The posterior on the flat unconstrained scale."""
+        return LowRankPrecisionNormal(*self.from_params(params))
+
+    def median(self, params: dict[str, Array]) -> dict[str, Array]:
+        """The median of each site."""
+        return self._unpack_and_constrain(self.from_params(params).loc, params)
+
+    def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
+        """Marginal quantiles of each site."""
+        q = self.from_params(params)
+        levels = jnp.asarray(quantiles)[..., None]
+        latent = dist.Normal(q.loc, family_of(q).marginal_scale(q)).icdf(levels)
+        return self._unpack_and_constrain(latent, params)
+
+    def to_params(self, q: LowRank) -> dict[str, Array]:
+        """The guide's parameters at ``q``."""
+        return {f"{self.prefix}_{name}": value for name, value in q._asdict().items()}
+
+    def from_params(self, params: dict[str, Array]) -> LowRank:
+        """The Gaussian of the guide's parameters."""
+        return LowRank(*(params[f"{self.prefix}_{name}"] for name in LowRank._fields))
+
+
+ONLINE_GUIDES = (AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal, AutoOnlineLowRankNormal)

@@ -1,0 +1,392 @@
+"""Online variational inference for NumPyro models."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_tempered.core.model_arguments import on_arrays, separate
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.gaussian.expectations.base import Expectation
+from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.gaussian.families import family_of
+from numpyro_tempered.handlers.effects import handler_chain
+from numpyro_tempered.handlers.likelihood import latent_sites, likelihood_sites, plain_arrays
+from numpyro_tempered.infer.elbo import bind
+from numpyro_tempered.infer.guides.online import ONLINE_GUIDES, Gaussian
+from numpyro_tempered.infer.online_checks import check_batch, check_model
+from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
+from numpyro_tempered.infer.online_state import OnlineVIState
+from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.online import stream
+from numpyro_tempered.online.base import Losses, Rule
+from numpyro_tempered.online.chunked import run_chunks
+from numpyro_tempered.report.run import Run, name_of, one_chain, plain_params, trace_at_first_draw
+
+
+class OnlineVI:
+    """Online variational inference on a NumPyro model, shaped like NumPyro's SVI.
+
+    Each batch is one round: its losses (negative log-likelihoods) are summed, reported untempered
+    and unscaled before the update, and the rule moves the guide's Gaussian. Tempering enters the
+    gradients. A round whose data, loss or update are not finite leaves posterior and count as they
+    were and adds one to ``state.rejected``.
+
+    Args:
+        model: NumPyro model, tempered or not, with its data as arguments.
+        guide: An online guide of the model, or its class: ``AutoOnlineDiagonalNormal``,
+            ``AutoOnlineMultivariateNormal`` or ``AutoOnlineLowRankNormal``. It decides the Gaussian family.
+        rule: An online rule, such as ``nt.online.ngvi()``.
+        expectation: ``monte_carlo()`` by default, or ``gauss_hermite(predictor=...)`` where the
+            model names its predictor.
+
+    Raises:
+        TypeError: If the guide is another, or the expectation is of a bare loss.
+        ValueError: If the guide is built on another model.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(x, y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     eta = numpyro.deterministic("eta", x * theta)
+        ...     numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> online = nt.OnlineVI(
+        ...     model, guide, nt.online.ngvi(), nt.expectations.gauss_hermite(predictor="eta")
+        ... )
+        >>> x, y = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
+        >>> state, losses = online.run(jax.random.key(0), x, y)
+        >>> posterior = online.get_posterior(state)
+        >>> print(f"{posterior.loc[0]:.3f} {posterior.scale[0]:.3f}")
+        1.500 0.500
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        guide: Any,
+        rule: Rule,
+        expectation: Expectation | None = None,
+    ) -> None:
+        if isinstance(guide, type):
+            guide = guide(model)
+        if not isinstance(guide, ONLINE_GUIDES):
+            names = [kind.__name__ for kind in ONLINE_GUIDES]
+            raise TypeError(
+                f"OnlineVI needs one of {names}, which start at the prior, got {type(guide).__name__}."
+            )
+        if handler_chain(guide.model)[-1] is not handler_chain(model)[-1]:
+            raise ValueError(
+                "the guide is built on another model, whose prior the run would start at: build it on this "
+                "one, tempered or not."
+            )
+        expectation = monte_carlo() if expectation is None else expectation
+        self.model, self.rule, self.expectation = model, rule, expectation
+        self.guide = guide
+        self._bound = bind(expectation, model, guide)
+        self._by_structure: dict[Any, Expectation] = {}
+        self._checked_shapes: set[Any] = set()
+
+    def init(
+        self,
+        rng_key: Array,
+        *args: Any,
+        prior: OnlineVIState | TemperedFit | Gaussian | None = None,
+        **kwargs: Any,
+    ) -> OnlineVIState:
+        """The state before any datum, at q = prior.
+
+        Args:
+            rng_key: Key of the run.
+            *args: Arguments of the model, as in the first round: shapes are read, values are not.
+            prior: Start from this posterior instead of the model's prior: the state of another run,
+                a :class:`TemperedFit`, or a Gaussian on the flat unconstrained scale. One of another family than
+                the guide's is matched in mean and (co)variance, as far as the guide's family holds it.
+            **kwargs: Keyword arguments of the model.
+
+        Raises:
+            ValueError: If the model cannot be run online, or ``prior`` is of another shape.
+            TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
+        """
+        args, kwargs = plain_arrays((args, kwargs))
+        model_prior = self._set_up(rng_key, args, kwargs)
+        start = model_prior if prior is None else as_prior(prior, self.guide)
+        state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
+        arrays, expectation = self._split(args, kwargs)
+        # Raise for a model that does not fit here rather than in the first round.
+        jax.eval_shape(
+            lambda s, data: stream.step(self.rule, expectation, s, data, rng_key),
+            state.rule_state,
+            arrays,
+        )
+        return state
+
+    def update(self, state: OnlineVIState, *args: Any, **kwargs: Any) -> tuple[OnlineVIState, Losses]:
+        """One round on one batch.
+
+        Args:
+            state: From :meth:`init`, or an earlier round.
+            *args: Arguments of the model: a batch, or a single datum with a leading axis of 1.
+            **kwargs: Keyword arguments of the model.
+
+        Returns:
+            The state, and the scalar :class:`Losses` before the update.
+
+        Raises:
+            ValueError: If :meth:`init` has not been called, or the model does not fit the rule.
+            TypeError: If an argument is neither data nor hashable.
+
+        Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
+        """
+        return self._update(state, None, args, kwargs)
+
+    def update_masked(
+        self, state: OnlineVIState, mask: Any, *args: Any, **kwargs: Any
+    ) -> tuple[OnlineVIState, Losses]:
+        """One round on the rows of a batch where ``mask`` is True: one compilation serves ragged batches.
+
+        ``nt.online.pad_batch`` makes the batch and its mask. A round without a row changes nothing.
+
+        Args:
+            state: From :meth:`init`, or an earlier round.
+            mask: Booleans, shape ``(n,)``.
+            *args: Arguments of the model, a batch of n rows. What rows that are off hold does not matter.
+            **kwargs: Keyword arguments of the model.
+
+        Returns:
+            The state, and the scalar :class:`Losses` before the update, of the rows that are on.
+
+        Raises:
+            ValueError: As :meth:`update`; and if an observed site has not one log-probability a row.
+        """
+        return self._update(state, mask, args, kwargs)
+
+    def _update(self, state: OnlineVIState, mask: Any, args: tuple, kwargs: dict) -> tuple[OnlineVIState, Losses]:
+        self.require_set_up()
+        args, kwargs = plain_arrays((args, kwargs))
+        arrays, expectation = self._split(args, kwargs)
+        self._check_batch(arrays, args, kwargs, mask)
+        rule_state, losses = stream.update(
+            self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key, mask=mask
+        )
+        return state._replace(rule_state=rule_state), losses
+
+    def run(
+        self,
+        rng_key: Array | OnlineVIState,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[OnlineVIState, Losses]:
+        """One pass over a stream: every row of the arguments is a round, in one compiled loop.
+
+        The numbers are those of :meth:`update` on ``x[t:t+1]``, row by row.
+
+        Args:
+            rng_key: Key of the run, or a state to go on from.
+            *args: Arguments of the model with one common leading axis of T rounds. Scalars, strings
+                and None are passed to every round as they are.
+            **kwargs: Keyword arguments of the model, likewise.
+
+        Returns:
+            The state, and :class:`Losses` of shape ``(T,)`` each.
+
+        Raises:
+            ValueError: If the leading axes differ, or T is 0.
+        """
+        args, kwargs = plain_arrays((args, kwargs))
+        arrays, expectation = self._split(args, kwargs)
+        num_rounds = stream.check_rows([a for a in arrays if a.ndim])
+        if isinstance(rng_key, OnlineVIState):
+            state = rng_key
+        else:
+            first = jax.tree.map(lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs))
+            state = self.init(rng_key, *first[0], **first[1])
+        self.require_set_up()
+        # Rows keep a leading axis of 1, so that the model sees a batch.
+        rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
+        rule_state, losses = stream.run(self.rule, expectation, state.rule_state, *rows, rng_key=state.rng_key)
+        return state._replace(rule_state=rule_state), losses
+
+    def run_chunks(
+        self,
+        rng_key: Array | OnlineVIState,
+        chunks: Iterable[Any],
+        **options: Any,
+    ) -> tuple[OnlineVIState, Losses | None]:
+        """One pass over a stream that comes in chunks, such as a file in row groups: memory for a few of them.
+
+        Args:
+            rng_key: Key of the run, or a state to go on from.
+            chunks: Tuples of arrays, the model's positional arguments, each with a leading axis of rounds.
+            **options: ``size``, ``skip``, ``keep``, ``progress_bar`` and ``total`` of
+                :func:`numpyro_tempered.online.run_chunks`.
+
+        Returns:
+            The state, and the :class:`Losses` that are kept.
+
+        Raises:
+            ValueError: As :meth:`run`, and if there is no chunk or a chunk does not look like the first.
+        """
+        iterator = (tuple(plain_arrays(chunk)) for chunk in chunks)
+        first = next(iterator, None)
+        if first is None:
+            raise ValueError(
+                "the stream has no chunk. An iterator is used up by one pass: make it anew for each."
+            )
+        one = tuple(np.asarray(leaf)[:1] for leaf in first)
+        state = rng_key if isinstance(rng_key, OnlineVIState) else self.init(rng_key, *one)
+        self.require_set_up()
+        _, expectation = self._split(one, {})
+        rows = (
+            tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in itertools.chain([first], iterator)
+        )
+        rule_state, losses = run_chunks(
+            self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
+        )
+        return state._replace(rule_state=rule_state), losses
+
+    def with_prior(
+        self,
+        state: OnlineVIState,
+        *args: Any,
+        num_particles: int = 1000,
+        num_iterations: int = 40,
+        **kwargs: Any,
+    ) -> OnlineVIState:
+        """The state with the model's own prior in the place of the Gaussian that the run started at.
+
+        A prior that is not Normal on the unconstrained scale is matched in two moments at the start, and the
+        residual log-prior, log π - log q_1, is left out of the stream. This adds it as a last site, a Gaussian
+        approximation around the posterior by natural gradients. Apply it once, to a copy for reporting: the
+        stream goes on from the state without.
+
+        Args:
+            state: Of a run by an accumulating :func:`~numpyro_tempered.online.ngvi`.
+            *args: Arguments of the model: shapes matter, data do not.
+            num_particles: Draws for the expectation of the residual's gradients.
+            num_iterations: Steps to a fixed point, each half of the way.
+            **kwargs: Keyword arguments of the model.
+
+        Returns:
+            A state with another posterior; counts and losses are those of ``state``. The same state where every
+            prior is Normal.
+
+        Raises:
+            TypeError: If the rule holds no evidence, or the family is low rank.
+            ValueError: If the run started from another posterior, or no Gaussian is left.
+        """
+        self.require_set_up()
+        if not self.guide.moment_matched:
+            return state
+        ours, own = (jax.tree.leaves(prior) for prior in (state.rule_state.prior, self.guide.prior))
+        if not all(np.array_equal(a, b) for a, b in zip(ours, own, strict=True)):
+            raise ValueError("the run started from another posterior, whose prior would be counted twice.")
+        args, kwargs = plain_arrays((args, kwargs))
+        # Another stream of keys than that of the rounds.
+        key = jax.random.fold_in(state.rng_key, 2**31 - 2)
+        left_out = residual(self.guide.model, self.guide, num_particles, args, kwargs)
+        return state._replace(rule_state=add_residual(key, self.rule, left_out, state.rule_state, num_iterations))
+
+    def get_posterior(self, state: OnlineVIState) -> dist.Distribution:
+        """The posterior on the flat unconstrained scale: the guide's Gaussian, or a Delta for a point rule."""
+        if self.rule.point:
+            return dist.Delta(state.posterior.loc, event_dim=0)
+        return self.guide.get_posterior(self.get_params(state))
+
+    def get_params(self, state: OnlineVIState) -> dict[str, Array]:
+        """Parameters for ``Predictive`` and the guide's own methods, such as ``median``."""
+        return self.guide.to_params(state.posterior)
+
+    def _set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> Any:
+        """Set the guide up at the first call; the prior of the model with these arguments."""
+        leaves = jax.tree.leaves((rng_key, args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise ValueError(
+                "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of "
+                "jit, vmap and scan; update and run can be transformed."
+            )
+        guide = self.guide
+        if guide.prototype_trace is not None:
+            # The prior may depend on the arguments, and the guide keeps that of its first call.
+            guide = guide.fresh()
+        # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
+        with handlers.block(), numpyro.validation_enabled(False):
+            check_model(rng_key, self.model, args, kwargs)
+            handlers.seed(guide, rng_key)(*args, **kwargs)
+        if guide.layout != self.guide.layout:
+            raise ValueError(
+                f"the latent sites are {guide.layout.sites}, at the first call they were "
+                f"{self.guide.layout.sites}: build a new guide and OnlineVI for another shape."
+            )
+        return guide.prior
+
+    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict, mask: Any) -> None:
+        """Check once for each shape that the rows of a batch may be taken apart."""
+        shapes = (mask is None, *(array.shape for array in arrays))
+        if shapes in self._checked_shapes or any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return
+        check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
+        self._checked_shapes.add(shapes)
+
+    def require_set_up(self) -> None:
+        """Raise ValueError if :meth:`init` has not been called."""
+        if self.guide.prototype_trace is None:
+            raise ValueError("call OnlineVI.init before update, or run with a key.")
+
+    def _split(self, args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], Expectation]:
+        """The data among the arguments, and the expectation as a function of them alone."""
+        arrays, structure = separate(args, kwargs)
+        if structure not in self._by_structure:
+            bound = self._bound
+            self._by_structure[structure] = bound._replace(
+                evaluate=on_arrays(bound.evaluate, structure),
+                loss=None if bound.loss is None else on_arrays(bound.loss, structure),
+            )
+        return arrays, self._by_structure[structure]
+
+    def as_run(
+        self,
+        *data: Any,
+        num_samples: int = 1000,
+        rng_key: Array | None = None,
+        losses: Losses | None = None,
+        **kwargs: Any,
+    ) -> Run:
+        """Draws of an online posterior, for :func:`to_inference_data`.
+
+        Raises:
+            ValueError: If the state or the data are missing, or the model observes nothing on these data.
+        """
+        if not data or not isinstance(data[0], OnlineVIState) or not (data[1:] or kwargs):
+            raise ValueError(
+                "an online run is to_inference_data(online, state, *data): the state, then the data."
+            )
+        state, *args = data
+        self.require_set_up()
+        key = state.rng_key if rng_key is None else rng_key
+        flat = family_of(state.posterior).sample(key, state.posterior, (num_samples,))
+        params = self.get_params(state)
+        samples = self.guide._unpack_and_constrain(flat, params)
+        samples = {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
+        variational = {
+            **plain_params(params),
+            "count": state.count,
+            "rejected": state.rejected,
+            "cumulative_loss_at_mean": state.cumulative.at_mean,
+            "cumulative_loss_expected": state.cumulative.expected,
+        }
+        if losses is not None:
+            variational |= {f"loss_{k}": v for k, v in losses._asdict().items()}
+        attrs = {"algorithm": "online", "rule": self.rule.name, "guide": name_of(self.guide)}
+        groups = {"variational": variational}
+        run = Run(self.model, one_chain(samples), tuple(args), kwargs, key, groups, attrs)
+        if not likelihood_sites(trace_at_first_draw(run)):
+            raise ValueError("the model has no observed site on these data: pass what the run has seen.")
+        return run

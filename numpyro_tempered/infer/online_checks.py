@@ -1,0 +1,157 @@
+"""Which models an online rule can take, and which batches an expectation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from numpyro_tempered.core.model_arguments import join, separate
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
+from numpyro_tempered.handlers.likelihood import (
+    check_likelihood,
+    get_trace,
+    latent_sites,
+    likelihood_sites,
+    model_loss,
+    refuse_subsampling,
+    untempered_log_prob,
+)
+
+# Up to so many data the whole Jacobian of losses in predictors is looked at, beyond that as many random halves.
+_DENSE = 1000
+_SPLITS = 8
+
+
+def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
+    """Raise for a model that no online rule can take.
+
+    Raises:
+        ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
+            some factor is a prior term.
+    """
+    with handlers.block(), refuse_subsampling():
+        try:
+            # Not under a transformation: a model may keep what it computes in its first run.
+            trace = get_trace(handlers.seed(model, rng_key), args, kwargs)
+        except NotImplementedError as error:
+            raise ValueError(
+                "a prior cannot be sampled (is it improper?): the online rules start at the prior."
+            ) from error
+        check_likelihood(trace)
+        jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
+
+
+def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) -> None:
+    """Raise where the loss of a datum depends on the predictor of another.
+
+    Raises:
+        ValueError: If the Jacobian of the losses in the predictors is not diagonal.
+    """
+    predict, given = model.predictor, model.losses_given_predictor
+    if predict is None or given is None:
+        return
+    arrays, structure = separate(args, kwargs)
+
+    @jax.jit
+    def coupled(theta: Array, arrays: tuple[Array, ...]) -> Array:
+        args, kwargs = join(arrays, structure)
+        return _depend_on_others(lambda u: given(u, theta, args, kwargs)[0], predict(theta, args, kwargs))
+
+    if bool(coupled(theta, arrays)):
+        raise ValueError(
+            "the likelihood of one datum depends on the predictor of another, and a quadrature takes them one "
+            "by one. Use monte_carlo()."
+        )
+
+
+def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> Array:
+    """Whether the Jacobian of the losses ``(S, n)`` in the predictors of n data is not diagonal."""
+    n = u.shape[0]
+    if n <= _DENSE:
+        jacobian = jax.jacrev(losses)(u)
+        own = jnp.reshape(jnp.eye(n, dtype=bool), (1, n, n) + (1,) * (u.ndim - 1))
+        return jnp.any(jnp.where(own, 0.0, jnp.nan_to_num(jacobian)) != 0.0)
+
+    # Too many for a matrix: the losses of one half of the data must not feel the predictors of the other.
+    def felt(key: Array) -> Array:
+        half, size = jax.random.split(key)
+        moves = jax.random.bernoulli(half, shape=(n,))
+        direction = jax.random.normal(size, u.shape, u.dtype)
+        direction = jnp.where(jnp.reshape(moves, (n,) + (1,) * (u.ndim - 1)), direction, 0.0)
+        _, change = jax.jvp(losses, (u,), (direction,))
+        return jnp.any(jnp.where(moves, 0.0, jnp.nan_to_num(change)) != 0.0)
+
+    return jnp.any(jax.lax.map(felt, jax.random.split(jax.random.key(0), _SPLITS)))
+
+
+def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, kwargs: dict) -> None:
+    """Raise where an observed site has not one log-probability for each row of a batch.
+
+    Raises:
+        ValueError: If there is such a site: its rows cannot be masked.
+    """
+
+    def log_probs() -> dict[str, Array]:
+        values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
+        constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
+        trace = get_trace(handlers.substitute(model, data=constrained), args, kwargs)
+        return {name: untempered_log_prob(site) for name, site in likelihood_sites(trace).items()}
+
+    for name, value in jax.eval_shape(log_probs).items():
+        shape = value.shape
+        if shape != (num_rows,):
+            raise ValueError(
+                f"observed site {name!r} has log-probabilities of shape {shape}, the mask has {num_rows} rows: "
+                "leaving rows out needs one log-probability a row."
+            )
+
+
+def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
+    """Raise where a latent's shape follows the number of data, tried on the data twice over.
+
+    Raises:
+        ValueError: If there is such a local latent.
+    """
+
+    def shapes(args: tuple, kwargs: dict) -> dict[str, tuple[int, ...]]:
+        trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
+        return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
+
+    def twice(leaf: Any) -> Any:
+        if not getattr(leaf, "ndim", 0):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return jnp.concatenate([leaf, leaf])
+        return jnp.asarray(np.concatenate([leaf, leaf]))
+
+    once = shapes(args, kwargs)
+    try:
+        again = shapes(*jax.tree.map(twice, (args, kwargs)))
+    except Exception:  # a model of fixed size has no local latents to find
+        return
+    local = sorted(name for name in once if once[name] != again.get(name))
+    if local:
+        raise ValueError(
+            f"latent sites {local} have one value for each datum: an online rule holds global parameters only. "
+            "Integrate them out of the model."
+        )
+
+
+def check_batch(model: Model, guide: Any, expectation: Expectation, mask: Any, args: tuple, kwargs: dict) -> None:
+    """Raise where the rows of a batch cannot be taken apart: by a mask, or by a quadrature one by one.
+
+    Raises:
+        ValueError: If there is such a site.
+    """
+    with numpyro.validation_enabled(False):
+        if mask is not None:
+            check_one_loss_a_row(model, guide, len(mask), args, kwargs)
+        if expectation.predictor is not None:
+            loss = model_loss(model, guide, expectation.predictor, expectation.num_outputs)
+            check_rows_apart(loss, guide.prior.loc, args, kwargs)

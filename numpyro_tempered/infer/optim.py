@@ -1,0 +1,232 @@
+"""The online rules and the batch methods as optimisers of NumPyro's SVI.
+
+Use them with ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal`` and ``ExpectedNLL``::
+
+    guide = nt.guides.AutoOnlineDiagonalNormal(model)
+    svi = SVI(model, guide, nt.optim.SVB(guide, step_size=0.1), nt.ExpectedNLL())
+
+The optimiser's state is that of the rule. SVI's parameters are unconstrained: gradients are pulled back
+by the derivative of the guide's own bijection, so the rule sees loc and scale. A gradient that is not
+finite rejects the step and is counted, as in ``OnlineVI``.
+
+``NaturalGradient`` and ``ForwardBackward`` are for SVI on the whole data at every step: they converge to the best
+Gaussian, which the online rules, for which each step's data are more data, do not. ``nt.fit_gaussian`` adds
+backtracking and a stopping rule, for which SVI has no place.
+"""
+
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from numpyro.distributions import biject_to
+from numpyro.optim import _NumPyroOptim
+
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.descent import Method, forward_backward, natural_gradient
+from numpyro_tempered.gaussian.descent.objective import add, derivatives_of, of_evaluation, of_gaussian
+from numpyro_tempered.gaussian.expectations.base import Evaluation
+from numpyro_tempered.gaussian.families import FullRank, full_rank
+from numpyro_tempered.infer.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
+from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
+from numpyro_tempered.online.rules.ngvi import ngvi
+from numpyro_tempered.online.rules.sva import sva
+from numpyro_tempered.online.rules.svb import svb
+from numpyro_tempered.online.stream import accept_finite
+
+OptimGuide: TypeAlias = AutoOnlineDiagonalNormal | AutoOnlineMultivariateNormal
+
+
+class _RuleOptim(_NumPyroOptim):
+    """An online rule with the interface of a NumPyro optimiser."""
+
+    def __init__(self, guide: OptimGuide, rule: Rule) -> None:
+        if not isinstance(guide, OptimGuide):
+            raise TypeError(
+                "the online optimisers take the guide they step, an AutoOnlineDiagonalNormal or an "
+                f"AutoOnlineMultivariateNormal, got {type(guide).__name__}: use OnlineVI for the others."
+            )
+        full = isinstance(guide, AutoOnlineMultivariateNormal)
+        transform = biject_to(guide.scale_tril_constraint if full else guide.scale_constraint)
+        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_scale" + ("_tril" if full else "")
+
+        def constrained(params: dict[str, Array]) -> Any:
+            return guide.from_params({loc: params[loc], scale: transform(params[scale])})
+
+        def init(params: dict[str, Array]) -> OnlineState:
+            others = sorted(set(params) - {loc, scale})
+            if others:
+                raise ValueError(
+                    f"the online optimisers step {loc!r} and {scale!r} only, but the model or guide has "
+                    f"also the params {others}. Give those a prior, or fit them by fit_svi."
+                )
+            return rule.init(constrained(params))
+
+        def update(step: Array, grads: dict[str, Array], state: OnlineState, value: Array) -> OnlineState:
+            q = state.posterior
+            at = transform.inv(guide.to_params(q)[scale])
+            # The bijection acts entry by entry: its slopes turn SVI's gradient into that in the scales.
+            _, slopes = jax.jvp(transform, (at,), (jnp.ones_like(at),))
+            _, placed = jax.jvp(transform, (at,), (grads[scale],))
+            in_scale = jnp.where(slopes > 0, placed / jnp.square(jnp.where(slopes > 0, slopes, 1.0)), 0.0)
+            grad_var = full_rank.curvature(q, in_scale) if full else in_scale / (2.0 * q.scale)
+            evaluation = Evaluation(value, value, grads[loc], grad_var)
+            proposal = rule.update(evaluation, state)
+            return accept_finite(state, triangular(proposal) if full else proposal, evaluation)
+
+        def get_params(state: OnlineState) -> dict[str, Array]:
+            params = guide.to_params(state.posterior)
+            return {loc: params[loc], scale: transform.inv(params[scale])}
+
+        super().__init__(lambda *fns: fns, init, update, get_params, update_with_value=True)
+
+
+def triangular(state: OnlineState) -> OnlineState:
+    """The state with a triangular factor, which SVI's parameters are."""
+    q = state.posterior._replace(factor=state.posterior.scale_tril)
+    # Only a natural-gradient step leaves the triangle; its memory is mean and factor.
+    memory = full_rank.start(q) if isinstance(state.memory, full_rank.Memory) else state.memory
+    return state._replace(posterior=q, memory=memory)
+
+
+class SVA(_RuleOptim):
+    """:func:`numpyro_tempered.online.sva` as an optimiser.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
+        step_size: η, a float, a callable of the count, or of ``(count, q)``.
+        box: Optional bounds on means and scales.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> optim = nt.optim.SVA(guide, step_size=0.1)
+    """
+
+    def __init__(self, guide: OptimGuide, step_size: StepSize, box: Box | None = None) -> None:
+        super().__init__(guide, sva(step_size, box))
+
+
+class SVB(_RuleOptim):
+    """:func:`numpyro_tempered.online.svb` as an optimiser.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
+        step_size: η, a float, a callable of the count, or of ``(count, q)``.
+        box: Optional bounds on means and scales.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> optim = nt.optim.SVB(guide, step_size=nt.online.svb_rate(0.5))
+    """
+
+    def __init__(self, guide: OptimGuide, step_size: StepSize, box: Box | None = None) -> None:
+        super().__init__(guide, svb(step_size, box))
+
+
+class NGVI(_RuleOptim):
+    """:func:`numpyro_tempered.online.ngvi` as an optimiser.
+
+    Curvature is an argument of ``ExpectedNLL`` here, which forms the gradients.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``.
+        step_size: The step, a float, a callable of the count, or of ``(count, q)``.
+        evidence: Total evidence the posterior may hold, in data; infinite accumulates.
+        box: Optional bounds on means and scales.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> optim = nt.optim.NGVI(guide)
+    """
+
+    def __init__(
+        self,
+        guide: OptimGuide,
+        step_size: StepSize = 1.0,
+        evidence: float = math.inf,
+        box: Box | None = None,
+    ) -> None:
+        super().__init__(guide, ngvi(step_size, evidence, box=box))
+
+
+class NaturalGradient(_RuleOptim):
+    """:func:`numpyro_tempered.descent.natural_gradient` as an optimiser, without backtracking.
+
+    For a target that is log-concave. A step to a precision that is not positive definite is rejected and counted.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``, whose
+            start is the prior, exactly for Normal ones.
+        damping: ρ in (0, 1].
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> from numpyro.infer import SVI
+        >>> def model(y=None):
+        ...     theta = numpyro.deterministic("eta", numpyro.sample("theta", dist.Normal()))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> loss = nt.ExpectedNLL(nt.expectations.gauss_hermite(predictor="eta"))
+        >>> svi = SVI(model, guide, nt.optim.NaturalGradient(guide, damping=1.0), loss)
+        >>> state, _ = svi.update(svi.init(jax.random.key(0), y=2.0), y=2.0)
+        >>> print(f"{svi.get_params(state)['auto_loc'][0]:.3f}")  # conjugate: exact in a step
+        1.000
+    """
+
+    def __init__(self, guide: OptimGuide, damping: float = 0.5) -> None:
+        super().__init__(guide, _batch_rule(natural_gradient(damping)))
+
+
+class ForwardBackward(_RuleOptim):
+    """:func:`numpyro_tempered.descent.forward_backward` as an optimiser, without backtracking.
+
+    Args:
+        guide: The guide of the SVI, an ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal``, whose
+            start is the prior, exactly for Normal ones.
+        step_size: h; by default the longest that is admissible. A step above 1/L is rejected and counted, in
+            ``state.optim_state[1].rejected`` of SVI's state: look there if nothing moves.
+        whiten: Whether to step in the coordinates of the present Gaussian.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal()), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
+        >>> optim = nt.optim.ForwardBackward(guide)
+    """
+
+    def __init__(self, guide: OptimGuide, step_size: float | None = None, whiten: bool = True) -> None:
+        super().__init__(guide, _batch_rule(forward_backward(step_size, whiten=whiten)))
+
+
+def _batch_rule(method: Method) -> Rule:
+    """A batch method as a rule: the whole data are in each round's evaluation, the prior in the state."""
+
+    def init(prior: Any) -> OnlineState:
+        prior = check_prior(prior)
+        return start(prior, prior, memory=())
+
+    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+        q = state.posterior
+        if isinstance(q, FullRank):
+            # The curvature arrives as L' G L, of which G is wanted.
+            half = solve_triangular(q.factor, evaluation.grad_var.matrix, lower=True, trans=1)
+            grad_var = solve_triangular(q.factor, half.T, lower=True, trans=1)
+            evaluation = evaluation._replace(grad_var=0.5 * (grad_var + grad_var.T))
+        at = add([of_evaluation(q, evaluation), derivatives_of(of_gaussian(state.prior), q)])
+        moved = method.step(q, at, method.longest(q, at))
+        refused = method.refused(q, at)
+        moved = jax.tree.map(lambda leaf: jnp.where(refused, jnp.nan, leaf), moved)
+        return advance(state, moved)
+
+    return Rule(init, update, curvature="hessian", name=method.name)

@@ -1,0 +1,311 @@
+"""Gaussian components with full covariance and normal-inverse-Wishart priors."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import digamma
+
+from numpyro_tempered.core.precision import matmul
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    check_dim,
+    finite,
+    floating_rows,
+    one_number,
+    positive,
+    spread,
+    standardised,
+)
+from numpyro_tempered.mixtures.components.special import (
+    LOG_TWO_PI,
+    log_gamma_half_step,
+    log_gamma_slack,
+    multigammaln,
+)
+
+
+class NormalWishart(NamedTuple):
+    """precision ~ Wishart(df, scale^-1), mean ~ N(loc, (mean_precision × precision)^-1).
+
+    Arrays ``(d,)``, ``()``, ``()`` and ``(d, d)``, with a leading K for a posterior.
+    """
+
+    loc: Array
+    mean_precision: Array
+    df: Array
+    scale: Array
+
+
+def gaussian(
+    dim: int,
+    *,
+    loc: ArrayLike = 0.0,
+    mean_precision: ArrayLike = 1.0,
+    df: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+) -> Component:
+    r"""Components N(mean, precision^-1) with full covariance, normal-inverse-Wishart.
+
+    Args:
+        dim: Number of columns d.
+        loc: Prior mean m0, ``(d,)`` or one for all.
+        mean_precision: kappa0, the number of data that the prior of the mean is worth.
+        df: nu0 > d - 1, degrees of freedom, the number of data the prior of the precision is
+            worth; d + 2 by default. At d itself draws of the precision are all but singular, one in thousands so
+            much that float32 cannot factor them.
+        scale: Psi0, ``(d, d)`` positive definite, in the data's units squared; a vector or number is its
+            diagonal. 1 by default.
+        variance: The variance that the prior expects, instead of ``scale``, which is then ``df`` times this;
+            ``(d, d)``, ``(d,)`` or one for all.
+
+    Returns:
+        The component. Missing entries are refused: they would not be marginalised in closed form.
+
+    Raises:
+        ValueError: If a hyperparameter is out of its range, or both ``scale`` and ``variance`` are given.
+
+    References:
+        CA18, Algorithm 1; Murphy, *Conjugate Bayesian analysis of the Gaussian distribution*, 2007, section 8.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.gaussian(2).prior.scale.shape
+        (2, 2)
+    """
+    dim = check_dim(dim, "gaussian")
+    prior = wishart_prior("gaussian", dim, loc, mean_precision, df, scale, variance)
+    return _gaussian(dim)._replace(prior=prior)
+
+
+@lru_cache(maxsize=64)
+def _gaussian(dim: int) -> Component:
+    return Component(
+        name="gaussian",
+        prior=None,
+        check=lambda x: floating_rows(x, "gaussian", dim),
+        statistics=statistics,
+        log_base=log_base,
+        update=update,
+        coefficients=coefficients,
+        kl=lambda q, p: jnp.sum(kl_of_mean(q, p) + wishart_kl(q, p)),
+        log_evidence=lambda prior, counts, sums: jnp.sum(
+            log_normaliser(update(prior, counts, sums)) - log_normaliser(prior)
+        ),
+        log_predictive=log_predictive,
+        draw=draw,
+        distribution=lambda parameters: dist.MultivariateNormal(
+            parameters["loc"], precision_matrix=parameters["precision"]
+        ),
+        coefficients_at=coefficients_at,
+        maximum_likelihood=maximum_likelihood,
+        num_parameters=lambda num_components: num_components * (dim + dim * (dim + 1) // 2),
+        coordinates=standardised,
+        translate=lambda q, shift: q._replace(loc=q.loc + shift),
+    )
+
+
+def wishart_prior(
+    name: str,
+    dim: int,
+    loc: ArrayLike,
+    mean_precision: ArrayLike,
+    df: ArrayLike | None,
+    scale: ArrayLike | None,
+    variance: ArrayLike | None,
+) -> NormalWishart:
+    """The prior from its arguments.
+
+    Raises:
+        ValueError: If a hyperparameter is out of its range, or scale and variance are both given.
+    """
+    if scale is not None and variance is not None:
+        raise ValueError(f"{name}: give scale or variance, not both; scale = df * variance.")
+    degrees = one_number(positive(dim + 2.0 if df is None else df, name, "df"), name, "df")
+    if not isinstance(degrees, jax.core.Tracer) and not float(degrees) > dim - 1:
+        raise ValueError(f"{name}: df must be greater than d - 1 = {dim - 1}, got {df}.")
+    argument = "scale" if variance is None else "variance"
+    given = (1.0 if scale is None else scale) if variance is None else variance
+    matrix = finite(given, name, argument)
+    if matrix.ndim < 2:
+        matrix = jnp.diag(spread(positive(given, name, argument), dim, name, argument))
+    if matrix.shape != (dim, dim):
+        raise ValueError(f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ().")
+    if not isinstance(matrix, jax.core.Tracer):
+        host = np.asarray(matrix, np.float64)
+        if not np.allclose(host, host.T, rtol=1e-5, atol=0.0) or np.linalg.eigvalsh(host).min() <= 0:
+            raise ValueError(f"{name}: {argument} must be symmetric and positive definite.")
+    matrix = 0.5 * (matrix + matrix.T)
+    return NormalWishart(
+        spread(finite(loc, name, "loc"), dim, name, "loc"),
+        one_number(positive(mean_precision, name, "mean_precision"), name, "mean_precision"),
+        degrees,
+        matrix if variance is None else degrees * matrix,
+    )
+
+
+def statistics(columns: Array) -> Array:
+    """The entries of x, and the products of each two."""
+    i, j = np.triu_indices(columns.shape[0])
+    return jnp.concatenate([columns, columns[i] * columns[j]])
+
+
+def log_base(columns: Array) -> Array:
+    """The constant of the Gaussian density."""
+    return jnp.full(columns.shape[1:], -0.5 * columns.shape[0] * LOG_TWO_PI, columns.dtype)
+
+
+def moments(sums: Array) -> tuple[Array, Array]:
+    """The sums of x ``(K, d)`` and of its outer product ``(K, d, d)``."""
+    # F = d + d (d + 1) / 2.
+    dim = int((np.sqrt(9 + 8 * sums.shape[-1]) - 3) / 2 + 0.5)
+    i, j = np.triu_indices(dim)
+    upper = jnp.zeros((*sums.shape[:-1], dim, dim), sums.dtype).at[..., i, j].set(sums[..., dim:])
+    return sums[..., :dim], upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
+
+
+def scatter_of(counts: Array, total: Array, outer: Array) -> tuple[Array, Array]:
+    """Means, and sums of squares about them; zeros where a component is empty."""
+    mean = total / jnp.where(counts > 0, counts, 1.0)[..., None]
+    return mean, outer - counts[..., None, None] * outer_product(mean)
+
+
+def outer_product(vector: Array) -> Array:
+    """The symmetric matrix v v'."""
+    # By itself: a factor on one side would round the two triangles differently, and NumPyro asks for symmetry.
+    return vector[..., :, None] * vector[..., None, :]
+
+
+def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
+    """The normal-Wishart posterior."""
+    total, outer = moments(sums)
+    mean, scatter = scatter_of(counts, total, outer)
+    kappa = prior.mean_precision + counts
+    moved = mean - prior.loc
+    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(moved)
+    return NormalWishart(
+        (prior.mean_precision * prior.loc + total) / kappa[..., None],
+        kappa,
+        prior.df + counts,
+        prior.scale + scatter + between,
+    )
+
+
+def cholesky(matrix: Array) -> Array:
+    """The lower Cholesky factor."""
+    # Calls of LAPACK for one number each take longer than the pass over a thousand rows.
+    return jnp.sqrt(matrix) if matrix.shape[-1] == 1 else jnp.linalg.cholesky(matrix)
+
+
+def precision_of(covariance: Array) -> Array:
+    """The inverse of a positive definite matrix, by its Cholesky factor."""
+    if covariance.shape[-1] == 1:
+        return 1.0 / covariance
+    root = cholesky(covariance)
+    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
+    inverse_root = solve_triangular(root, identity, lower=True)
+    return matmul(jnp.swapaxes(inverse_root, -1, -2), inverse_root)
+
+
+def expected_precision(q: NormalWishart) -> tuple[Array, Array]:
+    """E[precision] = df scale^-1 and E[log det precision]."""
+    dim = q.loc.shape[-1]
+    terms = digamma(0.5 * (q.df[..., None] - jnp.arange(dim, dtype=q.loc.dtype)))
+    expected_log_det = jnp.sum(terms, axis=-1) + dim * jnp.log(2.0) - log_det(cholesky(q.scale))
+    return q.df[..., None, None] * precision_of(q.scale), expected_log_det
+
+
+def log_det(root: Array) -> Array:
+    """The log determinant of a matrix from its Cholesky factor."""
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
+
+
+def quadratic_coefficients(precision: Array, loc: Array) -> tuple[Array, Array]:
+    """The constant and the coefficients of x and of products of -(x - loc)' precision (x - loc) / 2."""
+    dim = loc.shape[-1]
+    i, j = np.triu_indices(dim)
+    slope = jnp.einsum("...ij,...j->...i", precision, loc, precision="highest")
+    products = jnp.where(i == j, -0.5, -1.0).astype(loc.dtype) * precision[..., i, j]
+    return -0.5 * jnp.sum(slope * loc, axis=-1), jnp.concatenate([slope, products], axis=-1)
+
+
+def coefficients(q: NormalWishart) -> tuple[Array, Array]:
+    """E log density, as a quadratic form of x."""
+    precision, expected_log_det = expected_precision(q)
+    constant, weights = quadratic_coefficients(precision, q.loc)
+    return constant + 0.5 * (expected_log_det - q.loc.shape[-1] / q.mean_precision), weights
+
+
+def kl_of_mean(q: NormalWishart, p: NormalWishart) -> Array:
+    """KL of the means given the precisions, in expectation; one a component."""
+    precision, _ = expected_precision(q)
+    ratio = p.mean_precision / q.mean_precision
+    moved = q.loc - p.loc
+    distance = jnp.einsum("...i,...ij,...j->...", moved, precision, moved, precision="highest")
+    return 0.5 * (q.loc.shape[-1] * (ratio - 1.0 - jnp.log(ratio)) + p.mean_precision * distance)
+
+
+def wishart_kl(q: NormalWishart, p: NormalWishart) -> Array:
+    """KL of the precisions; one a component."""
+    dim = q.loc.shape[-1]
+    precision, _ = expected_precision(q)
+    i = jnp.arange(dim, dtype=q.loc.dtype)
+    a = 0.5 * (q.df[..., None] - i)
+    # Terms of the size of df cancel by hand: d df / 2 with the sum of the a's.
+    gammas = jnp.sum(log_gamma_slack(a) - 0.5 * (p.df[..., None] - i) * digamma(a), axis=-1)
+    widths = 0.5 * p.df * (log_det(cholesky(q.scale)) - log_det(cholesky(p.scale)))
+    trace = 0.5 * jnp.sum(precision * p.scale, axis=(-2, -1))
+    return widths + trace + gammas - 0.25 * dim * (dim - 1) + multigammaln(0.5 * p.df, dim)
+
+
+def wishart_log_normaliser(q: NormalWishart) -> Array:
+    """The log of ∫ |L|^((df - d - 1)/2) exp(-tr(scale L)/2) dL, without the factor π^(d(d-1)/4)."""
+    dim = q.loc.shape[-1]
+    root = cholesky(q.scale)
+    return 0.5 * q.df * (dim * jnp.log(2.0) - log_det(root)) + multigammaln(0.5 * q.df, dim)
+
+
+def log_normaliser(q: NormalWishart) -> Array:
+    """With respect to the mean and the precision, without powers of π; one a component."""
+    return wishart_log_normaliser(q) - 0.5 * q.loc.shape[-1] * jnp.log(q.mean_precision)
+
+
+def log_predictive(q: NormalWishart, columns: Array) -> Array:
+    """Student's t with df - d + 1 degrees of freedom."""
+    dim = q.loc.shape[-1]
+    freedom = q.df - dim + 1.0
+    root = cholesky(q.scale * (1.0 + 1.0 / q.mean_precision)[..., None, None])
+    whitened = solve_triangular(root, columns - q.loc[..., None], lower=True)
+    power = 0.5 * (freedom + dim)[..., None] * jnp.log1p(jnp.sum(jnp.square(whitened), axis=-2))
+    steps = log_gamma_half_step(0.5 * (freedom[..., None] + jnp.arange(dim, dtype=root.dtype)))
+    constant = jnp.sum(steps, axis=-1) - 0.5 * (dim * jnp.log(jnp.pi) + log_det(root))
+    return constant[..., None] - power
+
+
+def draw(sample: Any, q: NormalWishart) -> dict[str, Array]:
+    """Precision matrices, and means given them."""
+    precision = sample("precision", dist.Wishart(q.df, rate_matrix=q.scale))
+    loc = sample(
+        "loc", dist.MultivariateNormal(q.loc, precision_matrix=q.mean_precision[..., None, None] * precision)
+    )
+    return {"loc": loc, "precision": precision}
+
+
+def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, Array]:
+    """The Gaussian's natural parameters."""
+    constant, weights = quadratic_coefficients(parameters["precision"], parameters["loc"])
+    return constant + 0.5 * log_det(cholesky(parameters["precision"])), weights
+
+
+def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> dict[str, Array]:
+    """Weighted means, and inverses of the weighted covariances."""
+    total, outer = moments(sums)
+    mean, scatter = scatter_of(counts, total, outer)
+    covariance = scatter / jnp.where(counts > 0, counts, 1.0)[..., None, None]
+    return {"loc": mean, "precision": precision_of(covariance)}

@@ -1,0 +1,64 @@
+"""Priors of Gaussian components in the data's units."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.mixtures.components.base import floating_rows
+
+
+def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, Any]:
+    r"""Keywords of a weakly informative prior for Gaussian components, in the units of the data.
+
+    The prior expects components whose variances are ``fraction`` of the data's, column by column, and whose means
+    scatter as the data do: with m and v the data's means and variances, ``loc`` = m, ``variance`` =
+    ``fraction`` × v and ``mean_precision`` = ``fraction``, so that a mean has variance v when the component has
+    the expected one. It is worth ``fraction`` of a datum for a component's mean, and what the family's
+    ``concentration`` or ``df`` say for its variance: 2 data for :func:`diagonal_gaussian`,
+    d + 2 for :func:`gaussian`.
+
+    The number of components is compared under one prior: take it from all the data once, and give the same
+    component to every K. A prior that follows K, or a part of the data, changes the objective's constants.
+
+    Args:
+        x: Data ``(n, d)``; missing entries (NaN) are left out.
+        fraction: The share of the variance that is expected within components, above 0 and at most 1.
+
+    Returns:
+        ``loc`` ``(d,)``, ``variance`` ``(d,)`` and ``mean_precision``, for :func:`diagonal_gaussian`,
+        :func:`spherical_gaussian`, :func:`gaussian` and :func:`tied_gaussian`.
+
+    Raises:
+        ValueError: If a column has no two different values, or ``fraction`` is out of its range.
+        TypeError: If the data are not numbers, or are traced.
+
+    References:
+        Richardson, Green, *On Bayesian analysis of mixtures with an unknown number of components*, JRSS B 1997
+        (priors from the range of the data).
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> x = [[0.0, 10.0], [2.0, 30.0]]
+        >>> component = nt.mixtures.diagonal_gaussian(2, **nt.mixtures.scaled_to(x))
+        >>> component.prior.loc.tolist(), [round(rate, 2) for rate in component.prior.rate.tolist()]
+        ([1.0, 20.0], [0.1, 10.0])
+    """
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError("scaled_to reads the data on the host: call it outside of jit and vmap.")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}.")
+    rows = np.asarray(floating_rows(x, "scaled_to"), np.float64)
+    observed = ~np.isnan(rows)
+    count = np.maximum(observed.sum(axis=0), 1)
+    loc = np.where(observed, rows, 0.0).sum(axis=0) / count
+    variance = np.square(np.where(observed, rows - loc, 0.0)).sum(axis=0) / count
+    # A constant's mean is rounded, and leaves a variance of that size.
+    constant = variance <= np.square(8 * np.finfo(np.float64).eps * np.abs(loc))
+    if constant.any():
+        raise ValueError(
+            f"column {int(np.argmax(constant))} of the data has no two different values: it tells nothing of a "
+            "scale. Leave the column out, or give the prior by hand."
+        )
+    return {"loc": loc, "mean_precision": fraction, "variance": fraction * variance}

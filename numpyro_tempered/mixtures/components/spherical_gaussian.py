@@ -1,0 +1,212 @@
+"""Gaussian components with one precision for all columns, and normal-inverse-gamma priors."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import digamma
+
+from numpyro_tempered.core.precision import matmul
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    check_dim,
+    finite,
+    floating_rows,
+    one_number,
+    positive,
+    spread,
+)
+from numpyro_tempered.mixtures.components.diagonal_gaussian import rate_of
+from numpyro_tempered.mixtures.components.special import (
+    LOG_TWO_PI,
+    gamma_kl,
+    gamma_log_normaliser,
+    log_gamma_half_step,
+)
+
+
+class SphericalGamma(NamedTuple):
+    """precision ~ Gamma(concentration, rate), each mean ~ N(loc, 1 / (mean_precision × precision)).
+
+    Arrays ``(d,)``, ``(d,)``, ``()`` and ``()``, with a leading K for a posterior.
+    """
+
+    loc: Array
+    mean_precision: Array
+    concentration: Array
+    rate: Array
+
+
+def spherical_gaussian(
+    dim: int,
+    *,
+    loc: ArrayLike = 0.0,
+    mean_precision: ArrayLike = 1.0,
+    concentration: ArrayLike = 1.0,
+    rate: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+) -> Component:
+    r"""Components N(mean, I / precision), normal-inverse-gamma with one precision for all columns.
+
+    Args:
+        dim: Number of columns d. They should be of one unit.
+        loc: Prior means m0, ``(d,)`` or one for all.
+        mean_precision: kappa0, the number of data that the prior of the means is worth, ``(d,)`` or one for all.
+        concentration: a0 of the Gamma prior of the precision; 2 a0 / d is the number of data it is worth.
+        rate: b0, in the data's units squared; ``concentration`` × ``variance`` by default.
+        variance: The variance that the prior expects, instead of ``rate``; 1 by default. Of one a column the
+            average is taken.
+
+    Returns:
+        The component. Missing entries are allowed.
+
+    Raises:
+        ValueError: If a hyperparameter is out of its range, or both ``rate`` and ``variance`` are given.
+
+    References:
+        Murphy, *Conjugate Bayesian analysis of the Gaussian distribution*, 2007, section 3;
+        the tempered update: CA18, Algorithm 1.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.spherical_gaussian(3, variance=2.0).prior.rate.shape
+        ()
+    """
+    name = "spherical_gaussian"
+    dim = check_dim(dim, name)
+    strength = one_number(positive(concentration, name, "concentration"), name, "concentration")
+    if variance is not None:
+        variance = jnp.mean(spread(positive(variance, name, "variance"), dim, name, "variance"))
+    prior = SphericalGamma(
+        spread(finite(loc, name, "loc"), dim, name, "loc"),
+        spread(positive(mean_precision, name, "mean_precision"), dim, name, "mean_precision"),
+        strength,
+        one_number(rate_of(rate, variance, strength, name), name, "rate"),
+    )
+    return _spherical(dim, False)._replace(prior=prior)
+
+
+@lru_cache(maxsize=64)
+def _spherical(dim: int, missing: bool) -> Component:
+    """The functions; with missing entries, each column's observed ones are counted."""
+
+    def statistics(columns: Array) -> Array:
+        observed = ~jnp.isnan(columns)
+        filled = jnp.where(observed, columns, 0.0) if missing else columns
+        parts = [filled, jnp.sum(jnp.square(filled), axis=0, keepdims=True)]
+        return jnp.concatenate([*parts, observed.astype(columns.dtype)] if missing else parts)
+
+    def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
+        """Observed entries and means ``(K, d)``, and the sum of squares about the means ``(K,)``."""
+        total, squares = sums[..., :dim], sums[..., dim]
+        count = sums[..., dim + 1 :] if missing else jnp.broadcast_to(counts[..., None], total.shape)
+        mean = total / jnp.where(count > 0, count, 1.0)
+        return count, mean, jnp.maximum(squares - jnp.sum(total * mean, axis=-1), 0.0)
+
+    def update(prior: SphericalGamma, counts: Array, sums: Array) -> SphericalGamma:
+        count, mean, scatter = moments(counts, sums)
+        kappa = prior.mean_precision + count
+        between = jnp.sum(prior.mean_precision * count / kappa * jnp.square(mean - prior.loc), axis=-1)
+        return SphericalGamma(
+            (prior.mean_precision * prior.loc + sums[..., :dim]) / kappa,
+            kappa,
+            prior.concentration + 0.5 * jnp.sum(count, axis=-1),
+            prior.rate + 0.5 * (scatter + between),
+        )
+
+    def pack(constant: Array, slope: Array, curvature: Array) -> tuple[Array, Array]:
+        weights = [slope, curvature[..., None]]
+        if missing:
+            return jnp.zeros_like(curvature), jnp.concatenate([*weights, constant], axis=-1)
+        return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)
+
+    def coefficients(q: SphericalGamma) -> tuple[Array, Array]:
+        precision = q.concentration / q.rate
+        expected_log = (digamma(q.concentration) - jnp.log(q.rate))[..., None]
+        slope = precision[..., None] * q.loc
+        return pack(0.5 * (expected_log - slope * q.loc - 1.0 / q.mean_precision), slope, -0.5 * precision)
+
+    def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, Array]:
+        loc, precision = parameters["loc"], parameters["precision"]
+        slope = precision[..., None] * loc
+        return pack(0.5 * (jnp.log(precision)[..., None] - slope * loc), slope, -0.5 * precision)
+
+    def log_evidence(prior: SphericalGamma, counts: Array, sums: Array) -> Array:
+        return jnp.sum(log_normaliser(update(prior, counts, sums)) - log_normaliser(prior))
+
+    def maximum_likelihood(prior: SphericalGamma, counts: Array, sums: Array) -> dict[str, Array]:
+        count, mean, scatter = moments(counts, sums)
+        return {"loc": mean, "precision": jnp.sum(count, axis=-1) / scatter}
+
+    return Component(
+        name="spherical_gaussian",
+        prior=None,
+        check=lambda x: floating_rows(x, "spherical_gaussian", dim),
+        statistics=statistics,
+        log_base=log_base,
+        update=update,
+        coefficients=coefficients,
+        kl=kl,
+        log_evidence=log_evidence,
+        log_predictive=log_predictive,
+        draw=draw,
+        distribution=lambda p: dist.Normal(p["loc"], 1.0 / jnp.sqrt(p["precision"])[..., None]).to_event(1),
+        coefficients_at=coefficients_at,
+        maximum_likelihood=maximum_likelihood,
+        num_parameters=lambda num_components: num_components * (dim + 1),
+        coordinates=coordinates,
+        translate=lambda q, shift: q._replace(loc=q.loc + shift),
+        with_missing=lambda: _spherical(dim, True),
+    )
+
+
+def log_base(columns: Array) -> Array:
+    """The constant of the Gaussian density of the observed entries."""
+    return -0.5 * LOG_TWO_PI * jnp.sum(~jnp.isnan(columns), axis=0).astype(columns.dtype)
+
+
+def kl(q: SphericalGamma, p: SphericalGamma) -> Array:
+    """KL of the means given the precisions, in expectation, and KL of the precisions."""
+    ratio = p.mean_precision / q.mean_precision
+    moved = p.mean_precision * jnp.square(q.loc - p.loc) * (q.concentration / q.rate)[..., None]
+    given = 0.5 * jnp.sum(ratio - 1.0 - jnp.log(ratio) + moved)
+    return given + jnp.sum(gamma_kl(q.concentration, q.rate, p.concentration, p.rate))
+
+
+def log_normaliser(q: SphericalGamma) -> Array:
+    """With respect to the means and the precision, without 2π; one a component."""
+    return gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.sum(jnp.log(q.mean_precision), axis=-1)
+
+
+def log_predictive(q: SphericalGamma, columns: Array) -> Array:
+    """Student's t with 2a degrees of freedom, of as many dimensions as are observed."""
+    observed = ~jnp.isnan(columns)
+    width = 2.0 * q.rate[..., None] * (1.0 + 1.0 / q.mean_precision)
+    difference = jnp.where(observed, columns - q.loc[..., None], 0.0)
+    distance = jnp.sum(jnp.square(difference) / width[..., None], axis=-2)
+    log_width = matmul(jnp.log(width) + jnp.log(jnp.pi), observed.astype(columns.dtype))
+    # Γ(a + p/2) / Γ(a) for p = 0 ... d observed entries, in half steps.
+    halves = 0.5 * jnp.arange(columns.shape[0], dtype=width.dtype)
+    steps = jnp.cumsum(log_gamma_half_step(q.concentration[..., None] + halves), axis=-1)
+    steps = jnp.concatenate([jnp.zeros_like(steps[..., :1]), steps], axis=-1)
+    count = jnp.sum(observed, axis=0)
+    power = q.concentration[..., None] + 0.5 * count.astype(width.dtype)
+    return steps[..., count] - 0.5 * log_width - power * jnp.log1p(distance)
+
+
+def draw(sample: Any, q: SphericalGamma) -> dict[str, Array]:
+    """Precisions, and means given them."""
+    precision = sample("precision", dist.Gamma(q.concentration, q.rate))
+    loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision[..., None])))
+    return {"loc": loc, "precision": precision}
+
+
+def coordinates(rows: Array) -> Array:
+    """Rows about their mean, all columns in one unit; missing entries at 0."""
+    observed = ~jnp.isnan(rows)
+    mean = jnp.sum(jnp.where(observed, rows, 0.0), axis=0) / jnp.maximum(jnp.sum(observed, axis=0), 1)
+    centred = jnp.where(observed, rows - mean, 0.0)
+    scale = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(jnp.sum(observed), 1))
+    return centred / jnp.where(scale > 0, scale, 1.0)

@@ -1,0 +1,145 @@
+"""Gaussian components that share one full covariance, with a normal-inverse-Wishart prior."""
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import Component, check_dim, floating_rows, standardised
+from numpyro_tempered.mixtures.components.gaussian import (
+    NormalWishart,
+    coefficients,
+    coefficients_at,
+    kl_of_mean,
+    log_base,
+    log_predictive,
+    moments,
+    outer_product,
+    precision_of,
+    scatter_of,
+    statistics,
+    wishart_kl,
+    wishart_log_normaliser,
+    wishart_prior,
+)
+
+
+def tied_gaussian(
+    dim: int,
+    *,
+    loc: ArrayLike = 0.0,
+    mean_precision: ArrayLike = 1.0,
+    df: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+) -> Component:
+    r"""Components N(mean_j, precision^-1): one precision, Wishart, for all K components.
+
+    With precision Λ ~ Wishart(df, scale^-1) and :math:`m_j \mid \Lambda \sim N(loc, (\kappa_0 \Lambda)^{-1})`,
+    the posterior is of the same form: :math:`\nu = \nu_0 + \alpha \sum_j N_j` and one matrix, to which all
+    components' scatters add. They are kept K times, so that every array of the posterior has K first.
+
+    Args:
+        dim: Number of columns d.
+        loc: Prior mean m0, ``(d,)`` or one for all.
+        mean_precision: kappa0, the number of data that the prior of each mean is worth.
+        df: nu0 > d - 1, degrees of freedom, the number of data the prior of the precision is
+            worth; d + 2 by default, see :func:`gaussian`.
+        scale: Psi0, ``(d, d)`` positive definite; a vector or number is its diagonal. 1 by default.
+        variance: The variance that the prior expects, instead of ``scale``, which is then ``df`` times this.
+
+    Returns:
+        The component. Missing entries are refused: they would not be marginalised in closed form.
+
+    Raises:
+        ValueError: If a hyperparameter is out of its range, or both ``scale`` and ``variance`` are given.
+
+    References:
+        CA18, Algorithm 1; Murphy, *Conjugate Bayesian analysis of the Gaussian distribution*, 2007, section 8.
+        scikit-learn's ``covariance_type="tied"`` counts n / K data in place of n, and is another fixed point.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.tied_gaussian(2).num_parameters(3)
+        9
+    """
+    name = "tied_gaussian"
+    dim = check_dim(dim, name)
+    prior = wishart_prior(name, dim, loc, mean_precision, df, scale, variance)
+    return _tied(dim)._replace(prior=prior)
+
+
+@lru_cache(maxsize=64)
+def _tied(dim: int) -> Component:
+    return Component(
+        name="tied_gaussian",
+        prior=None,
+        check=lambda x: floating_rows(x, "tied_gaussian", dim),
+        statistics=statistics,
+        log_base=log_base,
+        update=update,
+        coefficients=coefficients,
+        kl=kl,
+        log_evidence=log_evidence,
+        log_predictive=log_predictive,
+        draw=draw,
+        distribution=lambda p: dist.MultivariateNormal(p["loc"], precision_matrix=p["precision"]),
+        coefficients_at=coefficients_at,
+        maximum_likelihood=maximum_likelihood,
+        num_parameters=lambda num_components: num_components * dim + dim * (dim + 1) // 2,
+        coordinates=standardised,
+        translate=lambda q, shift: q._replace(loc=q.loc + shift),
+    )
+
+
+def shared(q: NormalWishart) -> NormalWishart:
+    """The hyperparameters of the first of K components; a prior as it is."""
+    return q if q.df.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], q)
+
+
+def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
+    """The joint posterior of the means and the precision."""
+    total, outer = moments(sums)
+    mean, scatter = scatter_of(counts, total, outer)
+    kappa = prior.mean_precision + counts
+    moved = mean - prior.loc
+    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(moved)
+    matrix = prior.scale + jnp.sum(scatter + between, axis=0)
+    return NormalWishart(
+        (prior.mean_precision * prior.loc + total) / kappa[..., None],
+        kappa,
+        jnp.broadcast_to(prior.df + jnp.sum(counts), counts.shape),
+        jnp.broadcast_to(matrix, outer.shape),
+    )
+
+
+def kl(q: NormalWishart, p: NormalWishart) -> Array:
+    """KL of the K means given the precision, in expectation, and KL of the one precision."""
+    return jnp.sum(kl_of_mean(q, p)) + wishart_kl(shared(q), p)
+
+
+def log_evidence(prior: NormalWishart, counts: Array, sums: Array) -> Array:
+    """The log ratio of the normalisers; the precision's once."""
+    q = update(prior, counts, sums)
+    means = 0.5 * prior.loc.shape[-1] * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
+    return means + wishart_log_normaliser(shared(q)) - wishart_log_normaliser(prior)
+
+
+def draw(sample: Any, q: NormalWishart) -> dict[str, Array]:
+    """One precision matrix, and means given it."""
+    one = shared(q)
+    precision = sample("precision", dist.Wishart(one.df, rate_matrix=one.scale))
+    scaled = q.mean_precision[..., None, None] * precision
+    loc = sample("loc", dist.MultivariateNormal(q.loc, precision_matrix=scaled))
+    return {"loc": loc, "precision": jnp.broadcast_to(precision, scaled.shape)}
+
+
+def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> dict[str, Array]:
+    """Weighted means, and the inverse of the pooled covariance."""
+    total, outer = moments(sums)
+    mean, scatter = scatter_of(counts, total, outer)
+    precision = precision_of(jnp.sum(scatter, axis=0) / jnp.sum(counts))
+    return {"loc": mean, "precision": jnp.broadcast_to(precision, outer.shape)}

@@ -1,0 +1,303 @@
+"""Maximum likelihood of a mixture by EM, the baseline of coordinate ascent."""
+
+import warnings
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import xlogy
+
+from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.ascent import Ascent, advance, begin, rounding_error
+from numpyro_tempered.mixtures.blocks import Blocks, block_size, make_blocks, num_shards
+from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
+from numpyro_tempered.mixtures.em_steps import (
+    EMProblem,
+    Point,
+    coefficients,
+    expectation_maximisation,
+    first_points,
+    is_resolved,
+    lost,
+    survey,
+)
+from numpyro_tempered.mixtures.information_criteria import aic, bic, icl
+from numpyro_tempered.mixtures.loops import default_tolerance, first_sums, objectives_of
+from numpyro_tempered.mixtures.prepare import as_dtype, check_count, prepare
+from numpyro_tempered.mixtures.starts import Start, start_or_default
+from numpyro_tempered.mixtures.sweep import base_sum, sweep
+
+
+class MixtureEM(NamedTuple):
+    """A mixture of maximum likelihood.
+
+    Attributes:
+        component: The family, without its prior.
+        weights: p_j, ``(K,)``.
+        parameters: Of the components by name, K first, in the data's own coordinates.
+        point: The same for data with ``centre`` taken off.
+        centre: What is taken off the data, ``(d,)``, or None.
+        log_likelihood: log L at the parameters, in double precision.
+        counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
+        entropy: The weighted sum of the entropies of the responsibilities, in nats.
+        num_parameters: Free parameters, K - 1 weights included.
+        pseudo_data: What was asked for.
+        trace: The objective at every pass of the best restart, in the precision of the data: log L, and the
+            share of the pseudo-data.
+        objectives: That of every restart, ``(R,)``; -inf for one that collapsed.
+        converged: Whether the best restart ended by the tolerance.
+        num_iter: Passes over the data of the best restart.
+        total: The sum of the weights of the data.
+    """
+
+    component: Component
+    weights: np.ndarray
+    parameters: dict[str, np.ndarray]
+    point: Point
+    centre: np.ndarray | None
+    log_likelihood: float
+    counts: np.ndarray
+    entropy: float
+    num_parameters: int
+    pseudo_data: float
+    trace: np.ndarray
+    objectives: np.ndarray
+    converged: bool
+    num_iter: int
+    total: float
+
+    @property
+    def num_components(self) -> int:
+        """K, empty components included."""
+        return self.weights.shape[0]
+
+    @property
+    def aic(self) -> float:
+        """-2 log L + 2 p; the smallest is the best."""
+        return aic(self.log_likelihood, self.num_parameters)
+
+    @property
+    def bic(self) -> float:
+        """-2 log L + p log n, n the sum of the weights; the smallest is the best."""
+        return bic(self.log_likelihood, self.num_parameters, self.total)
+
+    @property
+    def icl(self) -> float:
+        """BIC plus twice the entropy of the responsibilities; the smallest is the best."""
+        return icl(self.log_likelihood, self.num_parameters, self.total, self.entropy)
+
+
+def em(
+    rng_key: Array,
+    x: ArrayLike,
+    component: Component,
+    *,
+    num_components: int,
+    sample_weight: ArrayLike | None = None,
+    start: Start | None = None,
+    num_restarts: int = 8,
+    pseudo_data: float = 0.0,
+    tolerance: float | None = None,
+    max_iter: int = 1000,
+) -> MixtureEM:
+    r"""Fit a mixture by maximum likelihood, with the EM algorithm.
+
+    Responsibilities :math:`\omega_{ij} \propto p_j q_{\theta_j}(x_i)`, then the parameters of maximum likelihood
+    under them: no step lowers :math:`\log L = \sum_i \log \sum_j p_j q_{\theta_j}(x_i)`. Of the component's prior
+    only what is known counts, such as a variance.
+
+    The likelihood of a mixture of Gaussians has no maximum: it grows without bound as a component closes in on
+    one point. A restart whose component becomes so narrow that rounding takes more than 0.1 nat from a log
+    density has collapsed, and is out. ``pseudo_data`` bounds the likelihood: so many data, spread like all
+    data together, are added to each component, which is a penalty
+    :math:`s \sum_j \frac{1}{n} \sum_i \log q_{\theta_j}(x_i)` on the parameters (not on the weights). Without it
+    each component is given a rounding error of a datum, 2e-16 in double precision, so that an empty component has
+    the parameters of all data together and no probability is 0.
+
+    Args:
+        rng_key: Key of the starts.
+        x: Data, rows ``(n, d)``. NaN are missing entries and are marginalised where the family allows this.
+        component: The family, such as ``nt.mixtures.gaussian(dim)``.
+        num_components: K >= 1.
+        sample_weight: How often each row counts, ``(n,)``, not negative.
+        start: First responsibilities, :func:`kmeans_plus_plus` by default. Where they leave a component
+            collapsed, all are given one pseudo-datum in the first step.
+        num_restarts: Starts, ascended side by side; the best that has not collapsed is returned.
+        pseudo_data: s >= 0; 0 is maximum likelihood. scikit-learn's ``reg_covar`` adds to variances in the units
+            of the data instead.
+        tolerance: A restart has converged when a pass raises the objective by no more than this times the sum
+            of the weights; 1e-8 in double precision by default, and 1e-6 in single.
+        max_iter: Most passes over the data.
+
+    Returns:
+        A :class:`MixtureEM`. A warning says when its restart has not converged.
+
+    Raises:
+        TypeError: If an argument is of another kind than above, or the data are traced.
+        ValueError: If the data are not of the family, an argument is out of its range, or the family has no
+            maximum likelihood.
+        FloatingPointError: If all data together have no finite maximum (a constant column, a category that never
+            comes), or every restart collapsed.
+        RuntimeError: If the objective falls by more than rounding: an error of the component's functions.
+
+    References:
+        Dempster, Laird, Rubin, *Maximum likelihood from incomplete data via the EM algorithm*, JRSS B 1977; the
+        penalty: Chen, Tan, Zhang, *Inference for normal mixtures in mean and variance*, Statistica Sinica 2008.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> fit = nt.mixtures.em(jax.random.key(0), x, nt.mixtures.known_variance(1), num_components=2)
+        >>> print(np.sort(fit.parameters["loc"][:, 0]).round(2), fit.num_parameters)
+        [0.05 9.05] 3
+    """
+    num_components = check_count(num_components, "num_components")
+    num_restarts, max_iter = check_count(num_restarts, "num_restarts"), check_count(max_iter, "max_iter")
+    pseudo_data = check_pseudo_data(pseudo_data)
+    data = prepare(x, component, sample_weight)
+    if data.component.maximum_likelihood is None:
+        raise ValueError(f"{component.name} has no maximum_likelihood: take nt.mixtures.fit.")
+    dtype = data.rows.dtype
+    shards = num_shards(data.rows)
+    size = block_size(data.rows.shape[0] // shards, num_components * num_restarts)
+    blocks = make_blocks(data.rows, data.weight, size, shards)
+    total = jnp.asarray(data.total, dtype)
+    problem = survey(data.component, data.prior, blocks, jnp.asarray(pseudo_data, dtype), total)
+    if not bool(is_resolved(data.component, problem)):
+        raise FloatingPointError(
+            f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
+            "without an observed entry or determined by the others, or a category never comes. Leave it out."
+        )
+    sums = first_sums(
+        rng_key,
+        data,
+        blocks,
+        num_components,
+        start_or_default(start),
+        num_restarts,
+        shards,
+        size,
+    )
+    points = first_points(data.component, problem, sums)
+    allowed = jnp.asarray(default_tolerance(tolerance, dtype), dtype)
+    state = _advance(
+        data.component, problem, blocks, begin(points, max_iter), jnp.int32(max_iter), allowed, total
+    )
+    objectives = objectives_of(state)
+    best = int(np.argmax(objectives))
+    check_em(state, best, objectives, np.asarray(_lost_all(data.component, problem, state.factors)) * data.total)
+    point = jax.tree.map(lambda leaf: leaf[best], state.factors)
+    with double_precision():
+        wide = as_dtype(point, jnp.float64)
+        log_likelihood, counts, entropy = _evaluate(data.component, wide, blocks)
+        parameters = move_parameters(data.component, data.prior, wide.parameters, data.centre)
+        weights = np.exp(np.asarray(wide.log_weights))
+        log_likelihood, counts, entropy = float(log_likelihood), np.asarray(counts), float(entropy)
+    num_iter = int(state.num_iter[best])
+    return MixtureEM(
+        component=data.component,
+        weights=weights / weights.sum(),
+        parameters=parameters,
+        point=point,
+        centre=data.centre,
+        log_likelihood=log_likelihood,
+        counts=counts,
+        entropy=entropy,
+        num_parameters=num_components - 1 + data.component.num_parameters(num_components),
+        pseudo_data=pseudo_data,
+        trace=np.asarray(state.trace[:num_iter, best]),
+        objectives=objectives,
+        converged=bool(state.converged[best]),
+        num_iter=num_iter,
+        total=data.total,
+    )
+
+
+@partial(jax.jit, static_argnames="component")
+def _advance(
+    component: Component,
+    problem: EMProblem,
+    blocks: Blocks,
+    state: Ascent,
+    until: Array,
+    tolerance: Array,
+    total: Array,
+) -> Ascent:
+    steps = expectation_maximisation(component, problem, blocks)
+    return advance(steps, state, until, tolerance * total, rounding_error(problem.base, total))
+
+
+@partial(jax.jit, static_argnames="component")
+def _lost_all(component: Component, problem: EMProblem, points: Point) -> Array:
+    return jax.vmap(lambda point: lost(problem, coefficients(component, point)))(points)
+
+
+@partial(jax.jit, static_argnames="component")
+def _evaluate(component: Component, point: Point, blocks: Blocks) -> tuple[Array, Array, Array]:
+    """Log L, the counts and the entropy of the responsibilities."""
+    blocks = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), blocks)
+    mixture = coefficients(component, point)
+    sums = sweep(component, mixture, blocks)
+    # A component without data has weight 0 and log weight -inf.
+    complete = jnp.sum(xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant)
+    entropy = sums.log_sum - complete - jnp.sum(sums.statistics * mixture.weights)
+    return sums.log_sum + base_sum(component, blocks), sums.counts, jnp.maximum(entropy, 0.0)
+
+
+def move_parameters(
+    component: Component, prior: Any, parameters: dict[str, Array], centre: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Parameters of data with the centre added.
+
+    The family says how its hyperparameters move, and how parameters are drawn under them: the means of such draws
+    move as the parameters do.
+    """
+    if centre is not None:
+        num_components = jax.tree.leaves(parameters)[0].shape[0]
+        here = broadcast_prior(as_dtype(prior, jnp.float64), num_components)
+        there = component.translate(here, jnp.asarray(centre))  # type: ignore[misc]
+        before, after = (component.draw(lambda _, fn: fn.mean, each) for each in (here, there))
+        parameters = {name: value + (after[name] - before[name]) for name, value in parameters.items()}
+    return {name: np.asarray(value) for name, value in parameters.items()}
+
+
+def check_pseudo_data(pseudo_data: Any) -> float:
+    """The number of pseudo-data.
+
+    Raises:
+        ValueError: If it is negative or not finite.
+    """
+    value = float(pseudo_data)
+    if not (np.isfinite(value) and value >= 0):
+        raise ValueError(f"pseudo_data must be finite and not negative, got {pseudo_data}.")
+    return value
+
+
+def check_em(state: Ascent, best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
+    """Raise where EM went wrong, warn where it is unfinished.
+
+    Raises:
+        FloatingPointError: If every restart collapsed.
+        RuntimeError: If the objective of one that did not fell by more than ``rounding``.
+    """
+    if not np.any(np.isfinite(objectives)):
+        raise FloatingPointError(
+            f"every restart of EM collapsed ({len(objectives)} of them, in {state.objective.dtype}): a component "
+            "closed in on equal rows, where the likelihood is unbounded. Take fewer components, or "
+            "pseudo_data=1.0."
+        )
+    fall = np.where(np.isfinite(objectives), np.asarray(state.fall), 0.0)
+    if np.any(fall > rounding):
+        raise RuntimeError(
+            f"the likelihood fell by {fall.max():.3g} nats, which EM cannot do: maximum_likelihood and "
+            "coefficients_at of the component do not belong together."
+        )
+    if not bool(state.converged[best]):
+        warnings.warn(
+            f"EM has not converged in {int(state.num_iter[best])} passes: raise max_iter or the tolerance.",
+            stacklevel=3,
+        )

@@ -1,0 +1,232 @@
+"""A mixture fitted by stochastic variational inference, data in chunks."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.blocks import block_size, make_blocks
+from numpyro_tempered.mixtures.chunk_passes import (
+    add_base,
+    add_sums,
+    all_coefficients,
+    all_objectives,
+    evaluate_chunks,
+    sum_over,
+)
+from numpyro_tempered.mixtures.chunk_reading import Chunks, read_blocks
+from numpyro_tempered.mixtures.chunks import start_sums, survey_problem
+from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.factors import Factors, Problem
+from numpyro_tempered.mixtures.prepare import check_count
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.starts import Start, start_or_default
+from numpyro_tempered.mixtures.stochastic import (
+    RobbinsMonro,
+    StochasticState,
+    check_step_size,
+    factors_at,
+    start_state,
+    stochastic_step,
+)
+
+DEFAULT_STEPS: Any = RobbinsMonro(kappa=0.7, tau=1.0)
+
+
+def fit_stochastic(
+    rng_key: Array,
+    chunks: Chunks,
+    component: Component,
+    *,
+    num_components: int,
+    alpha: float = 1.0,
+    concentration: ArrayLike = 1.0,
+    step_size: float | Callable[..., Any] = DEFAULT_STEPS,
+    batch_size: int = 1024,
+    num_passes: int = 1,
+    num_inner: int = 1,
+    start: Start | None = None,
+    num_restarts: int = 8,
+    num_samples: int = 100,
+    num_start_rows: int = 65536,
+    size: int = 65536,
+    progress_bar: bool = False,
+) -> MixtureFit:
+    r"""Fit a mixture by stochastic variational inference, where even one pass over the data costs much.
+
+    Steps of :func:`stochastic`, a batch each, for the number of data that the chunks hold. The data are read
+    twice to check them and sum what is constant, ``num_passes`` times for the steps, and twice for the
+    objectives.
+    Where an optimum is wanted, go on with :func:`fit_chunks`, ``warm_start`` and ``num_restarts=1``.
+
+    Args:
+        rng_key: Key of the starts, of the order of the rows, and of the draws for E1.
+        chunks: As for :func:`fit_chunks`. Rows are shuffled within ``size`` of them: data that are sorted must be
+            shuffled before.
+        component: The family and its prior.
+        num_components: K >= 1.
+        alpha: Power on the likelihood, positive.
+        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        step_size: In (0, 1], or a function of the step's number (1, 2, ...), :func:`robbins_monro` by default.
+        batch_size: Rows of a batch.
+        num_passes: Passes over the data.
+        num_inner: Repetitions of each step; see :func:`stochastic`.
+        start: First responsibilities of the rows that starts see, :func:`kmeans_plus_plus` by default.
+        num_restarts: Starts, side by side; the one with the largest F at the end is returned.
+        num_samples: Draws for E1.
+        num_start_rows: Rows, drawn at random, that starts see.
+        size: Rows that are moved to the device and shuffled together.
+        progress_bar: Whether to show blocks of rows, by tqdm.
+
+    Returns:
+        A :class:`MixtureFit` with F and E1 over all data. ``converged`` is False, since steps that shrink end
+        without a test; ``trace`` holds F at the end alone, and ``num_iter`` the passes.
+
+    Raises:
+        TypeError: As :func:`fit_chunks`.
+        ValueError: As :func:`fit_chunks`.
+        FloatingPointError: If batches were rejected, or no restart has a finite objective.
+
+    References:
+        Hoffman, Blei, Wang, Paisley, *Stochastic variational inference*, JMLR 2013, figure 4.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.concatenate([np.linspace(-1.0, 1.0, 50), np.linspace(9.0, 11.0, 50)])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit_stochastic(
+        ...     jax.random.key(0), [x], component, num_components=2, batch_size=20, num_passes=4
+        ... )
+        >>> sorted(round(float(m)) for m in fit.posterior.loc[:, 0])
+        [0, 10]
+    """
+    num_components, num_restarts = (
+        check_count(num_components, "num_components"),
+        check_count(num_restarts, "num_restarts"),
+    )
+    num_samples, num_passes = check_count(num_samples, "num_samples", 2), check_count(num_passes, "num_passes")
+    num_inner, batch_size = check_count(num_inner, "num_inner"), check_count(batch_size, "batch_size")
+    check_step_size(step_size)
+    if step_size is None:
+        raise TypeError("step_size is None, which is for streams: expected a number in (0, 1] or a function.")
+    start_key, sample_key, draw_key = jax.random.split(rng_key, 3)
+    order_key, sample_key = jax.random.split(sample_key)
+    problem, found = survey_problem(
+        sample_key, chunks, component, num_components, alpha, concentration, num_start_rows
+    )
+    sample, dtype = found.sample, found.sample.rows.dtype
+    batch_size = min(batch_size, found.num_rows)
+    size = max(-(-min(check_count(size, "size", 2), found.num_rows) // batch_size) * batch_size, 2)
+    inner = block_size(size, num_components * num_restarts)
+
+    def read() -> Any:
+        return read_blocks(chunks, sample.component, found, size)
+
+    problem = problem._replace(base=sum_over(add_base, read(), sample.component, inner))
+    sums = start_sums(start_key, found, num_components, start_or_default(start), num_restarts)
+    states = jax.vmap(lambda each: start_state(each, jnp.asarray(found.total, dtype)))(sums)
+    generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
+    total = jnp.asarray(found.total, dtype)
+    with _bar(num_passes * -(-found.num_rows // size)) if progress_bar else contextlib.nullcontext() as bar:
+        for _ in range(num_passes):
+            for rows, weight in read():
+                order = generator.permutation(size)
+                jax.block_until_ready(states)
+                states = _steps(
+                    sample.component,
+                    problem,
+                    states,
+                    jnp.asarray(rows[order]),
+                    jnp.asarray(weight[order]),
+                    total,
+                    step_size,
+                    batch_size,
+                    num_inner,
+                )
+                if bar is not None:
+                    bar.update()
+    factors = _all_factors(sample.component, problem, states, total)
+    mixtures = all_coefficients(sample.component, factors)
+    at_end = sum_over(add_sums, read(), sample.component, inner, mixtures)
+    objectives = np.asarray(all_objectives(sample.component, problem, factors, at_end), np.float64)
+    objectives = np.where(np.isfinite(objectives), objectives, -np.inf)
+    check_end(np.asarray(states.rejected), objectives)
+    best = int(np.argmax(objectives))
+    chosen = jax.tree.map(lambda leaf: leaf[best], factors)
+    value, counts, bound = evaluate_chunks(draw_key, sample.component, problem, chosen, read, inner, num_samples)
+    return MixtureFit(
+        component=sample.component,
+        alpha=float(alpha),
+        factors=chosen,
+        problem=problem,
+        centre=sample.centre,
+        objective=value,
+        bound=bound,
+        counts=counts,
+        trace=objectives[best : best + 1].astype(dtype),
+        objectives=objectives,
+        converged=False,
+        num_iter=num_passes,
+        num_moves=0,
+        total=found.total,
+    )
+
+
+@partial(jax.jit, static_argnames=("component", "step_size", "batch_size", "num_inner"))
+def _steps(
+    component: Component,
+    problem: Problem,
+    states: StochasticState,
+    rows: Array,
+    weight: Array,
+    total: Array,
+    step_size: Any,
+    batch_size: int,
+    num_inner: int,
+) -> StochasticState:
+    """All batches of a block, for states with leading axis R."""
+    restarts, num_components = states.counts.shape
+    batches = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, batch_size, *leaf.shape[1:])), (rows, weight))
+    inner = block_size(batch_size, num_components * restarts)
+
+    def body(states: StochasticState, batch: tuple[Array, Array]) -> tuple[StochasticState, None]:
+        blocks = make_blocks(*batch, inner)
+        return jax.vmap(
+            lambda state: stochastic_step(component, problem, state, blocks, step_size, total, num_inner)[0]
+        )(states), None
+
+    return jax.lax.scan(body, states, batches)[0]
+
+
+@partial(jax.jit, static_argnames="component")
+def _all_factors(component: Component, problem: Problem, states: StochasticState, total: Array) -> Factors:
+    return jax.vmap(lambda state: factors_at(component, problem, state, total))(states)
+
+
+def check_end(rejected: np.ndarray, objectives: np.ndarray) -> None:
+    """Raise where batches were rejected.
+
+    Raises:
+        FloatingPointError: If some were, or no objective is finite.
+    """
+    if not np.any(np.isfinite(objectives)):
+        raise FloatingPointError(
+            "no restart has a finite objective: standardise the columns, or widen the prior."
+        )
+    if np.any(rejected):
+        raise FloatingPointError(
+            f"{int(rejected.max())} batches were rejected: their statistics were not finite, or step_size gave a "
+            "number outside of (0, 1]."
+        )
+
+
+def _bar(total: int) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, unit=" blocks")

@@ -1,0 +1,340 @@
+"""How many components: the penalised ELBO over K, and its path over alpha."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.em import MixtureEM, em
+from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.prepare import check_count
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.report.arviz import assemble, dataset, group, group_names, versions
+from numpyro_tempered.report.inference_data import to_inference_data
+from numpyro_tempered.select.compare import LogPrior, check_log_prior, dyadic
+
+
+class ComponentSelection(NamedTuple):
+    """The number of components that the penalised ELBO selects.
+
+    Attributes:
+        num_components: K̂.
+        fit: Its fit.
+        fits: All fits by K.
+        data: ArviZ data; group ``model_comparison`` has dim ``num_components``, the other groups are those of
+            the selected fit. :func:`selection_table` turns the comparison into pandas.
+        uncertain: Whether the spread of restarts and the Monte Carlo error of the selected K or of the runner-up
+            exceed the margin between the two: raise ``num_restarts``, or ``num_samples``.
+    """
+
+    num_components: int
+    fit: MixtureFit
+    fits: dict[int, MixtureFit]
+    data: Any
+    uncertain: bool
+
+
+def select_num_components(
+    rng_key: Array,
+    x: ArrayLike,
+    component: Component,
+    *,
+    num_components: Iterable[int] = range(1, 9),
+    alpha: float = 1.0,
+    log_prior: LogPrior = dyadic,
+    label_multiplicity: bool = False,
+    num_restarts: int = 16,
+    baselines: bool = True,
+    num_draws: int = 1000,
+    **options: Any,
+) -> ComponentSelection:
+    r"""Select the number of components by the penalised ELBO.
+
+    .. math:: \hat K = \arg\max_K \big\{E_1(K) - \log(1/b_K)\big\}, \quad
+              E_1 = \alpha E_\rho[\log L] - \mathrm{KL}(\rho, \pi)
+
+    No constant is dropped, so that the ELBOs of different K are comparable; the prior of a component must be the
+    same for all K. Columns of the comparison, by K:
+
+    - ``elbo`` (E1) with its Monte Carlo standard error ``se``, and ``objective`` (F, exact, below E1),
+    - ``log_prior`` (log b_K), ``criterion`` their sum, ``rank`` (0 is selected), ``weight`` its softmax,
+    - ``expected_log_lik``, untempered, and ``kl``,
+    - ``num_occupied``; ``spread``, the best restart's F less the median's; ``uncertain``, whether that and two
+      standard errors exceed the distance of the criterion to the selected K (of the selected to the
+      runner-up); ``converged``,
+    - with ``baselines``, of maximum likelihood by EM: ``log_lik``, ``bic`` and ``icl``, on the scale of -2 log L;
+      NaN where the likelihood has no maximum.
+
+    Args:
+        rng_key: Key of all fits.
+        x: Data, as for :func:`fit`.
+        component: The family and its prior.
+        num_components: The K to compare.
+        alpha: Power on the likelihood.
+        log_prior: log b_K by K, or a callable from the K to that; :func:`numpyro_tempered.dyadic` by default.
+        label_multiplicity: Whether to add log(K! / (K - K₊)!), K₊ the occupied components: the labels'
+            symmetry, which a bound around one labelling misses.
+        num_restarts: Starts for each K, of the ascent and of EM.
+        baselines: Whether to run EM.
+        num_draws: Draws of the selected posterior.
+        **options: Further arguments of :func:`fit`, such as ``num_moves`` or ``concentration``.
+
+    Returns:
+        A :class:`ComponentSelection`.
+
+    Raises:
+        ValueError: If there is no K, one is below 1 or twice, or the weights b_K are not positive with a sum of
+            at most 1; and as :func:`fit`.
+
+    References:
+        C19, Theorem 1.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> choice = nt.mixtures.select_num_components(
+        ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
+        ... )
+        >>> choice.num_components
+        2
+    """
+    orders = check_orders(num_components)
+    log_weights = check_log_prior(orders, log_prior)
+    num_draws = check_count(num_draws, "num_draws")
+    keys = jax.random.split(rng_key, 2 * len(orders) + 1)
+    fits = {
+        k: fit(key, x, component, num_components=k, alpha=alpha, num_restarts=num_restarts, **options)
+        for k, key in zip(orders, keys, strict=False)
+    }
+    columns = criterion_columns(fits, log_weights, label_multiplicity)
+    if baselines:
+        columns |= baseline_columns(keys[len(orders) : -1], x, component, orders, num_restarts, options)
+    selected = orders[int(np.argmin(columns["rank"]))]
+    best = to_inference_data(
+        fits[selected],
+        x,
+        rng_key=keys[-1],
+        sample_weight=options.get("sample_weight"),
+        num_samples=num_draws,
+    )
+    uncertain = bool(np.any(columns["uncertain"][columns["rank"] < 2]))
+    attrs = {
+        **best.attrs,
+        "selected": selected,
+        "prior_weights": np.exp(log_weights).tolist(),
+        "label_multiplicity": int(label_multiplicity),
+        "uncertain": int(uncertain),
+    }
+    comparison = dataset(
+        columns,
+        coords={"num_components": orders},
+        dims={name: ["num_components"] for name in columns},
+        attrs={"alpha": fits[selected].alpha, "selected": selected},
+    )
+    groups = {"model_comparison": comparison} | {name: group(best, name) for name in group_names(best)}
+    return ComponentSelection(selected, fits[selected], fits, assemble(groups, attrs), uncertain)
+
+
+def check_orders(num_components: Iterable[int]) -> list[int]:
+    """The K to compare.
+
+    Raises:
+        ValueError: If there is none, one is not a positive integer, or one comes twice.
+    """
+    orders = [num_components] if isinstance(num_components, int | np.integer) else list(num_components)
+    if not orders or any(isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1 for k in orders):
+        raise ValueError(f"num_components must be positive integers, at least one, got {orders}.")
+    if len(set(orders)) < len(orders):
+        raise ValueError(f"num_components has a number twice: {orders}.")
+    return [int(k) for k in orders]
+
+
+def label_term(fitted: MixtureFit) -> float:
+    """log(K! / (K - K₊)!) for K₊ occupied components of K."""
+    k = fitted.num_components
+    return math.lgamma(k + 1) - math.lgamma(k - fitted.num_occupied + 1)
+
+
+def criterion_columns(
+    fits: dict[int, MixtureFit], log_weights: np.ndarray, label_multiplicity: bool
+) -> dict[str, np.ndarray]:
+    """The comparison by K, without baselines."""
+    bounds = [fitted.bound for fitted in fits.values() if fitted.bound is not None]
+    if len(bounds) < len(fits):
+        raise ValueError("num_samples=0 leaves out E1, which the number of components is selected by.")
+    elbo = np.array([bound.value for bound in bounds])
+    labels = np.array([label_term(fitted) if label_multiplicity else 0.0 for fitted in fits.values()])
+    criterion = elbo + labels + log_weights
+    order = np.argsort(-criterion, kind="stable")
+    rank = np.empty(len(order), dtype=int)
+    rank[order] = np.arange(len(order))
+    distance = criterion.max() - criterion
+    if len(order) > 1:
+        distance[order[0]] = distance[order[1]]
+    else:
+        distance[order[0]] = np.inf
+    spread = np.array([fitted.spread for fitted in fits.values()])
+    se = np.array([bound.se for bound in bounds])
+    kl = np.array([fitted.kl for fitted in fits.values()])
+    unnormalised = np.exp(criterion - criterion.max())
+    return {
+        "elbo": elbo,
+        "se": se,
+        "objective": np.array([fitted.objective for fitted in fits.values()]),
+        "log_prior": log_weights,
+        **({"log_labels": labels} if label_multiplicity else {}),
+        "criterion": criterion,
+        "rank": rank,
+        "weight": unnormalised / unnormalised.sum(),
+        "expected_log_lik": (elbo + kl) / np.array([fitted.alpha for fitted in fits.values()]),
+        "kl": kl,
+        "num_occupied": np.array([fitted.num_occupied for fitted in fits.values()]),
+        "spread": spread,
+        "uncertain": spread + 2.0 * se > distance,
+        "converged": np.array([fitted.converged for fitted in fits.values()]),
+    }
+
+
+def baseline_columns(
+    keys: Array,
+    x: ArrayLike,
+    component: Component,
+    orders: Sequence[int],
+    num_restarts: int,
+    options: dict[str, Any],
+) -> dict[str, np.ndarray]:
+    """Log-likelihood, BIC and ICL of maximum likelihood by K."""
+    weight = options.get("sample_weight")
+    if component.maximum_likelihood is None:
+        return {name: np.full(len(orders), math.nan) for name in ("log_lik", "bic", "icl")}
+
+    def baseline(key: Array, k: int) -> MixtureEM | None:
+        try:
+            return em(key, x, component, num_components=k, num_restarts=num_restarts, sample_weight=weight)
+        except FloatingPointError:
+            return None
+
+    results = [baseline(key, k) for key, k in zip(keys, orders, strict=True)]
+    return {
+        "log_lik": np.array([math.nan if r is None else r.log_likelihood for r in results]),
+        "bic": np.array([math.nan if r is None else r.bic for r in results]),
+        "icl": np.array([math.nan if r is None else r.icl for r in results]),
+    }
+
+
+def selection_table(selection: ComponentSelection | Any) -> Any:
+    """The comparison over K as a pandas DataFrame, indexed by K.
+
+    Args:
+        selection: The result of :func:`select_num_components`, or its ``data``.
+
+    Returns:
+        A ``pandas.DataFrame``.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> choice = nt.mixtures.select_num_components(
+        ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
+        ... )
+        >>> nt.mixtures.selection_table(choice)["rank"].to_dict()
+        {1: 1, 2: 0}
+    """
+    data = selection.data if isinstance(selection, ComponentSelection) else selection
+    return group(data, "model_comparison").to_dataframe()
+
+
+def num_components_path(
+    rng_key: Array,
+    x: ArrayLike,
+    component: Component,
+    *,
+    alphas: Sequence[float] | float = (0.1, 0.25, 0.5, 0.75, 1.0),
+    num_components: Iterable[int] = range(1, 9),
+    log_prior: LogPrior = dyadic,
+    label_multiplicity: bool = False,
+    num_restarts: int = 16,
+    **options: Any,
+) -> Any:
+    r"""The selected number of components along alpha, K̂(alpha).
+
+    Under a wrong component family alpha = 1 asks for ever more components as data come in; the path shows which
+    are robust to that. For each K the fit at one alpha is a start of the next smaller.
+
+    Args:
+        rng_key: Key of all fits.
+        x: Data, as for :func:`fit`.
+        component: The family and its prior.
+        alphas: Powers on the likelihood.
+        num_components: The K to compare.
+        log_prior: As for :func:`select_num_components`.
+        label_multiplicity: As for :func:`select_num_components`.
+        num_restarts: Starts for each K and alpha.
+        **options: Further arguments of :func:`fit`.
+
+    Returns:
+        ArviZ data with the group ``num_components_path``: ``selected`` by ``alpha``, and the columns of
+        :func:`select_num_components` by ``alpha`` and ``num_components``.
+
+    Raises:
+        ValueError: As :func:`select_num_components`; if there is no alpha, or one twice.
+
+    References:
+        C19; for tempering against misspecification, MD19.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> path = nt.mixtures.num_components_path(
+        ...     jax.random.key(0), x, component, alphas=[0.5, 1.0], num_components=[1, 2], num_restarts=8
+        ... )
+        >>> path["num_components_path"]["selected"].values.tolist()
+        [2, 2]
+    """
+    orders = check_orders(num_components)
+    log_weights = check_log_prior(orders, log_prior)
+    if "warm_start" in options:
+        raise ValueError("a path starts each alpha from the next larger one: leave warm_start out.")
+    alphas = [alphas] if isinstance(alphas, int | float) else list(alphas)
+    grid = sorted((float(a) for a in alphas), reverse=True)
+    if not grid or len(set(grid)) < len(grid):
+        raise ValueError(f"alphas must be different numbers, at least one, got {alphas}.")
+    warm: dict[int, MixtureFit | None] = dict.fromkeys(orders)
+    tables = []
+    for key, alpha in zip(jax.random.split(rng_key, len(grid)), grid, strict=True):
+        fits = {
+            k: fit(
+                k_key,
+                x,
+                component,
+                num_components=k,
+                alpha=alpha,
+                num_restarts=num_restarts,
+                warm_start=warm[k],
+                **options,
+            )
+            for k, k_key in zip(orders, jax.random.split(key, len(orders)), strict=True)
+        }
+        warm |= fits
+        tables.append(criterion_columns(fits, log_weights, label_multiplicity))
+    tables.reverse()
+    columns = {name: np.stack([table[name] for table in tables]) for name in tables[0]}
+    dims = {name: ["alpha", "num_components"] for name in columns}
+    columns["selected"] = np.array([orders[int(np.argmin(rank))] for rank in columns["rank"]])
+    path = dataset(
+        columns,
+        coords={"alpha": grid[::-1], "num_components": orders},
+        dims=dims | {"selected": ["alpha"]},
+    )
+    attrs = {"component": component.name, "prior_weights": np.exp(log_weights).tolist(), **versions()}
+    return assemble({"num_components_path": path}, attrs)

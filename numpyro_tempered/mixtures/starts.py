@@ -1,0 +1,169 @@
+"""Where coordinate ascent starts: first responsibilities, as values."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.typing import Array, ArrayLike
+
+
+class Start(NamedTuple):
+    """First responsibilities.
+
+    Attributes:
+        assign: ``(rng_key, data, points (n, p), weight (n,), num_components)`` to labels ``(n,)`` or
+            responsibilities ``(n, K)``. ``points`` are the data in coordinates whose distances tell components
+            apart, columns standardised.
+        data: Arrays of the start itself, passed on to ``assign``.
+        random: Whether two keys give two starts.
+    """
+
+    assign: Callable[[Array, Any, Array, Array, int], Array]
+    data: Any = ()
+    random: bool = True
+
+
+@lru_cache
+def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
+    """Seeds drawn with probability proportional to the squared distance to the nearest so far.
+
+    Each row belongs to its nearest seed. Duplicate rows are never two seeds while others are left.
+
+    Args:
+        num_lloyd: Iterations of Lloyd's algorithm from these seeds.
+
+    References:
+        Arthur, Vassilvitskii, *k-means++: the advantages of careful seeding*, SODA 2007.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.kmeans_plus_plus().random
+        True
+    """
+
+    def assign(rng_key: Array, data: Any, points: Array, weight: Array, num_components: int) -> Array:
+        keys = jax.random.split(rng_key, num_components)
+        seeds = jnp.zeros((num_components, points.shape[1]), points.dtype)
+        first = points[draw_row(keys[0], weight)]
+        nearest = squared_distance(points, first)
+
+        def add(j: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            seeds, nearest = carry
+            mass = weight * nearest
+            # All rows are seeds already: what follows is empty.
+            mass = jnp.where(jnp.sum(mass) > 0, mass, weight)
+            seed = points[draw_row(keys[j], mass)]
+            return seeds.at[j].set(seed), jnp.minimum(nearest, squared_distance(points, seed))
+
+        seeds, _ = jax.lax.fori_loop(1, num_components, add, (seeds.at[0].set(first), nearest))
+
+        def lloyd(_: Array, centres: Array) -> Array:
+            mine = jax.nn.one_hot(nearest_centre(points, centres), num_components, dtype=points.dtype)
+            mine = mine * weight[:, None]
+            counts = jnp.sum(mine, axis=0)[:, None]
+            means = mine.T @ points / jnp.where(counts > 0, counts, 1.0)
+            return jnp.where(counts > 0, means, centres)
+
+        return nearest_centre(points, jax.lax.fori_loop(0, num_lloyd, lloyd, seeds))
+
+    return Start(assign)
+
+
+def draw_row(rng_key: Array, mass: Array) -> Array:
+    """An index drawn with probability proportional to ``mass``."""
+    cumulative = jnp.cumsum(mass)
+    level = jax.random.uniform(rng_key, (), mass.dtype) * cumulative[-1]
+    index = jnp.searchsorted(cumulative, level, side="right")
+    # Rounding may put the level at the end, beyond the last row that has mass.
+    last = mass.shape[0] - 1 - jnp.argmax(mass[::-1] > 0)
+    return jnp.minimum(index, last)
+
+
+def squared_distance(points: Array, centre: Array) -> Array:
+    """Squared Euclidean distances ``(n,)``."""
+    return jnp.sum(jnp.square(points - centre), axis=1)
+
+
+def nearest_centre(points: Array, centres: Array) -> Array:
+    """The first of the nearest centres, ``(n,)``."""
+
+    def closer(best: tuple[Array, Array], each: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        label, distance = best
+        j, centre = each
+        new = squared_distance(points, centre)
+        return (jnp.where(new < distance, j, label), jnp.minimum(new, distance)), None
+
+    start = (jnp.zeros(points.shape[0], jnp.int32), jnp.full(points.shape[0], jnp.inf, points.dtype))
+    numbers = jnp.arange(centres.shape[0], dtype=jnp.int32)
+    return jax.lax.scan(closer, start, (numbers, centres))[0][0]
+
+
+@lru_cache
+def random_responsibilities(concentration: float = 1.0) -> Start:
+    """Responsibilities drawn from a symmetric Dirichlet, row by row.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.random_responsibilities(0.1).random
+        True
+    """
+
+    def assign(rng_key: Array, data: Any, points: Array, weight: Array, num_components: int) -> Array:
+        shape = (points.shape[0], num_components)
+        log_gamma = jax.random.loggamma(rng_key, concentration, shape, points.dtype)
+        return jax.nn.softmax(log_gamma, axis=1)
+
+    return Start(assign)
+
+
+def given_responsibilities(responsibilities: ArrayLike) -> Start:
+    """Given labels ``(n,)`` in 0 ... K-1, or responsibilities ``(n, K)`` whose rows sum to 1.
+
+    Raises:
+        ValueError: If they are neither.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.given_responsibilities([0, 0, 1]).random
+        False
+    """
+    values = np.asarray(responsibilities)
+    if values.ndim == 1:
+        if not np.issubdtype(values.dtype, np.integer) or (values.size and values.min() < 0):
+            raise ValueError(f"labels must be integers from 0, got dtype {values.dtype}.")
+        return Start(_given, jnp.asarray(values, jnp.int32), random=False)
+    if values.ndim != 2:
+        raise ValueError(f"expected labels (n,) or responsibilities (n, K), got shape {values.shape}.")
+    if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-4):
+        raise ValueError("responsibilities must not be negative, and each row must sum to 1.")
+    return Start(_given, jnp.asarray(values, jnp.result_type(float)), random=False)
+
+
+def _given(rng_key: Array, data: Array, points: Array, weight: Array, num_components: int) -> Array:
+    if data.shape[0] != points.shape[0]:
+        raise ValueError(f"the start has {data.shape[0]} rows, the data have {points.shape[0]}.")
+    if data.ndim == 1 and not isinstance(data, jax.core.Tracer) and int(jnp.max(data)) >= num_components:
+        raise ValueError(f"the start has label {int(jnp.max(data))}, num_components is {num_components}.")
+    if data.ndim == 2 and data.shape[1] != num_components:
+        raise ValueError(f"the start has {data.shape[1]} components, num_components is {num_components}.")
+    return data
+
+
+def start_or_default(start: Start | None) -> Start:
+    """The start, :func:`kmeans_plus_plus` where there is none.
+
+    Raises:
+        TypeError: If it is not a start.
+    """
+    if start is None:
+        return kmeans_plus_plus()
+    if not isinstance(start, Start):
+        raise TypeError(
+            f"start is a {type(start).__name__}; expected a value such as nt.mixtures.kmeans_plus_plus() or "
+            "nt.mixtures.given_responsibilities(labels)."
+        )
+    return start

@@ -1,0 +1,301 @@
+"""Stochastic and streaming variational Bayes for mixtures: natural-gradient steps."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.blocks import Blocks, block_size, in_blocks, make_blocks
+from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.factors import Factors, Problem, coefficients, update
+from numpyro_tempered.mixtures.prepare import as_dtype, check_alpha, check_concentration, check_count
+from numpyro_tempered.mixtures.starts import Start, start_or_default
+from numpyro_tempered.mixtures.sweep import Sums, accumulate, base_sum, sweep
+
+
+class StochasticState(NamedTuple):
+    """What a stochastic ascent knows; arrays, so that it scans, maps and pickles.
+
+    Attributes:
+        counts: Average responsibilities of a datum, ``(K,)``.
+        statistics: Average of omega_j T(x) of a datum, ``(K, F)``.
+        seen: The sum of the weights so far.
+        num_steps: Batches that counted, shape ().
+        rejected: Batches that did not, because they or their step size were not finite or out of range, shape ().
+    """
+
+    counts: Array
+    statistics: Array
+    seen: CompensatedSum
+    num_steps: Array
+    rejected: Array
+
+
+class StochasticRule(NamedTuple):
+    """Stochastic variational Bayes as pure functions, made by :func:`stochastic`.
+
+    Attributes:
+        init: ``(rng_key, x, sample_weight=None)`` to the state before the first batch. The rows tell the
+            components apart for the first responsibilities and do not count as seen.
+        update: ``(state, x, sample_weight=None)`` to the state after a batch, and the batch's log density (see
+            ``log_density``) under the factors before it.
+        factors: A state to the Dirichlet and the posteriors of the components, in the data's own coordinates.
+        log_density: ``(state, x, sample_weight=None)`` to the average of log Σ_j exp(l_ij), shape (): a lower
+            bound on the expected log density of a datum, untempered; for data held out.
+    """
+
+    init: Callable[..., StochasticState]
+    update: Callable[..., tuple[StochasticState, Array]]
+    factors: Callable[[StochasticState], Factors]
+    log_density: Callable[..., Array]
+
+
+class RobbinsMonro(NamedTuple):
+    """The step size (t + tau)^-kappa; made by :func:`robbins_monro`.
+
+    Attributes:
+        kappa: How fast steps fall.
+        tau: How much the first steps are damped.
+    """
+
+    kappa: float
+    tau: float
+
+    def __call__(self, count: Any) -> Any:
+        """The step size of step ``count`` (1, 2, ...)."""
+        return (count + self.tau) ** (-self.kappa)
+
+
+def robbins_monro(kappa: float = 0.7, tau: float = 1.0) -> RobbinsMonro:
+    r"""Step sizes :math:`(t + \tau)^{-\kappa}`, whose sum diverges and whose squares' sum does not.
+
+    Args:
+        kappa: In (1/2, 1]; the larger, the sooner early batches are no longer forgotten.
+        tau: At least 0; the larger, the smaller the first steps. With 0 the first step forgets the start.
+
+    Raises:
+        ValueError: If one is out of its range.
+
+    References:
+        Hoffman, Blei, Wang, Paisley, *Stochastic variational inference*, JMLR 2013, equation 26.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.robbins_monro(kappa=1.0, tau=0.0)(4)
+        0.25
+    """
+    if not (0.5 < kappa <= 1.0 and 0.0 <= tau < np.inf):
+        raise ValueError(f"kappa must be in (1/2, 1] and tau at least 0, got {kappa} and {tau}.")
+    return RobbinsMonro(float(kappa), float(tau))
+
+
+def stochastic(
+    component: Component,
+    *,
+    num_components: int,
+    alpha: float = 1.0,
+    concentration: ArrayLike = 1.0,
+    step_size: float | Callable[..., Any] | None = None,
+    total: float | None = None,
+    num_inner: int = 1,
+    centre: ArrayLike | None = None,
+    missing: bool = False,
+    start: Start | None = None,
+) -> StochasticRule:
+    r"""Natural-gradient steps on the global factors, one a batch, for data that stream.
+
+    Under conjugacy the natural parameters are the prior's plus alpha times sums of statistics, so that a
+    natural-gradient step is an average of sums. With :math:`s_t` the average statistics of batch t under its
+    responsibilities,
+
+    .. math:: \bar s \leftarrow (1 - \rho_t) \bar s + \rho_t s_t, \qquad
+              \lambda = \lambda_0 + \alpha \, n \, \bar s .
+
+    - ``total`` and ``step_size`` given: stochastic variational inference for n = ``total`` data. With step 1
+      and all data in a batch it is an iteration of :func:`fit`.
+    - Neither given: streaming. :math:`\rho_t` is the batch's share of the data so far and n their number, so
+      that the posterior of the data so far is the prior of the next batch. For K = 1 this is exact.
+    - ``step_size`` without ``total``: the latest data weigh as much as all so far, for streams that drift.
+
+    Args:
+        component: The family and its prior.
+        num_components: K >= 1.
+        alpha: Power on the likelihood, positive.
+        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        step_size: In (0, 1], or a function of the step's number (1, 2, ...) such as :func:`robbins_monro`.
+        total: n, the sum of the weights of the data that the posterior is for.
+        num_inner: Responsibilities and step of a batch are repeated so often, each from the state before the
+            batch.
+        centre: Taken off the data for the digits of sums, ``(d,)``, such as the mean of the first batch; results
+            are in the data's own coordinates.
+        missing: Whether entries may be missing (NaN).
+        start: First responsibilities, :func:`kmeans_plus_plus` by default.
+
+    Returns:
+        A :class:`StochasticRule`. Inside of ``jit`` a batch that holds values that are not data of the family
+        is rejected as a whole; outside of it an error says which.
+
+    Raises:
+        TypeError: If an argument is of another kind than above.
+        ValueError: If one is out of its range, or the family does not allow what is asked of it.
+
+    References:
+        Hoffman, Blei, Wang, Paisley, *Stochastic variational inference*, JMLR 2013, figure 4; Broderick, Boyd,
+        Wibisono, Wilson, Jordan, *Streaming variational Bayes*, NIPS 2013, for the posterior as prior.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> rule = nt.mixtures.stochastic(component, num_components=2)
+        >>> batches = np.tile([[0.0], [9.0], [0.2], [8.8]], (5, 1, 1))
+        >>> state = jax.jit(rule.init)(jax.random.key(0), batches[0])
+        >>> state, log_density = jax.lax.scan(rule.update, state, batches)
+        >>> factors = jax.jit(rule.factors)(state)
+        >>> print(float(state.seen.value), np.sort(factors.posterior.loc[:, 0]).round(1))
+        20.0 [0.1 8.9]
+    """
+    num_components, num_inner = check_count(num_components, "num_components"), check_count(num_inner, "num_inner")
+    check_step_size(step_size)
+    if total is not None and not (np.isfinite(total) and total > 0):
+        raise ValueError(f"total must be positive and finite, got {total}.")
+    if missing and component.with_missing is None:
+        raise ValueError(f"{component.name} does not marginalise missing entries.")
+    if centre is not None and component.translate is None:
+        raise ValueError(f"{component.name}: data of this family may not be moved; leave out centre.")
+    structure = component.with_missing() if missing and component.with_missing else component
+    structure = structure._replace(prior=None)
+    shift = None if centre is None else jnp.asarray(centre, float)
+    prior = component.prior if shift is None else component.translate(component.prior, -shift)  # type: ignore[misc]
+    weights = check_concentration(concentration, num_components)
+    numbers = (prior, weights, check_alpha(alpha), 0.0)
+    chosen = start_or_default(start)
+
+    def batch(x: Any, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
+        rows = jnp.asarray(component.check(x))
+        if not isinstance(rows, jax.core.Tracer) and not missing and bool(jnp.any(jnp.isnan(rows))):
+            raise ValueError(f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True).")
+        weight = jnp.ones(rows.shape[0], rows.dtype) if sample_weight is None else jnp.asarray(sample_weight)
+        if weight.shape != rows.shape[:1]:
+            raise ValueError(f"sample_weight has shape {weight.shape}; expected {rows.shape[:1]}.")
+        weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight.astype(rows.dtype))
+        return (rows if shift is None else rows - shift.astype(rows.dtype)), weight
+
+    def problem(dtype: Any) -> Problem:
+        return Problem(*as_dtype(numbers, dtype))
+
+    def init(rng_key: Array, x: Any, sample_weight: ArrayLike | None = None) -> StochasticState:
+        rows, weight = batch(x, sample_weight)
+        points = structure.coordinates(rows)
+        assigned = chosen.assign(rng_key, chosen.data, points, weight, num_components)
+        if assigned.ndim == 1:
+            assigned = jax.nn.one_hot(assigned, num_components)
+        size = block_size(rows.shape[0], num_components)
+        sums = accumulate(
+            structure, in_blocks(assigned.astype(rows.dtype), size), make_blocks(rows, weight, size)
+        )
+        return start_state(sums, jnp.sum(weight))
+
+    def step(state: StochasticState, x: Any, sample_weight: ArrayLike | None = None) -> Any:
+        rows, weight = batch(x, sample_weight)
+        blocks = make_blocks(rows, weight, block_size(rows.shape[0], num_components))
+        return stochastic_step(structure, problem(rows.dtype), state, blocks, step_size, total, num_inner)
+
+    def factors(state: StochasticState) -> Factors:
+        found = factors_at(structure, problem(state.counts.dtype), state, total)
+        if shift is None:
+            return found
+        return found._replace(posterior=structure.translate(found.posterior, shift))  # type: ignore[misc]
+
+    def log_density(state: StochasticState, x: Any, sample_weight: ArrayLike | None = None) -> Array:
+        rows, weight = batch(x, sample_weight)
+        blocks = make_blocks(rows, weight, block_size(rows.shape[0], num_components))
+        mixture = coefficients(structure, factors_at(structure, problem(rows.dtype), state, total))
+        return (sweep(structure, mixture, blocks).log_sum + base_sum(structure, blocks)) / jnp.sum(weight)
+
+    return StochasticRule(init, step, factors, log_density)
+
+
+def start_state(sums: Sums, total: Array) -> StochasticState:
+    """The state before the first batch, of sums under first responsibilities of data of weight ``total``."""
+    zero = jnp.zeros((), jnp.int32)
+    nothing = CompensatedSum.start(jnp.zeros_like(total))
+    return StochasticState(sums.counts / total, sums.statistics / total, nothing, zero, zero)
+
+
+def factors_at(
+    component: Component, problem: Problem, state: StochasticState, total: ArrayLike | None
+) -> Factors:
+    """The factors of a state, for ``total`` data or else for those seen."""
+    n = state.seen.value if total is None else jnp.asarray(total, state.counts.dtype)
+    return update(component, problem, Sums(problem.base, n * state.counts, n * state.statistics))
+
+
+def stochastic_step(
+    component: Component,
+    problem: Problem,
+    state: StochasticState,
+    blocks: Blocks,
+    step_size: float | Callable[..., Any] | None,
+    total: ArrayLike | None,
+    num_inner: int,
+) -> tuple[StochasticState, Array]:
+    """One batch; see :func:`stochastic`.
+
+    Returns:
+        The state, and the batch's log density per datum at the factors before it.
+    """
+    dtype = state.counts.dtype
+    weight = jnp.sum(blocks.weight)
+    seen = state.seen.add(weight)
+    if step_size is None:
+        rate = weight / seen.value
+    else:
+        rate = jnp.asarray(step_size(state.num_steps + 1) if callable(step_size) else step_size, dtype)
+    before = state
+    if total is None:
+        # Before the first batch the factors are the prior's, which all components share.
+        known = jnp.where(state.seen.value > 0, state.seen.value, weight)
+        before = state._replace(seen=CompensatedSum.start(known))
+
+    def sums_at(at: StochasticState) -> Sums:
+        return sweep(component, coefficients(component, factors_at(component, problem, at, total)), blocks)
+
+    def towards(sums: Sums) -> StochasticState:
+        def average(old: Array, new: Array) -> Array:
+            return (1.0 - rate) * old + rate * (new / weight)
+
+        counts, statistics = average(state.counts, sums.counts), average(state.statistics, sums.statistics)
+        return StochasticState(counts, statistics, seen, state.num_steps + 1, state.rejected)
+
+    sums = sums_at(before)
+    log_density = (sums.log_sum + base_sum(component, blocks)) / weight
+    after = towards(sums)
+    if num_inner > 1:
+        after = jax.lax.fori_loop(1, num_inner, lambda _, at: towards(sums_at(at)), after)
+    good = jnp.isfinite(log_density) & (rate > 0) & (rate <= 1)
+    good = good & jnp.all(jnp.isfinite(after.counts)) & jnp.all(jnp.isfinite(after.statistics))
+    # A batch without a row leaves the state as it is.
+    refused = state._replace(rejected=state.rejected + jnp.where(weight != 0, 1, 0))
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), after, refused), log_density
+
+
+def check_step_size(step_size: Any) -> None:
+    """A step size.
+
+    Raises:
+        TypeError: If it is neither a number, a function nor None.
+        ValueError: If a number is not in (0, 1].
+    """
+    if step_size is None or callable(step_size):
+        return
+    if isinstance(step_size, bool) or not isinstance(step_size, int | float | np.number):
+        raise TypeError(
+            f"step_size must be a number in (0, 1], a function of the step or None, got {step_size!r}."
+        )
+    if not 0 < step_size <= 1:
+        raise ValueError(f"step_size must be in (0, 1], got {step_size}.")

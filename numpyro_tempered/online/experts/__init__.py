@@ -1,0 +1,1 @@
+"""Several rules side by side, weighted by their losses."""

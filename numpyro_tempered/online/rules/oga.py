@@ -1,0 +1,95 @@
+"""Online gradient descent on a point and on a Gaussian (CA19, section 5)."""
+
+from typing import Any
+
+from numpyro_tempered.gaussian.expectations.base import Evaluation
+from numpyro_tempered.gaussian.families.base import require
+from numpyro_tempered.online.base import (
+    Box,
+    OnlineState,
+    Rule,
+    StepSize,
+    advance,
+    as_schedule,
+    check_box,
+    check_prior,
+    project,
+    start,
+)
+
+
+def oga(step_size: StepSize, box: Box | None = None) -> Rule:
+    r"""Online gradient algorithm on a point: :math:`\theta \leftarrow \Pi(\theta - \eta\nabla l_t)`.
+
+    Starts at the prior mean. The posterior is the point itself: its scale is 0, and the two
+    losses agree.
+
+    Args:
+        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
+        box: Optional bounds; only ``box.loc`` matters.
+
+    Returns:
+        An online :class:`Rule`.
+
+    Raises:
+        ValueError: If a step size or bound is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> rule = nt.online.oga(step_size=0.1)
+        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> x, y = jnp.array([[1.0, 2.0]]), jnp.array([1.0])
+        >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
+        >>> state.posterior.loc
+        Array([0.1, 0.2], dtype=float32)
+    """
+    rate, box = as_schedule(step_size), check_box(box)
+
+    def init(prior: Any) -> OnlineState:
+        prior = check_prior(prior)
+        return start(prior, project(require(prior, "point", "oga")(prior), box), memory=())
+
+    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+        q = state.posterior
+        loc = q.loc - rate(state.count + 1, q) * evaluation.grad_loc
+        return advance(state, project(q._replace(loc=loc), box))
+
+    return Rule(init, update, curvature="none", name="oga", point=True, box=box)
+
+
+def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
+    r"""Online gradient on the expected loss, :math:`\mu \leftarrow \Pi(\mu - \eta\nabla\bar L_t)`.
+
+    The parameters are μ = (m, σ) with σ >= 0; the gradient in σ is 2σ times that in σ², so σ = 0 is
+    absorbing. On a full covariance they are the mean and the Cholesky factor, its diagonal held at 0 or above.
+    Starts at the prior.
+
+    Args:
+        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
+        box: Optional bounds on means and scales.
+
+    Returns:
+        An online :class:`Rule`.
+
+    Raises:
+        ValueError: If a step size or bound is not positive.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> rule = nt.online.oga_el(step_size=0.1, box=nt.online.Box(loc=20.0, scale=1.0))
+    """
+    rate, box = as_schedule(step_size), check_box(box)
+
+    def init(prior: Any) -> OnlineState:
+        prior = check_prior(prior)
+        require(prior, "descend", "oga_el")
+        return start(prior, project(prior, box), memory=())
+
+    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+        q = state.posterior
+        grads = require(q, "gradient", "oga_el")(q, evaluation)
+        moved = require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q))
+        return advance(state, project(moved, box))
+
+    return Rule(init, update, curvature="hessian", name="oga_el", box=box)

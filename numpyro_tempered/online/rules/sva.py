@@ -1,0 +1,76 @@
+"""Sequential variational approximation (CA19, Algorithm 2, objective (6))."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.gaussian.expectations.base import Evaluation
+from numpyro_tempered.gaussian.families.base import require
+from numpyro_tempered.online.base import (
+    Box,
+    OnlineState,
+    Rule,
+    StepSize,
+    advance,
+    as_schedule,
+    check_box,
+    check_prior,
+    project,
+    start,
+)
+
+
+def sva(step_size: StepSize, box: Box | None = None) -> Rule:
+    r"""Sequential variational approximation: summed gradients, held to the prior.
+
+    .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\sum_{i\le t} \langle\nabla\bar L_i(\mu_i),
+              \mu\rangle + \mathrm{KL}(q_\mu, \pi)/\eta\Big\}, \qquad \mu = (m, \sigma)
+
+    that is, on a mean-field family, m = m0 - η s² Σ g_m and σ = s h(η s Σ g_σ / 2) with h(x) = √(1+x²) - x;
+    on a full covariance the ``kl_prox`` of that family. In a box the
+    minimiser is the lazy projection: the unprojected sums are kept, the minimiser is clipped.
+
+    SVA does not hold evidence: on a conjugate stream its precision is not that of exact Bayes, and
+    multiplying the loss by α is the same as multiplying η by α.
+
+    Args:
+        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``. A schedule weighs the
+            whole sum anew in each round: one that ends at 0 ends at the prior.
+        box: Optional bounds on means and scales.
+
+    Returns:
+        An online :class:`Rule`; its memory is the two sums of gradients, compensated.
+
+    Raises:
+        ValueError: If a step size or bound is not positive.
+
+    References:
+        CA19, Algorithm 2 and Theorem 2.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> rule = nt.online.sva(step_size=0.1)
+        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
+        >>> int(state.count)
+        0
+    """
+    rate, box = as_schedule(step_size), check_box(box)
+
+    def init(prior: Any) -> OnlineState:
+        prior = check_prior(prior)
+        require(prior, "kl_prox", "sva")
+        sums = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
+        return start(prior, project(prior, box), memory=sums)
+
+    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+        q = state.posterior
+        gradient, kl_prox = require(q, "gradient", "sva"), require(q, "kl_prox", "sva")
+        grads = gradient(q, evaluation)
+        sums = type(grads)(*(total.add(term) for total, term in zip(state.memory, grads, strict=True)))
+        argmin = kl_prox(state.prior, type(grads)(*(total.value for total in sums)), rate(state.count + 1, q))
+        return advance(state, project(argmin, box), memory=sums)
+
+    return Rule(init, update, curvature="hessian", name="sva", box=box)

@@ -1,0 +1,1 @@
+"""What a long stream needs beside its rule."""

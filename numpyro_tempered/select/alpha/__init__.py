@@ -1,0 +1,26 @@
+"""Criteria for the power alpha of the likelihood, for :func:`numpyro_tempered.select_alpha`."""
+
+from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Draws, Plan, Verdict
+from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
+from numpyro_tempered.select.alpha.coarsening import coarsening
+from numpyro_tempered.select.alpha.diagnostics import held_out, loo
+from numpyro_tempered.select.alpha.gpc import gpc
+from numpyro_tempered.select.alpha.lyddon import lyddon
+from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
+from numpyro_tempered.select.alpha.theory_default import theory_default
+
+__all__ = [
+    "AlphaChoice",
+    "Criterion",
+    "Draws",
+    "Plan",
+    "Verdict",
+    "bootstrap_fisher",
+    "coarsening",
+    "gpc",
+    "held_out",
+    "loo",
+    "lyddon",
+    "safe_bayes",
+    "theory_default",
+]

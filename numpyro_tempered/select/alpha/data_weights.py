@@ -1,0 +1,107 @@
+"""Weights of single data in the likelihood of a model."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.primitives import Messenger
+
+from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.handlers.effects import ALPHA, Message, plates_of
+from numpyro_tempered.handlers.likelihood import (
+    Trace,
+    is_factor,
+    latent_sites,
+    likelihood_sites,
+    log_prob_of_each,
+    untempered_log_prob,
+    weight,
+)
+
+
+class weigh_data(Messenger):
+    """Multiply the log-likelihood of each datum by a weight, 0 to leave it out; around a tempered model.
+
+    Outside of :class:`temper`, whose mark tells likelihood from prior factors.
+    """
+
+    def __init__(self, fn: Model, weights: Array, dim: int) -> None:
+        self.weights = jnp.reshape(weights, (*jnp.shape(weights), *(1,) * (-1 - dim)))
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        """Scale a site of the likelihood."""
+        if msg["type"] != "sample" or not msg["is_observed"] or ALPHA not in msg:
+            return
+        # What is left out may be impossible, and 0 times minus infinity is NaN.
+        msg["fn"] = msg["fn"].mask(self.weights != 0)
+        weights = self.weights
+        msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
+
+
+def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
+    """The number of data of a model, and the batch dimension along which they lie.
+
+    Raises:
+        ValueError: If the observed sites have no plate in common and are not vectors of one length, have several
+            and none is named, lie in a scan, have powers or scales already, or latents lie in the plate.
+    """
+    sites = likelihood_sites(trace)
+    for name, site in sites.items():
+        log_prob_of_each(site)
+        if jnp.ndim(weight(site)) or float(weight(site)) != 1.0:
+            raise ValueError(
+                f"observed site {name!r} has the power or scale {weight(site)} already, and choosing alpha "
+                "starts at the untempered likelihood: pass the model without temper and handlers.scale."
+            )
+        if site.get("_control_flow_done"):
+            raise ValueError(
+                f"observed site {name!r} is in a scan, whose data are no independent rows: none of them can be "
+                "left out. Choose alpha by its theory_default()."
+            )
+    common = set.intersection(*(plates_of(site) for site in sites.values()))
+    if plate is not None and plate not in common:
+        raise ValueError(
+            f"plate {plate!r} does not hold all observed sites {list(sites)}; in common: {sorted(common)}."
+        )
+    if plate is None and len(common) > 1:
+        raise ValueError(f"the data lie in several plates, {sorted(common)}: name that of the data by plate=.")
+    if not common:
+        values = jax.eval_shape(lambda: {name: untempered_log_prob(site) for name, site in sites.items()})
+        shapes = {name: value.shape for name, value in values.items()}
+        if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 1:
+            raise ValueError(
+                f"the observed sites have log-probabilities of shapes {shapes} and no plate in common: put all "
+                "in one plate, whose rows are the data. Terms of the prior are told apart by nt.temper(model, "
+                "1.0, factors=False)."
+            )
+        return next(iter(shapes.values()))[0], -1
+    name = plate or common.pop()
+    frames = {(f.size, f.dim) for site in sites.values() for f in site["cond_indep_stack"] if f.name == name}
+    if len(frames) > 1:
+        raise ValueError(
+            f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim= for all its "
+            "sites. "
+        )
+    ((size, dim),) = frames
+    local = [latent for latent, site in latent_sites(trace).items() if name in plates_of(site)]
+    if local:
+        raise ValueError(
+            f"latent sites {local} have a value for each row of plate {name!r}, and a row that is left out says "
+            "nothing of its own: integrate them out (nt.marginalize does for discrete ones), or let the rows of "
+            "another plate be the data."
+        )
+    return size, dim
+
+
+def log_lik_of_each(trace: Trace, num_data: int, dim: int) -> Array:
+    """The log-likelihood of each datum, ``(num_data,)``, summed over the other dimensions and the sites."""
+    total: Any = 0.0
+    for site in likelihood_sites(trace).values():
+        value = untempered_log_prob(site)
+        shape = jnp.broadcast_shapes(value.shape, (num_data, *(1,) * (-1 - dim)))
+        if is_factor(site) or value.ndim >= -dim:
+            value = jnp.broadcast_to(value, shape)
+        value = jnp.moveaxis(value, dim, 0)
+        total = total + jnp.sum(jnp.reshape(value, (num_data, -1)), axis=1)
+    return total

@@ -1,0 +1,221 @@
+"""SafeBayes: alpha by the prequential losses of its posteriors (Grünwald and van Ommen 2017)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Verdict
+from numpyro_tempered.select.alpha.task import Task
+
+
+def safe_bayes(
+    loss: str | Callable[[dict[str, Array]], Array] = "gibbs",
+    *,
+    blocks: int | Sequence[int] = 8,
+    rule: str = "one_se",
+    permutations: int = 1,
+) -> Criterion:
+    r"""SafeBayes: the alpha whose posteriors predict the next data best, as draws or as points.
+
+    **Its aim is the risk** of the posterior on new data, not the coverage of intervals: :func:`lyddon`,
+    :func:`bootstrap_fisher` and :func:`gpc` aim at that, and choose other alphas by design.
+
+    With :math:`\pi_\alpha^{i}` the tempered posterior on the first i data, the cumulative losses are
+
+    .. math:: \text{R-log: } \sum_i E_{\theta\sim\pi_\alpha^{i-1}}[-\log p_\theta(z_i)],\qquad
+              \text{I-log: } \sum_i -\log p_{\bar\theta_{i-1}}(z_i),
+
+    with :math:`\bar\theta` the posterior mean on the unconstrained scale. The loss of the Bayesian predictive
+    mixture, :math:`-\log E_\theta p_\theta`, is not among them: where the model is wrong a mixture of bad
+    parameters may predict well by being outside of the model (hypercompression), and what is to be prevented is
+    hidden.
+
+    The posterior is refitted at the starts of blocks, not at each datum. The data of the first block have the
+    prior's loss, which is the same for all alphas, and are left out. An online rule has the posterior before each
+    datum anyway: there its own losses are summed, and ``blocks`` counts for nothing.
+
+    The one-SE rule takes the largest alpha whose cumulative loss is within one standard error of the least, the
+    standard error being that of the sum of the paired differences. On well-specified data the choice is often
+    below 1 all the same. The price in the risk is small: for an average over regressions with up to 51
+    coefficients it was 1.11 times that of alpha = 1 with 50 data, and .98 times with 100.
+
+    Draws lose by their spread, so that many parameters for few data call for a smaller alpha under the loss
+    ``"gibbs"`` even where the model is right; ``"plugin"`` does not see the spread.
+
+    Args:
+        loss: ``"gibbs"`` (R-log, the default), ``"plugin"`` (I-log), or a function from the latents' values by
+            site, one draw, to the losses of all data ``(n,)``, whose posterior expectation is taken: a squared
+            error, say.
+        blocks: Number of blocks of equal size; or the sizes n_1 < n_2 < ... < n of the data on which the
+            posterior is refitted, the last block ending at n.
+        rule: ``"one_se"``, or ``"min"`` for the alpha of the least cumulative loss.
+        permutations: Number of random orders of the data to average over, at least 1; 0 for the order of the data
+            themselves. A file sorted by class or in time is no random order, hence 1 is the default.
+
+    Returns:
+        A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`. Its columns are ``criterion``, the
+        cumulative loss in nats, ``criterion_se``, the standard error of its difference to the least, and
+        ``gibbs`` and ``plugin``.
+
+    Raises:
+        ValueError: If an argument is out of range; and when it runs, if there are fewer data than blocks, or the
+            latents of a plug-in loss are discrete.
+
+    References:
+        GvO, sections 4 and 5; P. Grünwald, *The Safe Bayesian*, ALT 2012.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> y = jnp.array([-1.0, 1.0] * 10)
+        >>> choice = nt.select_alpha(
+        ...     jax.random.key(0), model, AutoNormal, y, alphas=[0.25, 1.0], num_steps=500,
+        ...     criterion=nt.alpha.safe_bayes(blocks=4),
+        ... )
+        >>> choice.alpha
+        1.0
+    """
+    if not callable(loss) and loss not in ("gibbs", "plugin"):
+        raise ValueError(f'loss must be "gibbs", "plugin" or a function of the latents, got {loss!r}.')
+    if rule not in ("one_se", "min"):
+        raise ValueError(f'rule must be "one_se" or "min", got {rule!r}.')
+    if permutations < 0:
+        raise ValueError(f"permutations must be at least 0, got {permutations}.")
+
+    def plan(rng_key: Array, task: Task) -> Plan:
+        if task.discrete and loss == "plugin":
+            raise ValueError(
+                f'latent sites {task.discrete} are discrete and have no mean to plug in: take the loss "gibbs".'
+            )
+        edges = block_edges(blocks, task.num_data)
+        masks = [
+            place[None, :] < edge
+            for place in places(rng_key, task.num_data, permutations)
+            # From many data to few: a posterior on few is a start for none on many that is near its end.
+            for edge in edges[::-1]
+        ]
+
+        def reduce(draws: Draws) -> dict[str, Array]:
+            found = {
+                "gibbs": -jnp.mean(draws.log_lik, axis=0),
+                "plugin": -draws.log_lik_at_mean,
+            }
+            if callable(loss):
+                each = map_batches(loss, draws.values, 64)
+                if each.shape != draws.log_lik.shape:
+                    raise ValueError(
+                        f"the loss must return one number a datum, ({task.num_data},), got {each.shape[1:]}."
+                    )
+                found["loss"] = jnp.mean(each, axis=0)
+            return found
+
+        return Plan(np.concatenate(masks).astype(float), reduce)
+
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, reduced: Any) -> Verdict:
+        edges = block_edges(blocks, task.num_data)
+        ends = np.append(edges[1:], task.num_data)
+        orders = places(rng_key, task.num_data, permutations)
+        by_datum = {}
+        for name, values in reduced.items():
+            losses = np.asarray(values, np.float64).reshape(len(orders), len(edges), len(grid), -1)[:, ::-1]
+            # The loss of each datum is that of the last posterior before it.
+            mine = np.zeros(losses.shape[2:])
+            for of_order, place in zip(losses, orders, strict=True):
+                for of_block, start, end in zip(of_order, edges, ends, strict=True):
+                    mine += np.where((place >= start) & (place < end), of_block, 0.0)
+            by_datum[name] = mine / len(orders)
+        return judge(by_datum, "loss" if callable(loss) else loss, rule, grid)
+
+    def stream(rng_key: Array, grid: np.ndarray, num_rounds: int, run: Callable[[np.ndarray], Any]) -> Verdict:
+        if callable(loss):
+            raise ValueError(
+                'an online rule reports the log-losses "gibbs" and "plugin" alone: give it another loss as its '
+                "expectation, or take a guide."
+            )
+        found = []
+        for place in places(rng_key, num_rounds, permutations):
+            passed = run(np.argsort(place))
+            found.append({"gibbs": passed.expected[:, place], "plugin": passed.at_mean[:, place]})
+        by_datum = {name: np.mean([part[name] for part in found], axis=0) for name in found[0]}
+        return judge(by_datum, loss, rule, grid)
+
+    return Criterion("safe_bayes", "risk", plan, decide, stream=stream)
+
+
+def judge(by_datum: dict[str, np.ndarray], loss: str, rule: str, grid: np.ndarray) -> Verdict:
+    """The verdict on the losses of each datum, ``(A, n)`` by name."""
+    by_datum = {name: np.asarray(values, np.float64) for name, values in by_datum.items()}
+    losses = by_datum[loss]
+    total = losses.sum(axis=1)
+    if not np.all(np.isfinite(total)):
+        raise ValueError(
+            f"the cumulative loss is not finite at alpha = {grid[~np.isfinite(total)]}: a datum is impossible, "
+            "or overflows, under draws of the posterior on the others. Look at the prior and at extreme data."
+        )
+    best = int(np.argmin(total))
+    differences = losses - losses[best]
+    # Data that are left out have the loss 0 under all alphas.
+    se = np.std(differences, axis=1, ddof=1) * np.sqrt(losses.shape[1])
+    near = total <= total[best] + se
+    chosen = best if rule == "min" else int(np.max(np.flatnonzero(near)))
+    columns = {
+        "criterion": total,
+        "criterion_se": se,
+        **{name: values.sum(axis=1) for name, values in by_datum.items() if name != "loss"},
+    }
+    alpha = float(grid[chosen])
+    if rule == "one_se" and chosen == len(grid) - 1 and alpha == 1.0:
+        below = total[chosen] - total[best]
+        advice = "no need to temper for the sake of the risk: " + (
+            "no smaller alpha of the grid has a smaller cumulative loss."
+            if best == chosen
+            else f"the least cumulative loss is {below:.3g} nats below that of alpha = 1, less than its standard "
+            f"error, {se[chosen]:.3g}."
+        )
+    else:
+        gain = total[-1] - total[chosen]
+        advice = f"alpha = {alpha:.4g} for a low risk: " + (
+            "it is the largest tried: try larger ones, up to 1 at least."
+            if chosen == len(grid) - 1
+            else f"on data to come its posteriors lost {gain:.4g} nats less than those of "
+            f"alpha = {grid[-1]:.4g}, the largest tried."
+        )
+    if chosen == 0 and len(grid) > 1:
+        advice += " It is the least alpha of the grid: try smaller ones."
+    return Verdict(alpha, columns, {"safe_bayes_rule": rule, "safe_bayes_loss": loss}, advice)
+
+
+def block_edges(blocks: int | Sequence[int], num_data: int) -> np.ndarray:
+    """Numbers of data at which the posterior is refitted, ``(B,)``.
+
+    Raises:
+        ValueError: If they do not increase from at least 1 to below ``num_data``.
+    """
+    if isinstance(blocks, int | np.integer):
+        if not 2 <= blocks <= num_data:
+            raise ValueError(f"blocks must be at least 2 and at most n = {num_data}, got {blocks}.")
+        return np.asarray([num_data * k // blocks for k in range(1, blocks)])
+    edges = np.asarray(blocks)
+    if edges.ndim != 1 or edges.size == 0 or edges.dtype.kind not in "iu":
+        raise ValueError(f"blocks must be a number of blocks or sizes of the data before each, got {blocks!r}.")
+    if edges[0] < 1 or np.any(np.diff(edges) <= 0) or edges[-1] >= num_data:
+        raise ValueError(f"blocks must increase from at least 1 to below n = {num_data}, got {edges}.")
+    return edges
+
+
+def places(rng_key: Array, num_data: int, permutations: int) -> list[np.ndarray]:
+    """The place of each datum in each order."""
+    if permutations == 0:
+        return [np.arange(num_data)]
+    keys = jax.random.split(rng_key, permutations)
+    return [np.asarray(jax.random.permutation(key, num_data)) for key in keys]

@@ -1,0 +1,258 @@
+"""Leave-one-out cross-validation of tempered posteriors."""
+
+import json
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numpyro_tempered.handlers.temper import check_alpha
+from numpyro_tempered.report.arviz import group, group_names, variable_name
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_SAMPLE_DIMS = ["chain", "draw"]
+# With fewer draws the fifth of them that is the tail is too short to fit.
+_MIN_DRAWS = 25
+
+
+def loo(
+    data: Any,
+    *,
+    var_name: str | None = None,
+    pointwise: bool | None = None,
+    alpha: float | None = None,
+    reff: float | None = None,
+) -> Any:
+    r"""PSIS-LOO of a tempered posterior, where ``az.loo`` gives another number.
+
+    Leaving datum i out of a posterior with power :math:`\alpha` divides its density by :math:`L_i^\alpha`, so
+    the draws have weights :math:`w_{is} \propto p(y_i \mid \theta_s)^{-\alpha}`, which are smoothed by a
+    generalised Pareto distribution, and
+
+    .. math:: \mathrm{elpd}_i = \log \frac{\sum_s w_{is}\, p(y_i \mid \theta_s)}{\sum_s w_{is}}.
+
+    At ``alpha = 1`` this is ``az.loo``, whose weights are 1/p whatever the power. The predictive density
+    is untempered throughout.
+
+    The result says how well the tempered posterior predicts, and serves to compare models. It is no criterion for
+    alpha: where the model is misspecified it prefers powers that are far too small. The draws are
+    taken for the tempered posterior; those of a guide are as good as the guide.
+
+    Args:
+        data: Result of :func:`to_inference_data`, with its log-likelihood group.
+        var_name: The observed site, where there are several.
+        pointwise: Whether to keep the values by datum, which ``az.compare`` needs; ArviZ's setting
+            ``stats.ic_pointwise`` by default, which is to keep them.
+        alpha: Power on the likelihood of the site; by default that of the data's attributes.
+        reff: Relative efficiency of the draws; by default estimated as ArviZ does.
+
+    Returns:
+        ArviZ's own result, ``ELPDData``, for ``az.compare`` and the plots; on the log scale.
+
+    Raises:
+        ValueError: If the data have no log-likelihood or no alpha, there are several sites and none is named, or
+            the log-likelihood is NaN, infinite or the same in all draws, or there are fewer than 25 draws.
+
+    Warns:
+        UserWarning: As ArviZ does, where the estimated Pareto k says that a weight is unreliable.
+
+    References:
+        Vehtari, Gelman, Gabry, *Practical Bayesian model evaluation using leave-one-out
+        cross-validation and WAIC*, 2017.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
+        >>> result = nt.loo(nt.to_inference_data(fit))
+        >>> int(result.n_samples), int(result.n_data_points)
+        (1000, 6)
+    """
+    import arviz as az
+
+    name, log_lik = _log_likelihood(data, var_name)
+    power = _power(data, name) if alpha is None else check_alpha(alpha)
+    num_draws = log_lik.sizes["chain"] * log_lik.sizes["draw"]
+    _check(name, log_lik, power, num_draws)
+    if reff is None:
+        reff = _relative_efficiency(data, num_draws)
+    # A power of 0 times a log-likelihood of minus infinity would be NaN.
+    log_ratios = -power * log_lik if power else log_lik.copy(data=np.zeros(log_lik.shape))
+    if hasattr(az, "psislw"):
+        return _loo_of_arviz_0(log_lik, log_ratios, reff, pointwise)
+    log_weights, pareto_k = _smooth(log_ratios, reff)
+    return az.loo(data, pointwise=pointwise, var_name=name, reff=reff, log_weights=log_weights, pareto_k=pareto_k)
+
+
+def _smooth(log_ratios: "xr.DataArray", reff: float) -> tuple["xr.DataArray", "xr.DataArray"]:
+    """Pareto-smoothed log weights and k, by ArviZ 1.x."""
+    import xarray as xr
+
+    def smooth(ratios: "xr.DataArray") -> tuple["xr.DataArray", "xr.DataArray"]:
+        # The accessor takes the logarithms of the inverse weights.
+        return (-ratios).azstats.psislw(r_eff=reff, dim=_SAMPLE_DIMS)
+
+    def of_datum(ratios: np.ndarray) -> tuple[np.ndarray, Any]:
+        try:
+            log_weights, pareto_k = smooth(xr.DataArray(ratios, dims=_SAMPLE_DIMS))
+        except ValueError:
+            return ratios - np.logaddexp.reduce(ratios, axis=None), np.inf
+        return log_weights.values, pareto_k.values
+
+    try:
+        log_weights, pareto_k = smooth(log_ratios)
+    except ValueError:  # the largest weights of some datum are equal: it has no tail to fit
+        log_weights, pareto_k = xr.apply_ufunc(
+            of_datum,
+            log_ratios,
+            input_core_dims=[_SAMPLE_DIMS],
+            output_core_dims=[_SAMPLE_DIMS, []],
+            vectorize=True,
+        )
+    return log_weights, _zero_without_weights(pareto_k, log_ratios)
+
+
+def _loo_of_arviz_0(
+    log_lik: "xr.DataArray", log_ratios: "xr.DataArray", reff: float, pointwise: bool | None
+) -> Any:
+    """The same by ArviZ 0.x, whose own ``loo`` takes no weights."""
+    import arviz as az
+    from arviz.stats.stats_utils import ELPDData, logsumexp
+
+    log_weights, pareto_k = az.psislw(log_ratios.stack(__sample__=_SAMPLE_DIMS), reff)
+    pareto_k = _zero_without_weights(pareto_k, log_ratios)
+    stacked = log_lik.stack(__sample__=_SAMPLE_DIMS)
+    num_draws = stacked.sizes["__sample__"]
+    elpd_i = (
+        stacked.isel(__sample__=0, drop=True)
+        .copy(data=logsumexp((log_weights + stacked).values, axis=-1))
+        .astype(float)
+        .rename("loo_i")
+    )
+    lppd = np.sum(logsumexp(stacked.values, b_inv=num_draws, axis=-1), dtype=float)
+    elpd = elpd_i.values.sum()
+    good_k = min(1 - 1 / np.log10(num_draws), 0.7)
+    bad = bool(np.any(pareto_k > good_k))
+    if bad:
+        warnings.warn(
+            f"Estimated shape parameter of Pareto distribution is greater than {good_k:.2f} for one or more "
+            "samples: their leave-one-out posterior is far from the posterior, and importance sampling is "
+            "unreliable there.",
+            stacklevel=3,
+        )
+    values = {
+        "elpd_loo": elpd,
+        "se": (elpd_i.size * np.var(elpd_i.values)) ** 0.5,
+        "p_loo": lppd - elpd,
+        "n_samples": num_draws,
+        "n_data_points": elpd_i.size,
+        "warning": bad,
+    }
+    if az.rcParams["stats.ic_pointwise"] if pointwise is None else pointwise:
+        values |= {"loo_i": elpd_i, "pareto_k": pareto_k}
+        if elpd_i.size == 1:
+            warnings.warn(
+                "The point-wise LOO is the same with the sum LOO: the site has one log-probability for all its "
+                "data, which are left out together.",
+                stacklevel=3,
+            )
+    values |= {"scale": "log", "good_k": good_k}
+    return ELPDData(data=list(values.values()), index=list(values))
+
+
+def _zero_without_weights(pareto_k: "xr.DataArray", log_ratios: "xr.DataArray") -> "xr.DataArray":
+    """The estimates of k, with 0 where all weights are equal and nothing can go wrong."""
+    varies = log_ratios.max(_SAMPLE_DIMS) > log_ratios.min(_SAMPLE_DIMS)
+    return pareto_k.where(varies, 0.0).rename("pareto_shape")
+
+
+def _log_likelihood(data: Any, var_name: str | None) -> tuple[str, "xr.DataArray"]:
+    """The pointwise log-likelihood of the site, and its name."""
+    if not (hasattr(data, "children") or hasattr(data, "groups")):
+        raise TypeError(
+            f"loo takes ArviZ data, got {type(data).__name__}: pass the result through to_inference_data."
+        )
+    if "log_likelihood" not in group_names(data):
+        raise ValueError(
+            f"the data have no log_likelihood group, only {group_names(data)}: make them by to_inference_data "
+            "with log_lik=True."
+        )
+    found = group(data, "log_likelihood")
+    names = [str(name) for name in found.data_vars]
+    if var_name is None and len(names) > 1:
+        raise ValueError(f"there are several observed sites, {names}: name one by var_name.")
+    name = names[0] if var_name is None else variable_name(var_name)
+    if name not in names:
+        raise ValueError(f"the log_likelihood group has no {var_name!r}, only {names}.")
+    return name, found[name]
+
+
+def _power(data: Any, name: str) -> float:
+    """The power of the site in the posterior: alpha times other scales of the likelihood."""
+    alpha = _of_site(_attribute(data, "alpha"), name, default=None)
+    if alpha is None:
+        raise ValueError(
+            f"the data have no attribute alpha for site {name!r}: make them by to_inference_data, or pass alpha."
+        )
+    scale = _of_site(_attribute(data, "likelihood_scale"), name, default=1.0)
+    if scale is None:
+        raise ValueError(
+            f"the scales of site {name!r} (numpyro.handlers.scale) differ from datum to datum, and with them the "
+            "powers: loo takes one power for a site."
+        )
+    return float(alpha) * float(scale)
+
+
+def _attribute(data: Any, key: str) -> Any:
+    """An attribute of the data or of their groups: not all operations of ArviZ keep those of the root."""
+    holders = [data, *(group(data, name) for name in group_names(data))]
+    return next((holder.attrs[key] for holder in holders if key in holder.attrs), None)
+
+
+def _of_site(value: Any, name: str, default: Any) -> Any:
+    by_site = json.loads(value) if isinstance(value, str) else value
+    if isinstance(by_site, dict):
+        return by_site.get(name, default)
+    return default if by_site is None else by_site
+
+
+def _check(name: str, log_lik: "xr.DataArray", power: float, num_draws: int) -> None:
+    if num_draws < _MIN_DRAWS:
+        raise ValueError(f"loo needs at least {_MIN_DRAWS} draws to smooth their weights, got {num_draws}.")
+    values = log_lik.values
+    if np.any(np.isnan(values)) or np.any(values == np.inf):
+        raise ValueError(
+            f"the log-likelihood of site {name!r} has NaN or +inf: look at the model's values there."
+        )
+    if power and np.any(values == -np.inf):
+        raise ValueError(
+            f"the log-likelihood of site {name!r} is -inf in some draws, which a tempered posterior never makes: "
+            "their weights would be infinite."
+        )
+    if np.all(log_lik.max(_SAMPLE_DIMS) == log_lik.min(_SAMPLE_DIMS)):
+        raise ValueError(
+            f"the log-likelihood of site {name!r} is the same in all draws: a posterior of one point, such as "
+            "that of AutoDelta, has no leave-one-out posteriors."
+        )
+
+
+def _relative_efficiency(data: Any, num_draws: int) -> float:
+    """Effective sample size of a draw, the mean over the posterior as in ``az.loo``."""
+    import arviz as az
+
+    if "posterior" not in group_names(data):
+        raise ValueError("the data have no posterior group to estimate the efficiency of the draws: pass reff.")
+    posterior = group(data, "posterior")
+    if posterior.sizes["chain"] == 1:
+        return 1.0
+    sizes = az.ess(posterior, method="mean") if hasattr(az, "psislw") else posterior.azstats.ess(method="mean")
+    values = np.hstack([np.ravel(size) for size in sizes.data_vars.values()])
+    values = values[np.isfinite(values)]
+    return float(values.mean() / num_draws) if values.size else 1.0

@@ -1,0 +1,1 @@
+"""Bounds and comparators of the theorems, and the ledger of a stream."""

@@ -1,0 +1,57 @@
+r"""Bounds of the theory as numbers: regret, divergences and certificates.
+
+A bound here is the right side of a theorem, evaluated: numbers in double precision by numpy, computed once a run
+is over. Each function cites its theorem and returns its assumptions, and how to check them.
+
+Regret, as a :class:`Bound`: the constants L, D and γ come from :mod:`numpyro_tempered.online`: ``lipschitz``,
+``diameter``, ``strong_convexity``. The decision of a round is θ_t, the posterior mean before it. With q_μ any
+Gaussian and the losses convex,
+
+.. math:: \sum_{t\le T}\ell_t(\theta_t) \le \sum_{t\le T} E_{q_t}\ell_t
+          \le \sum_{t\le T} E_{q_\mu}\ell_t + \text{regret}
+
+Distance of a tempered posterior from the truth, as a :class:`Certificate`: computable from the data, an ELBO and
+an upper bound on log p0(X), which is a :class:`LogTrueDensity`. The divergences and what they imply are beside.
+"""
+
+from numpyro_tempered.theory.bounds.base import Bound
+from numpyro_tempered.theory.bounds.batch import online_to_batch, online_to_batch_risk
+from numpyro_tempered.theory.bounds.certificate import Certificate, selection_certificate, tempered_certificate
+from numpyro_tempered.theory.bounds.exponential_family import renyi_exponential_family
+from numpyro_tempered.theory.bounds.inequalities import change_order, hellinger_bound, total_variation_bound
+from numpyro_tempered.theory.bounds.log_true_density import (
+    LogTrueDensity,
+    empirical_entropy,
+    given,
+    maximum_likelihood,
+)
+from numpyro_tempered.theory.bounds.regret import doubling, ewa, hedge, sva, svb, svb_strongly_convex
+from numpyro_tempered.theory.bounds.renyi import renyi_gaussian, renyi_normal
+from numpyro_tempered.theory.bounds.renyi_numeric import renyi_discrete, renyi_quadrature
+
+__all__ = [
+    "Bound",
+    "Certificate",
+    "LogTrueDensity",
+    "change_order",
+    "doubling",
+    "empirical_entropy",
+    "ewa",
+    "given",
+    "hedge",
+    "hellinger_bound",
+    "maximum_likelihood",
+    "online_to_batch",
+    "online_to_batch_risk",
+    "renyi_discrete",
+    "renyi_exponential_family",
+    "renyi_gaussian",
+    "renyi_normal",
+    "renyi_quadrature",
+    "selection_certificate",
+    "sva",
+    "svb",
+    "svb_strongly_convex",
+    "tempered_certificate",
+    "total_variation_bound",
+]

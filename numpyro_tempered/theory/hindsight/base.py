@@ -1,0 +1,75 @@
+"""A best parameter with its certificate, and what the solvers share."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.online.base import Box
+
+
+class Hindsight(NamedTuple):
+    """The best fixed parameter of a stream.
+
+    Attributes:
+        theta: θ, shape ``(d,)``.
+        value: Its cumulative loss.
+        lower: No parameter within ``reach`` has a cumulative loss below this.
+        losses: The loss of θ in each round, shape ``(T,)``.
+        reach: Bounds on the absolute values of θ, shape ``(d,)``: those of the box; where it has none, at least
+            ten times the larger of 1 and the absolute value.
+    """
+
+    theta: np.ndarray
+    value: float
+    lower: float
+    losses: np.ndarray
+    reach: np.ndarray
+
+    @property
+    def gap(self) -> float:
+        """How much better another parameter could be, at most."""
+        return self.value - self.lower
+
+
+def by_gradient(theta: np.ndarray, losses: np.ndarray, slope: np.ndarray, reach: np.ndarray) -> Hindsight:
+    """The certificate of a smooth convex loss: the least value of its tangent over the box."""
+    value = float(losses.sum())
+    gap = float(slope @ theta + np.abs(slope) @ reach)
+    return Hindsight(theta, value, value - max(gap, 0.0), losses, reach)
+
+
+def as_reach(theta: np.ndarray, bound: np.ndarray, unit: np.ndarray | float = 1.0) -> np.ndarray:
+    """The box, with a wide bound where it has none; ``unit`` is that of θ."""
+    return np.where(np.isinf(bound), 10.0 * np.maximum(unit, np.abs(theta)), bound)
+
+
+def units(x: np.ndarray) -> np.ndarray:
+    """Largest absolute value of each feature: the solvers see features of one size."""
+    largest = np.max(np.abs(x), axis=0)
+    return np.where(largest > 0, largest, 1.0)
+
+
+def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Features ``(T, d)`` and outcomes ``(T,)`` in double precision.
+
+    Raises:
+        ValueError: If the shapes are others or a value is not finite.
+    """
+    rows, outcomes = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if rows.ndim != 2 or rows.shape[0] == 0 or outcomes.shape != rows.shape[:1]:
+        raise ValueError(
+            f"expected x of shape (T, d) and y of shape (T,), got {rows.shape} and {outcomes.shape}."
+        )
+    if not (np.all(np.isfinite(rows)) and np.all(np.isfinite(outcomes))):
+        raise ValueError("the data of a hindsight must be finite: leave out the rounds that were rejected.")
+    return rows, outcomes
+
+
+def as_bounds(box: Box | None, rows: np.ndarray) -> np.ndarray:
+    """Bounds on |θ_j|, shape ``(d,)``."""
+    bound = np.asarray(math.inf if box is None else box.loc, np.float64)
+    if not np.all(bound > 0):
+        raise ValueError(f"box.loc must be positive, got {box.loc if box is not None else None}.")
+    return np.array(np.broadcast_to(bound, rows.shape[1:]))

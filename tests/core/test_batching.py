@@ -1,0 +1,65 @@
+"""A function over many rows, some at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_tempered.core.batching import compiled_map, map_batches, operand_program
+
+ROWS = {"a": np.arange(22.0).reshape(11, 2), "b": np.arange(11)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10, 11, 64])
+def test_every_row_has_its_value(batch_size):
+    found = map_batches(lambda row: {"sum": row["a"].sum() + row["b"], "b": row["b"]}, ROWS, batch_size)
+    np.testing.assert_array_equal(found["sum"], ROWS["a"].sum(-1) + ROWS["b"])
+    np.testing.assert_array_equal(found["b"], ROWS["b"])
+
+
+def test_keys_are_rows():
+    keys = jax.random.split(jax.random.key(0), 5)
+    found = map_batches(jax.random.normal, keys, 2)
+    np.testing.assert_array_equal(found, jax.vmap(jax.random.normal)(keys))
+
+
+def test_no_rows():
+    assert map_batches(lambda row: 2.0 * row, jnp.zeros((0, 3)), 4).shape == (0, 3)
+
+
+def test_the_function_is_traced_for_one_size_of_batch():
+    sizes = []
+
+    @jax.custom_batching.custom_vmap
+    def watched(row):
+        return row
+
+    @watched.def_vmap
+    def _(axis_size, in_batched, row):
+        sizes.append(axis_size)
+        return row, True
+
+    # lax.map would take 4, 4 and 3 rows.
+    np.testing.assert_array_equal(map_batches(watched, jnp.arange(11), 4), np.arange(11))
+    assert set(sizes) == {4}
+
+
+def test_rows_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"one common leading axis, got axes of \[3, 4\]"):
+        map_batches(lambda row: row, {"a": np.ones(3), "b": np.ones(4)}, 2)
+
+
+def test_what_a_function_closes_over_is_an_operand():
+    texts = []
+    for seed in (0, 1):
+        data = jnp.asarray(np.random.default_rng(seed).normal(size=50).astype(np.float32))
+
+        def summed(row, data=data):
+            return {"sum": jnp.sum(row * data)}
+
+        rows = np.arange(5, dtype=np.float32)
+        found = compiled_map(summed, rows, 2)
+        np.testing.assert_allclose(found["sum"], rows * np.sum(data), rtol=1e-5, atol=1e-5)
+        program, operands, _ = operand_program(summed, rows, 2)
+        texts.append(program.lower(*operands).as_text())
+    assert texts[0] == texts[1]

@@ -1,0 +1,65 @@
+"""The reference page lists the public names, and no others."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import numpyro_tempered as nt
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
+
+
+def listed():
+    directive = re.compile(r"^\.\. auto(?:function|class|data)::\s*(\S+)\s*$", re.MULTILINE)
+    return directive.findall(REFERENCE.read_text())
+
+
+def defined_in(module):
+    """Public classes and functions of a module that has no ``__all__``."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+        and (inspect.isclass(value) or module is nt.plots)
+    ]
+
+
+def expected():
+    names = set()
+    for name in nt.__all__:
+        value = getattr(nt, name)
+        if inspect.ismodule(value):
+            names |= {
+                f"numpyro_tempered.{name}.{inner}" for inner in getattr(value, "__all__", defined_in(value))
+            }
+        else:
+            names.add(f"numpyro_tempered.{name}")
+    return names
+
+
+def test_no_public_name_is_missing_from_the_reference():
+    assert expected() - set(listed()) == set()
+
+
+def test_no_name_is_listed_twice():
+    assert len(listed()) == len(set(listed()))
+
+
+def test_the_expected_names_include_every_kind():
+    assert {
+        "numpyro_tempered.temper",
+        "numpyro_tempered.online.ngvi",
+        "numpyro_tempered.optim.SVB",
+        "numpyro_tempered.guides.AutoOnlineDiagonalNormal",
+        "numpyro_tempered.plots.plot_regret",
+    } <= expected()
+
+
+@pytest.mark.parametrize("name", listed())
+def test_every_listed_name_exists(name):
+    value = nt
+    for attribute in name.split(".")[1:]:
+        value = getattr(value, attribute)

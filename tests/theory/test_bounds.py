@@ -1,0 +1,430 @@
+"""Regret bounds against runs on adversarial and random streams, and what they say of new data."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import tiered
+
+import numpyro_tempered as nt
+from numpyro_tempered import bounds, hindsight
+from numpyro_tempered.gaussian.families import FullRank, MeanField
+from numpyro_tempered.online import Box
+from numpyro_tempered.online import rates as schedules
+from numpyro_tempered.online.stream import step
+from numpyro_tempered.online.streams.average import average, averaged
+
+HINGE = nt.expectations.hinge()
+LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+BOX = Box(loc=1.5, scale=0.8)
+STREAMS = ("against the mean", "alternating", "turning", "random")
+
+
+def streams(num_rounds, d=3, seed=0):
+    """Features (S, T, d), labels (S, T) and whether labels go against the mean (S,), one stream each."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(len(STREAMS), num_rounds, d))
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    # One direction over and over is worse than many.
+    x[1:3] = x[1:3, :1]
+    t = np.arange(num_rounds)
+    y = np.stack(
+        [
+            np.ones(num_rounds),
+            np.where(t % 2, 1.0, -1.0),
+            np.where(t < num_rounds // 2, 1.0, -1.0),
+            rng.choice([-1.0, 1.0], num_rounds),
+        ]
+    )
+    return jnp.asarray(x), jnp.asarray(y), jnp.arange(len(STREAMS)) == 0
+
+
+def play(rule, expectation, prior, x, y, adaptive):
+    """Losses (S, T) and the labels that the streams showed."""
+
+    def one(x, y, adaptive):
+        def body(state, row):
+            features, label = row
+            against = jnp.where(features @ state.posterior.loc >= 0, -1.0, 1.0)
+            label = jnp.where(adaptive, against, label)
+            state, losses = step(rule, expectation, state, (features, label), None)
+            return state, (losses, label)
+
+        return jax.lax.scan(body, rule.init(prior), (x, y))[1]
+
+    losses, labels = jax.jit(jax.vmap(one))(x, y, adaptive)
+    return jax.tree.map(np.asarray, losses), labels
+
+
+def assert_below(losses, by_round):
+    """Cumulative losses, at the mean and expected, at most the bound at every round."""
+    at_mean, expected = (np.cumsum(part, axis=-1) for part in losses)
+    assert np.all(np.isfinite(expected))
+    assert np.all(at_mean <= expected + 1e-9)
+    assert np.all(expected <= by_round + 1e-9)
+
+
+def softplus_losses(theta, x, y):
+    return jax.nn.softplus(-y * (x @ theta))
+
+
+def best_point(expectation, x, y, box=BOX):
+    if expectation is HINGE:
+        return hindsight.hinge(x, y, box)
+    return hindsight.convex(softplus_losses, jnp.zeros(x.shape[-1]), x, y, box=box)
+
+
+@pytest.mark.parametrize(
+    ("name", "expectation"),
+    tiered([("svb", HINGE), ("svb", LOGISTIC), ("oga", HINGE)], unit=[("svb", LOGISTIC)]),
+    ids=["svb-hinge", "svb-logistic", "oga-hinge"],
+)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))])
+def test_svb_and_oga_keep_theorem_3_at_every_round(x64, name, expectation, seed):
+    x, y, adaptive = streams(400, seed=seed)
+    d = x.shape[-1]
+    lipschitz = schedules.lipschitz(x.reshape(-1, d))
+    diameter = schedules.diameter(BOX, d, point=name == "oga")
+    if name == "svb":
+        c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
+        rule = nt.online.svb(nt.online.svb_rate(c), box=BOX)
+    else:
+        rule = nt.online.oga(schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=BOX)
+    losses, labels = play(rule, expectation, MeanField(jnp.full(d, 1.0), jnp.full(d, 0.8)), x, y, adaptive)
+    bound = bounds.svb(np.arange(1, 401), lipschitz=lipschitz, diameter=diameter)
+    regrets = []
+    for s in range(len(STREAMS)):
+        best = best_point(expectation, x[s], labels[s])
+        assert best.gap < 1e-6 * best.value
+        one = jax.tree.map(lambda part, s=s: part[s], losses)
+        assert_below(one, np.cumsum(best.losses) + bound.value)
+        regrets.append(one.at_mean.sum() - best.value)
+    # The streams put the bound to the test.
+    assert max(regrets) > 0.05 * bound.value[-1]
+
+
+@partial(jax.jit, static_argnums=0)
+def expected_losses(expectation, q, x, y):
+    return jax.vmap(lambda row, label: expectation.evaluate(q, row, label).expected)(x, y)
+
+
+def gaussians(prior, d, box, seed=3, number=4):
+    """Comparators of all widths."""
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        loc = jnp.asarray(rng.uniform(-1, 1, d) * (1.5 if box is None else box.loc))
+        scale = jnp.asarray(rng.uniform(0.05, 0.8, d))
+        yield MeanField(loc, scale) if isinstance(prior, MeanField) else FullRank(loc, jnp.diag(scale))
+
+
+@pytest.mark.parametrize(
+    ("family", "box", "doubled", "expectation"),
+    [
+        pytest.param("mean field", None, False, HINGE, marks=pytest.mark.full),
+        pytest.param("mean field", BOX, False, HINGE, marks=pytest.mark.full),
+        ("mean field", BOX, True, HINGE),
+        pytest.param("full rank", None, False, HINGE, marks=pytest.mark.slow),
+    ],
+    ids=["mean field", "box", "doubling", "full rank"],
+)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))])
+def test_sva_keeps_theorem_2_at_every_round(x64, family, box, doubled, expectation, seed):
+    num_rounds, d = 200, 2
+    x, y, adaptive = streams(num_rounds, d, seed)
+    scale = jnp.array([0.5, 0.8])
+    if family == "mean field":
+        prior = MeanField(jnp.full(d, 0.5), scale)
+        kl = nt.families.mean_field.kl
+    else:
+        prior = FullRank(jnp.full(d, 0.5), jnp.diag(scale).at[1, 0].set(0.3))
+        kl = nt.families.full_rank.kl
+    constants = {
+        "lipschitz": schedules.lipschitz(x.reshape(-1, d)),
+        "strong_convexity": schedules.strong_convexity(prior),
+    }
+    horizon = 1 if doubled else num_rounds
+    rate = schedules.sva_rate(horizon, kl=3.0, **constants)
+    rule = schedules.doubling(partial(nt.online.sva, box=box), rate) if doubled else nt.online.sva(rate, box=box)
+    losses, labels = play(rule, expectation, prior, x, y, adaptive)
+    rounds = np.arange(1, num_rounds + 1)
+    ratios = []
+    for s in range(len(STREAMS)):
+        best = hindsight.gaussian(
+            expectation, prior, schedules.sva_rate(num_rounds, kl=3.0, **constants), x[s], labels[s], box=box
+        )
+        comparators = [(best.expected, best.kl)]
+        for q in gaussians(prior, d, box):
+            comparators.append(
+                (np.asarray(expected_losses(expectation, q, x[s], labels[s])), float(kl(q, prior)))
+            )
+        one = jax.tree.map(lambda part, s=s: part[s], losses)
+        rights = []
+        for expected, divergence in comparators:
+            cumulative = np.cumsum(expected)
+            if doubled:
+                first = bounds.sva(1, step_size=rate, kl=divergence, comparator=0.0, **constants)
+                right = bounds.doubling(rounds, first, comparator=cumulative)
+            else:
+                right = bounds.sva(rounds, step_size=rate, kl=divergence, comparator=cumulative, **constants)
+            assert_below(one, right.value)
+            rights.append(right.value[-1])
+        assert doubled or rights[0] == min(rights)
+        ratios.append((one.expected.sum() - best.expected.sum()) / (rights[0] - best.expected.sum()))
+    assert max(ratios) > 0.05
+
+
+def worst_labels(num_rounds, lipschitz, constant):
+    """Labels against which a descent from 1 in [-1, 1], by steps ``constant``/sqrt(t), does about its worst.
+
+    In the linear range of the hinge loss gradients are ±L. They alternate near 1, which costs the steps, with one
+    more upwards where the shrinking steps have let the mean sink by a whole one; at last they push it from 1 to
+    -1, which costs the distance. Also returned: the cumulative loss, by this recursion.
+    """
+    push = np.ceil(2.0 * np.sqrt(num_rounds) / (constant * lipschitz))
+    m, total, labels = 1.0, 0.0, np.empty(num_rounds)
+    for t in range(1, num_rounds + 1):
+        move = constant * lipschitz / np.sqrt(t)
+        labels[t - 1] = -1.0 if t > num_rounds - push or m > 1.0 - move else 1.0
+        total += 1.0 - labels[t - 1] * lipschitz * m
+        m = min(max(m + labels[t - 1] * move, -1.0), 1.0)
+    return labels, total
+
+
+@pytest.mark.parametrize(
+    ("factor", "low", "high"),
+    tiered([(2.0, 1.15, 1.25), (1.0, 0.9, 1.0)], unit=[(1.0, 0.9, 1.0)]),
+    ids=["printed", "corrected"],
+)
+def test_the_printed_constant_of_theorem_3_fails_and_the_corrected_one_holds(x64, factor, low, high):
+    num_rounds, lipschitz, box = 40_000, 0.01, Box(loc=1.0, scale=0.01)
+    diameter = schedules.diameter(box, d=1)
+    c = factor * schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
+    np.testing.assert_allclose(c, factor * diameter / (np.sqrt(2) * lipschitz))
+    y, total = worst_labels(num_rounds, lipschitz, c)
+    x = np.full((num_rounds, 1), lipschitz)
+    rule = nt.online.svb(nt.online.svb_rate(c), box=box)
+    state = rule.init(MeanField(jnp.ones(1), jnp.full(1, 0.01)))
+    _, losses = nt.online.run(rule, HINGE, state, jnp.asarray(x), jnp.asarray(y))
+    best = hindsight.hinge(x, y, box)
+    np.testing.assert_allclose(best.theta, [-1.0])
+    np.testing.assert_allclose(best.value, np.sum(1 + y * lipschitz), rtol=1e-12)
+    regret = float(np.sum(losses.at_mean)) - best.value
+    bound = bounds.svb(num_rounds, lipschitz=lipschitz, diameter=diameter).value
+    np.testing.assert_allclose(np.sum(losses.at_mean), total, rtol=1e-10)
+    assert low < regret / bound < high
+
+
+def test_svb_keeps_the_logarithmic_bound_on_strongly_convex_losses(x64):
+    num_rounds, box, curvature = 500, Box(loc=1.0, scale=0.5), 2.0
+    rng = np.random.default_rng(0)
+    squared = nt.expectations.squared()
+    y = np.stack(
+        [np.where(np.arange(num_rounds) % 2, 1.0, -1.0), rng.uniform(-1, 1, num_rounds), np.ones(num_rounds)]
+    )
+    x = np.ones((3, num_rounds, 1))
+    # Against the mean: outcomes are ±1, as labels.
+    adaptive = jnp.array([False, False, True])
+    rule = nt.online.svb(schedules.svb_strongly_convex_rate(curvature), box=box)
+    losses, shown = play(
+        rule, squared, MeanField(jnp.ones(1), jnp.full(1, 0.5)), jnp.asarray(x), jnp.asarray(y), adaptive
+    )
+    lipschitz = schedules.lipschitz_squared(x[0], np.ones(num_rounds), box)
+    np.testing.assert_allclose(lipschitz, np.sqrt(17.0))
+    bound = bounds.svb_strongly_convex(np.arange(1, num_rounds + 1), lipschitz=lipschitz, curvature=curvature)
+    for s in range(3):
+        best = hindsight.squared(x[s], shown[s], box)
+        np.testing.assert_allclose(best.theta, [np.mean(shown[s])], atol=1e-9)
+        assert_below(jax.tree.map(lambda part, s=s: part[s], losses), np.cumsum(best.losses) + bound.value)
+
+
+def weighted_average_losses(losses, rate):
+    """Expected losses of exponentially weighted experts, from the definition; ``losses`` is (T, K)."""
+    weights, suffered = np.full(losses.shape[1], 1.0 / losses.shape[1]), []
+    for row in losses:
+        suffered.append(weights @ row)
+        weights = weights * np.exp(-rate * row)
+        weights /= weights.sum()
+    return np.array(suffered)
+
+
+@pytest.mark.parametrize("adversarial", [True, False])
+def test_hedge_and_theorem_1_hold_on_experts(adversarial):
+    num_rounds, num_experts, loss_range = 400, 5, 2.0
+    rng = np.random.default_rng(2)
+    rate = schedules.ewa_rate(num_rounds, kl=np.log(num_experts), loss_range=loss_range)
+    losses = rng.uniform(0, loss_range, (num_rounds, num_experts))
+    if adversarial:
+        # The expert in the lead loses.
+        for t in range(num_rounds):
+            losses[t] = 0.0
+            losses[t, np.argmin(losses[:t].sum(0))] = loss_range
+    suffered = np.cumsum(weighted_average_losses(losses, rate))
+    rounds = np.arange(1, num_rounds + 1)
+    best = np.cumsum(losses, axis=0)[:, np.argmin(losses.sum(0))]
+    hedge = bounds.hedge(rounds, num_experts, rate=rate, loss_range=loss_range, comparator=best)
+    assert np.all(suffered <= hedge.value)
+    ewa = bounds.ewa(rounds, step_size=rate, loss_range=loss_range, kl=np.log(num_experts), comparator=best)
+    np.testing.assert_allclose(ewa.value, hedge.value, rtol=1e-12)
+    np.testing.assert_allclose(ewa.regret[-1], loss_range * np.sqrt(num_rounds * np.log(num_experts) / 2))
+    if adversarial:
+        assert suffered[-1] - best[-1] > 0.2 * hedge.regret[-1]
+
+
+def test_hedge_without_a_range_holds_for_an_exp_concave_loss():
+    # Squared loss of means of predictions in [0, 1]: exp-concave with rate 1/2.
+    rng = np.random.default_rng(1)
+    predictions, y = rng.uniform(size=(300, 4)), rng.integers(0, 2, 300)
+    weights, suffered, losses = np.full(4, 0.25), 0.0, (predictions - y[:, None]) ** 2
+    for t in range(300):
+        suffered += (weights @ predictions[t] - y[t]) ** 2
+        weights = weights * np.exp(-0.5 * losses[t])
+        weights /= weights.sum()
+    bound = bounds.hedge(300, 4, rate=0.5, comparator=losses.sum(0).min())
+    assert suffered <= bound.value
+    np.testing.assert_allclose(bound.regret, 2 * np.log(4))
+
+
+# Online to batch
+
+
+def coin_streams(num_seeds, num_rounds, p, seed=0):
+    """Features 1 and labels that are 1 with probability p."""
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.uniform(size=(num_seeds, num_rounds)) < p, 1.0, -1.0)
+    return jnp.ones((num_rounds, 1)), jnp.asarray(y)
+
+
+def coin_risk(theta, p):
+    return p * np.maximum(1 - theta, 0) + (1 - p) * np.maximum(1 + theta, 0)
+
+
+COIN_BOX = Box(loc=1.0, scale=0.5)
+COIN_DIAMETER = schedules.diameter(COIN_BOX, 1)
+COIN_RULE = averaged(
+    nt.online.svb(nt.online.svb_rate(schedules.svb_constant(lipschitz=1.0, diameter=COIN_DIAMETER)), COIN_BOX)
+)
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(None, 0))
+def run_coins(x, labels):
+    """Average decision and cumulative loss of SVB on one stream, from the wrong end of the box."""
+    state = COIN_RULE.init(MeanField(-jnp.ones(1), jnp.full(1, 0.5)))
+    state, losses = nt.online.run(COIN_RULE, HINGE, state, x, labels)
+    return average(state)[0], jnp.sum(losses.at_mean)
+
+
+def averages_on_coins(p, num_seeds, num_rounds):
+    return (np.asarray(part, float) for part in run_coins(*coin_streams(num_seeds, num_rounds, p)))
+
+
+@pytest.mark.parametrize("p", tiered([0.55, 0.8], unit=[0.55]))
+def test_the_average_decision_keeps_its_expected_risk(p):
+    num_rounds, num_seeds = 100, 500
+    theta, _ = averages_on_coins(p, num_seeds, num_rounds)
+    excess = coin_risk(theta, p) - coin_risk(1.0, p)
+    bound = bounds.online_to_batch(
+        num_rounds, bounds.svb(num_rounds, lipschitz=1.0, diameter=COIN_DIAMETER).regret
+    )
+    np.testing.assert_allclose(bound.value, COIN_DIAMETER * np.sqrt(2 / num_rounds))
+    assert excess.mean() + 5 * excess.std() / np.sqrt(num_seeds) < bound.value
+    assert excess.mean() > 0.05 * bound.value
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.5])
+def test_the_risk_bound_fails_no_more_often_than_stated(delta):
+    num_rounds, num_seeds, p = 100, 500, 0.55
+    theta, total = averages_on_coins(p, num_seeds, num_rounds)
+    bound = bounds.online_to_batch_risk(num_rounds, total, loss_range=2.0, delta=delta)
+    failures = np.mean(coin_risk(theta, p) > bound.value)
+    assert failures <= delta + 5 * np.sqrt(delta * (1 - delta) / num_seeds)
+
+
+def test_the_risk_bound_is_wrong_for_data_that_are_not_independent():
+    # One datum over and over says nothing of the fair coin that it came from.
+    theta, total = run_coins(jnp.ones((100, 1)), jnp.ones((500, 100)))
+    bound = bounds.online_to_batch_risk(100, float(total[0]), loss_range=2.0, delta=0.05)
+    assert coin_risk(float(theta[0]), 0.5) > 1.5 * bound.value
+
+
+# Formulas
+
+
+def test_terms_add_up_and_are_equal_at_the_rate_of_the_theorem():
+    rounds = np.array([1, 10, 1000])
+    rate = schedules.sva_rate(1000, kl=2.0, lipschitz=3.0, strong_convexity=0.25)
+    bound = bounds.sva(rounds, step_size=rate, lipschitz=3.0, strong_convexity=0.25, kl=2.0, comparator=rounds)
+    np.testing.assert_allclose(bound.stability, rate * 9.0 * rounds / 0.25)
+    np.testing.assert_allclose(bound.divergence, 2.0 / rate)
+    np.testing.assert_allclose(bound.value, bound.comparator + bound.regret)
+    np.testing.assert_allclose(bound.stability[-1], bound.divergence[-1])
+    np.testing.assert_allclose(bound.regret[-1], 2 * 3.0 * np.sqrt(2.0 * 1000 / 0.25))
+    svb = bounds.svb(rounds, lipschitz=3.0, diameter=2.0)
+    np.testing.assert_allclose(svb.value, 6.0 * np.sqrt(2.0 * rounds))
+    assert svb.comparator is None
+    np.testing.assert_allclose(
+        bounds.svb_strongly_convex(rounds, lipschitz=3.0, curvature=2.0).value, 4.5 * (1 + np.log(rounds))
+    )
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 4, 7, 8, 100, 2**20 - 1, 2**20])
+def test_doubling_adds_up_the_phases(num_rounds):
+    first = bounds.ewa(1, step_size=0.5, loss_range=1.5, kl=2.0)
+    horizons, start = [], 1
+    while start <= num_rounds:
+        horizons.append(start)
+        start *= 2
+    phases = sum(bounds.ewa(h, step_size=0.5 / np.sqrt(h), loss_range=1.5, kl=2.0).value for h in horizons)
+    bound = bounds.doubling(num_rounds, first)
+    np.testing.assert_allclose(bound.value, phases)
+    known = bounds.ewa(num_rounds, step_size=0.5 / np.sqrt(num_rounds), loss_range=1.5, kl=2.0)
+    assert bound.value <= np.sqrt(2) / (np.sqrt(2) - 1) * known.value
+
+
+def test_every_bound_names_its_source_and_assumptions():
+    found = [
+        bounds.ewa(1, step_size=1.0, loss_range=1.0, kl=1.0),
+        bounds.sva(1, step_size=1.0, lipschitz=1.0, strong_convexity=1.0, kl=1.0, comparator=0.0),
+        bounds.svb(1, lipschitz=1.0, diameter=1.0),
+        bounds.svb_strongly_convex(1, lipschitz=1.0, curvature=1.0),
+        bounds.hedge(1, 2, rate=1.0),
+        bounds.online_to_batch(1, 1.0),
+        bounds.online_to_batch_risk(1, 1.0, loss_range=1.0, delta=0.1),
+    ]
+    found.append(bounds.doubling(2, found[0]))
+    for bound in found:
+        assert bound.source
+        assert len(bound.assumptions) > 1
+        assert all(isinstance(text, str) for text in bound.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bounds.svb(10, lipschitz=1.0, diameter=np.inf), "needs diameter positive and finite"),
+        (lambda: bounds.svb(0, lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
+        (lambda: bounds.svb([], lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
+        (
+            lambda: bounds.sva(9, step_size=1.0, lipschitz=1.0, strong_convexity=1.0, kl=np.inf, comparator=0.0),
+            "finite KL from the prior",
+        ),
+        (
+            lambda: bounds.sva(9, step_size=1.0, lipschitz=0.0, strong_convexity=1.0, kl=1.0, comparator=0.0),
+            "needs lipschitz positive",
+        ),
+        (lambda: bounds.ewa(9, step_size=1.0, loss_range=np.inf, kl=1.0), "needs loss_range positive and finite"),
+        (lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0), "needs curvature positive"),
+        (lambda: bounds.hedge(9, 0, rate=1.0), "needs num_experts positive"),
+        (lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0), "probability of failure"),
+        (
+            lambda: bounds.doubling(9, bounds.svb(1, lipschitz=1.0, diameter=1.0)),
+            "bound of one round by ewa or sva",
+        ),
+        (lambda: bounds.doubling(9, bounds.ewa([1, 2], step_size=1.0, loss_range=1.0, kl=1.0)), "one round"),
+    ],
+)
+def test_a_bound_refuses_what_its_theorem_does_not_admit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
