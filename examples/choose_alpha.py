@@ -105,7 +105,7 @@ for name, criterion in criteria.items():
 # `effective_parameters` is 3 where the three parameters are determined by the data:
 
 # %%
-nt.alpha_table(choices["SafeBayes"].data).round(2)
+nt.table(choices["SafeBayes"].data).round(2)
 
 # %% [markdown]
 # **Two camps.** SafeBayes sees no need to temper, and bootstrap Fisher and GPC ask for a fifth or less. Neither

@@ -135,7 +135,7 @@ MEMBER_CONSTANTS = 4.0 ** np.arange(-4, 1)
 def aggregate(num_rounds):
     """Thirty members side by side, combined by exponential weights: no constant to choose."""
     rules = mean_field_rules(num_rounds)
-    return nt.online.aggregate(*(nt.online.sweep(rules[name], c=MEMBER_CONSTANTS) for name in MEMBER_RULES))
+    return nt.online.aggregate(*(nt.online.grid(rules[name], c=MEMBER_CONSTANTS) for name in MEMBER_RULES))
 
 
 # %% [markdown]

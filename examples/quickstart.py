@@ -169,7 +169,7 @@ def choose_a_model(x, y, names, num_steps, small):
     print("\nPenalised ELBO of feature subsets, as ArviZ data")
     print(data)
     print("\nThe same as a pandas table")
-    print(nt.comparison_table(data).round(2).to_string())
+    print(nt.table(data).round(2).to_string())
     nt.plots.plot_comparison(data)
 
 

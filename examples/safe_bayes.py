@@ -429,7 +429,7 @@ with warnings.catch_warnings(record=True) as caught:
         loss=Trace_ELBO(num_particles=10),
     )
 print(choice.advice, *(warning.message for warning in caught), sep="\n")
-nt.alpha_table(choice.data).round(2)
+nt.table(choice.data).round(2)
 
 # %% [markdown]
 # Against the closed form, on the same data, blocks and order (five data sets of each kind): R-log of the library,

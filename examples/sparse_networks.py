@@ -211,7 +211,7 @@ best = {
 }
 log_prior = {str(s): -s[1] * np.log(2.0) - np.log(sum(t[1] == s[1] for t in shapes)) for s in shapes}
 comparison = nt.compare(best, log_prior, num_samples=num_draws)
-table = nt.comparison_table(comparison)[["rank", "elbo", "se", "log_prior", "criterion", "kl"]].round(1)
+table = nt.table(comparison)[["rank", "elbo", "se", "log_prior", "criterion", "kl"]].round(1)
 table.to_csv(options.output / "sparse_networks_comparison.csv")
 print(table.to_string())
 

@@ -1,7 +1,8 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
 from numpyro_tempered import mixtures, online, plots, ppca, sparse
-from numpyro_tempered.core import tables
+from numpyro_tempered.core import chunks as tables
+from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families
 from numpyro_tempered.handlers.marginalize import marginalize
 from numpyro_tempered.handlers.temper import temper
@@ -13,26 +14,28 @@ from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.round_gates import round_and_refit
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
 from numpyro_tempered.report.inference_data import to_inference_data
+from numpyro_tempered.report.table import table
 from numpyro_tempered.select import alpha
 from numpyro_tempered.select.alpha.driver import select_alpha
-from numpyro_tempered.select.alpha.report import alpha_table
-from numpyro_tempered.select.compare import compare, comparison_table, dyadic
+from numpyro_tempered.select.compare import compare
 from numpyro_tempered.select.loo import loo
-from numpyro_tempered.select.path import path_table, temper_path
+from numpyro_tempered.select.path import temper_path
+from numpyro_tempered.select.ranking import dyadic
 from numpyro_tempered.sparse.bridge import sparse_as_tempered_fit
 from numpyro_tempered.theory import bounds, hindsight
-from numpyro_tempered.theory.ledger import regret_ledger, regret_table
+from numpyro_tempered.theory.ledger import regret_ledger
 
 __all__ = [
+    "DataSummary",
     "ExpectedNLL",
     "OnlineVI",
     "OnlineVIState",
+    "Run",
+    "TemperedELBO",
     "TemperedFit",
     "alpha",
-    "alpha_table",
     "bounds",
     "compare",
-    "comparison_table",
     "descent",
     "distributions",
     "dyadic",
@@ -47,15 +50,14 @@ __all__ = [
     "mixtures",
     "online",
     "optim",
-    "path_table",
     "plots",
     "ppca",
     "regret_ledger",
-    "regret_table",
     "round_and_refit",
     "select_alpha",
     "sparse",
     "sparse_as_tempered_fit",
+    "table",
     "tables",
     "temper",
     "temper_path",

@@ -29,6 +29,8 @@ LAYERS = [
 RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}
 # What needs no NumPyro; components of mixtures hand out its distributions as values.
 PURE = ("core/", "gaussian/", "online/", "theory/bounds/", "ppca/")
+# In these rooms the one module that speaks it.
+BRIDGES = {"ppca/model.py"}
 # Imported inside functions alone, and in these rooms.
 LAZY = {
     "core": {"pyarrow"},
@@ -49,7 +51,7 @@ BELOW_INIT = [path for path in MODULES if path != PACKAGE / "__init__.py"]
 
 
 def is_pure(path):
-    return identify(path).startswith(PURE)
+    return identify(path).startswith(PURE) and identify(path) not in BRIDGES
 
 
 def identify(path):
@@ -150,6 +152,55 @@ def test_modules_import_jax_numpy_and_numpyro_alone(path):
     # The progress bar of a long stream is NumPyro's own dependency.
     lazy = LAZY.get(module_of(path), set()) | {"tqdm"}
     assert outside(imports(path, inside_functions=True)) <= allowed | lazy
+
+
+FAMILIES = {"MeanField", "FullRank", "LowRank", "SpikeSlab"}
+# Guides that stand for a family, and the fields that tell one from another.
+GUIDES = {"AutoOnlineDiagonalNormal", "AutoOnlineMultivariateNormal", "AutoOnlineLowRankNormal"}
+FIELDS = {"scale", "factor", "scale_tril", "precision_diag", "precision_factor", "probs"}
+
+
+def family_questions(tree):
+    """Lines that ask of which family a value is: by its type, by a field, or by its guide."""
+
+    def names(node):
+        return {getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node)}
+
+    def strings(node):
+        return {getattr(part, "value", "") for part in ast.walk(node)}
+
+    for node in ast.walk(tree):
+        called = getattr(getattr(node, "func", None), "id", "")
+        if called in ("isinstance", "issubclass") or isinstance(node, ast.Compare | ast.MatchClass):
+            asks = names(node) & (FAMILIES | GUIDES)
+            asks |= strings(node) & FIELDS if "_fields" in names(node) else set()
+        else:
+            asks = strings(node) & FIELDS if called in ("hasattr", "getattr") else set()
+        if asks:
+            yield getattr(node, "lineno", None)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in BELOW_INIT if not identify(path).startswith("gaussian/families/")], ids=identify
+)
+def test_only_the_families_know_which_family_it_is(path):
+    assert not list(family_questions(parse(path)))
+
+
+def test_questions_about_the_family_are_found():
+    questions = (
+        "isinstance(q, MeanField | FullRank)",
+        "isinstance(q, families.LowRank)",
+        "type(q) is FullRank",
+        "type(q) in (MeanField, SpikeSlab)",
+        "hasattr(q, 'factor')",
+        "q._fields[-1] == 'factor'",
+        "isinstance(guide, AutoOnlineLowRankNormal)",
+        "match q:\n    case MeanField(loc, scale):\n        pass",
+    )
+    for question in questions:
+        assert list(family_questions(ast.parse(question))), question
+    assert not list(family_questions(ast.parse("isinstance(x, Rows), hasattr(q, 'loc'), MeanField(loc, scale)")))
 
 
 IMPORT_PROBE = """

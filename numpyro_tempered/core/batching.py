@@ -1,22 +1,28 @@
-"""A function over many rows, some at a time."""
+"""A function of one row over many rows, batch by batch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.typing import Array
 
-def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int) -> Any:
+# A pytree of rows, and of their values.
+Rows = TypeVar("Rows")
+Values = TypeVar("Values")
+
+
+def map_batches(function: Callable[[Rows], Values], rows: Rows, batch_size: int) -> Values:
     """As ``jax.lax.map(function, rows, batch_size=batch_size)``, in batches of one size.
 
-    ``lax.map`` compiles the function once for the batches and again for what is left over. Here the first rows
-    fill the last batch up.
+    ``lax.map`` compiles the function once for the batches and again for the remainder. Here the first rows fill
+    up the last batch.
 
     Args:
-        function: Of one row.
+        function: A function of one row.
         rows: A pytree of arrays ``(S, ...)``.
-        batch_size: Of so many rows at once, at most.
+        batch_size: Limit of the rows in a batch.
 
     Returns:
         The values of the function, with a leading axis of S.
@@ -37,26 +43,24 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int) -> A
     return jax.tree.map(lambda leaf: leaf[:num_rows], mapped) if num_rows and short else mapped
 
 
-def compiled_map(function: Callable[[Any], Any], rows: Any, batch_size: int) -> Any:
+def compiled_map(function: Callable[[Rows], Values], rows: Rows, batch_size: int) -> Values:
     """:func:`map_batches` as one program, outside of transformations.
 
-    What the function closes over, such as the data of a model, is an operand of the program: compilation does not
-    look at its values, and a compilation cache finds the program again for other data of the same shapes.
+    Arrays in the closure of the function, such as the data of a model, are operands of the program: compilation
+    ignores their values, and a compilation cache serves other data of the same shapes.
     """
     program, operands, shapes = operand_program(function, rows, batch_size)
     return jax.tree.unflatten(jax.tree.structure(shapes), program(*operands))
 
 
-def operand_program(function: Callable[[Any], Any], rows: Any, batch_size: int) -> tuple[Any, tuple, Any]:
-    """The program, what it is called with, and the shapes of the values."""
-
-    def mapped(rows: Any) -> Any:
-        return map_batches(function, rows, batch_size)
-
-    closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(rows)
+def operand_program(
+    function: Callable[[Rows], Values], rows: Rows, batch_size: int
+) -> tuple[jax.stages.Wrapped, tuple[list[Array], list[Array]], Values]:
+    """The program, its arguments, and the shapes of the values."""
+    closed, shapes = jax.make_jaxpr(lambda rows: map_batches(function, rows, batch_size), return_shape=True)(rows)
 
     @jax.jit
-    def mapped_rows(consts: list[Any], leaves: list[Any]) -> list[Any]:
+    def mapped_rows(consts: list[Array], leaves: list[Array]) -> list[Array]:
         return jax.core.eval_jaxpr(closed.jaxpr, consts, *leaves)
 
     return mapped_rows, (closed.consts, jax.tree.leaves(rows)), shapes

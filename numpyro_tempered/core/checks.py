@@ -72,8 +72,7 @@ def check_numbers(value: T, name: str, interval: str = "(-inf, inf)", *, hint: s
     if is_traced(value):
         return value
     array = np.asarray(value)
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}.{_after(hint)}")
+    check_real(array.dtype, name, hint=hint)
     outside = ~contains(interval, array)
     if outside.any():
         index = tuple(int(i) for i in np.argwhere(outside)[0])
@@ -81,6 +80,16 @@ def check_numbers(value: T, name: str, interval: str = "(-inf, inf)", *, hint: s
         expected = _PHRASES.get(interval, f"in {interval}")
         raise ValueError(f"{name} must be {expected}, got {array[index]}{place}.{_after(hint)}")
     return value
+
+
+def check_real(dtype: np.dtype, name: str, *, hint: str = "") -> None:
+    """The dtype of real numbers, of arrays that jax traces too.
+
+    Raises:
+        TypeError: If it is of another kind.
+    """
+    if dtype.kind not in "fiub" and dtype.name != "bfloat16":
+        raise TypeError(f"{name} must be real numbers, got dtype {dtype}.{_after(hint)}")
 
 
 def check_count(value: int, name: str, least: int = 1, most: int | None = None, *, hint: str = "") -> int:
@@ -97,6 +106,17 @@ def check_count(value: int, name: str, least: int = 1, most: int | None = None, 
         above = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name} must be an integer {above}, got {value!r}.{_after(hint)}")
     return count
+
+
+def check_positive(**numbers: object) -> None:
+    """Each of several numbers, by its name: positive and finite, as :func:`check_number`.
+
+    Raises:
+        TypeError: If one is not a real number.
+        ValueError: If one is an array, or not positive and finite.
+    """
+    for name, value in numbers.items():
+        check_number(value, name, "(0, inf)")
 
 
 def check_choice(value: T, name: str, choices: Collection[T]) -> T:

@@ -1,40 +1,42 @@
-"""The arguments of a model as data that vary and structure that is compiled in."""
+"""The arguments of a model as arrays that vary, and a structure that is compiled in."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
 
+T = TypeVar("T")
 
-class Structure(NamedTuple):
-    """Arguments without their data; hashable.
+
+class ArgumentStructure(NamedTuple):
+    """Arguments without their arrays; hashable.
 
     Attributes:
         tree: How ``(args, kwargs)`` is nested.
-        is_array: Which leaves are data.
-        static: The other leaves, None in the place of data.
-        kinds: Their types, as 1, 1.0 and True are equal.
+        is_array: Which leaves are arrays.
+        static: The other leaves, and None for each array.
+        kinds: The types of ``static``, as 1, 1.0 and True are equal.
     """
 
-    tree: Any
+    tree: jax.tree_util.PyTreeDef
     is_array: tuple[bool, ...]
-    static: tuple[Any, ...]
+    static: tuple[object, ...]
     kinds: tuple[type, ...]
 
 
-def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], Structure]:
-    """The data among the arguments (arrays and floats), and the structure around them.
+def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStructure]:
+    """The arrays and floats among the arguments, and the structure around them.
 
     Raises:
-        TypeError: If an argument is neither data nor hashable.
+        TypeError: If an argument is neither an array nor hashable.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = tuple(hasattr(leaf, "ndim") or isinstance(leaf, float) for leaf in leaves)
     static = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-    structure = Structure(tree, is_array, static, tuple(type(leaf) for leaf in static))
+    structure = ArgumentStructure(tree, is_array, static, tuple(type(leaf) for leaf in static))
     try:
         hash(structure)
     except TypeError as error:
@@ -44,8 +46,8 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], Structure]:
     return arrays, structure
 
 
-def join(arrays: tuple[Array, ...], structure: Structure) -> tuple[tuple, dict]:
-    """The arguments of which :func:`separate` gave these."""
+def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:
+    """The arguments that :func:`separate` took apart."""
     remaining = iter(arrays)
     leaves = [
         next(remaining) if array else leaf
@@ -55,10 +57,10 @@ def join(arrays: tuple[Array, ...], structure: Structure) -> tuple[tuple, dict]:
     return args, kwargs
 
 
-def on_arrays(fn: Callable[..., Any], structure: Structure) -> Callable[..., Any]:
+def on_arrays(fn: Callable[..., T], structure: ArgumentStructure) -> Callable[..., T]:
     """A function of ``(q, args, kwargs)`` as one of ``(q, *arrays)``."""
 
-    def joined(q: Any, *arrays: Array, **options: Any) -> Any:
+    def joined(q: object, *arrays: Array, **options: object) -> T:
         return fn(q, *join(arrays, structure), **options)
 
     return joined

@@ -1,24 +1,21 @@
 """Which sites of a model depend on its local discrete latents, read from the traced program."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.handlers.effects import (
-    ALPHA,
-    PRIOR_FACTOR,
-    Message,
-    is_prior_factor,
-    is_unit,
-    plates_of,
-    wrap_bodies,
-)
+from numpyro_tempered.handlers.effects import ALPHA, Message, Trace, is_unit, mark, plates_of, wrap_bodies
+from numpyro_tempered.handlers.likelihood import likelihood_sites
+
+# A latent's name where it stands, and the number of the control flow that it is in, 0 for none.
+Token: TypeAlias = tuple[str, int]
 
 _TOKEN = "_marginalize_token"
 _SCAN = "_marginalize_scan"
@@ -28,102 +25,87 @@ class Structure(NamedTuple):
     """What a model's local discrete latents are connected to.
 
     Attributes:
-        samples: Names of the sample sites.
         data: Observed sites, prior terms left out.
         latents: Messages of the local discrete latents, by name.
         depends: Names of the local discrete latents that the log-probability of a sample site, or the
             value of a deterministic one, depends on.
         plates: Names of the plates of each sample site.
-        scanned_factors: Those sites that are factors in the body of a ``scan`` or ``cond``.
-        tempered: Whether a power is on some site.
+        scan_factors: Those sites that are factors in the body of a ``scan`` or ``cond``.
+        has_power: Whether a power is on some site.
     """
 
-    samples: set[str]
     data: set[str]
-    latents: dict[str, Message]
+    latents: Trace
     depends: dict[str, frozenset[str]]
     plates: dict[str, set[str]]
-    scanned_factors: set[str]
-    tempered: bool
+    scan_factors: set[str]
+    has_power: bool
 
 
-def get_structure(model: Model, args: tuple, kwargs: dict) -> Structure:
+def get_structure(model: Callable[[], object]) -> Structure:
     """The structure of a model, from abstract values alone.
 
     Args:
-        model: NumPyro model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        model: NumPyro model with its arguments.
     """
-    found: dict[str, Message] = {}
+    sites: Trace = {}
 
-    def run(tokens: dict[Any, Array]) -> dict[str, Any]:
+    def run(tokens: dict[Token, Array]) -> dict[str, object]:
         # Only shapes come out of this key.
         seeded = handlers.seed(model, jax.random.key(0))
         with handlers.block(), handlers.trace() as trace, _abstract(tokens):
-            seeded(*args, **kwargs)
-        found.update(trace)
-        outputs = {}
-        for name, site in trace.items():
-            if site["type"] == "deterministic":
-                outputs[name] = site["value"]
-            elif site["type"] == "sample":
-                outputs[name] = site["fn"].log_prob(site["value"])
-        return outputs
+            seeded()
+        sites.update(trace)
+        return {
+            name: site["value"] if site["type"] == "deterministic" else site["fn"].log_prob(site["value"])
+            for name, site in trace.items()
+            if site["type"] in ("deterministic", "sample")
+        }
 
     jax.eval_shape(run, {})
-    latents = {name: site for name, site in found.items() if _TOKEN in site}
+    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    latents = {name: site for name, site in sites.items() if _TOKEN in site}
     depends: dict[str, frozenset[str]] = {}
     if latents:
-        by_token = {site[_TOKEN]: name for name, site in latents.items()}
-        zeros = {token: jnp.zeros((), jnp.result_type(int)) for token in by_token}
-        keys = list(zeros)
+        names = {site[_TOKEN]: name for name, site in latents.items()}
+        zeros = [jnp.zeros((), jnp.result_type(int)) for _ in names]
         program, shapes = jax.make_jaxpr(
-            lambda values: run(dict(zip(keys, values, strict=True))), return_shape=True
-        )([zeros[key] for key in keys])
+            lambda values: run(dict(zip(names, values, strict=True))), return_shape=True
+        )(zeros)
         start = 0
         for name, output in shapes.items():
             stop = start + len(jax.tree.leaves(output))
-            wanted = [start <= i < stop for i in range(len(program.jaxpr.outvars))]
-            used = dce_jaxpr(program.jaxpr, wanted)[1]
-            depends[name] = frozenset(by_token[key] for key, is_used in zip(keys, used, strict=True) if is_used)
+            flags = dce_jaxpr(program.jaxpr, [start <= i < stop for i in range(len(program.jaxpr.outvars))])[1]
+            depends[name] = frozenset(
+                latent for latent, is_used in zip(names.values(), flags, strict=True) if is_used
+            )
             start = stop
     return Structure(
-        samples={name for name, site in found.items() if site["type"] == "sample"},
-        data={
-            name
-            for name, site in found.items()
-            if site["type"] == "sample" and site["is_observed"] and not site.get(PRIOR_FACTOR)
-        },
+        data=set(likelihood_sites(sites)),
         latents=latents,
         depends=depends,
-        plates={name: plates_of(site) for name, site in found.items() if site["type"] == "sample"},
-        scanned_factors={
-            name for name, site in found.items() if _SCAN in site and site["is_observed"] and is_unit(site)
+        plates={name: plates_of(site) for name, site in samples.items()},
+        scan_factors={
+            name for name, site in samples.items() if _SCAN in site and site["is_observed"] and is_unit(site)
         },
-        tempered=any(ALPHA in site for site in found.values()),
+        has_power=any(ALPHA in site for site in sites.values()),
     )
 
 
-def token(latent: Message) -> tuple[str, int]:
-    """A latent's name where it stands, and the number of the control flow that it is in, 0 for none."""
+def token(latent: Message) -> Token:
+    """What a latent is known by while the model runs."""
     return latent[_TOKEN]
 
 
-def is_reversed(latent: Message) -> bool:
-    """Whether a latent is in a ``scan`` that runs backwards."""
-    return latent.get(_SCAN, (False, 1))[0]
-
-
-def history(latent: Message) -> int:
-    """The ``history`` of the ``scan`` that a latent is in."""
-    return latent.get(_SCAN, (False, 1))[1]
+def is_forward(latent: Message) -> bool:
+    """Whether a latent is in no ``scan``, or in one that runs forwards with a history."""
+    return _SCAN not in latent or latent[_SCAN]
 
 
 class _abstract(Messenger):
-    """Give each latent zeros for its value, plus a token for a local discrete one, to be found again."""
+    """Give each latent zeros for its value, plus a token for a local discrete one, which shows where it goes."""
 
-    def __init__(self, tokens: dict[Any, Array]) -> None:
+    def __init__(self, tokens: dict[Token, Array]) -> None:
         self.tokens = tokens
         self.count = 0
         super().__init__()
@@ -131,9 +113,10 @@ class _abstract(Messenger):
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "control_flow":
             self.count += 1
-            backwards = len(msg["args"]) == 5 and bool(msg["args"][4])
-            scan = (backwards, msg["kwargs"].get("history", 1))
-            wrap_bodies(msg, functools.partial(_abstract_body, tokens=self.tokens, number=self.count, scan=scan))
+            is_backward = len(msg["args"]) == 5 and bool(msg["args"][4])
+            forward = not is_backward and msg["kwargs"].get("history", 1) != 0
+            body = functools.partial(_abstract_body, tokens=self.tokens, number=self.count, is_forward=forward)
+            wrap_bodies(msg, body)
         elif msg["type"] == "sample" and not msg.get("_control_flow_done"):
             _fill(msg, self.tokens, (msg["name"], 0) if msg["cond_indep_stack"] else None)
 
@@ -141,22 +124,19 @@ class _abstract(Messenger):
 class _abstract_body(Messenger):
     """The same in the body of a ``scan`` or ``cond``."""
 
-    def __init__(self, fn: Any, tokens: dict[Any, Array], number: int, scan: tuple[bool, int]) -> None:
-        self.tokens, self.number, self.scan = tokens, number, scan
+    def __init__(self, fn: Model, tokens: dict[Token, Array], number: int, is_forward: bool) -> None:
+        self.tokens, self.number, self.is_forward = tokens, number, is_forward
         super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample":
-            msg[_SCAN] = self.scan
+            msg[_SCAN] = self.is_forward
             _fill(msg, self.tokens, (msg["name"], self.number))
 
 
-def _fill(msg: Message, tokens: dict[Any, Array], token: Any) -> None:
-    if msg["is_observed"]:
-        if is_unit(msg):
-            msg[PRIOR_FACTOR] = is_prior_factor(msg)
-        return
-    if msg["value"] is not None:
+def _fill(msg: Message, tokens: dict[Token, Array], token: Token | None) -> None:
+    mark(msg)
+    if msg["is_observed"] or msg["value"] is not None:
         return
     fn = msg["fn"]
     shape = fn.shape(msg["kwargs"].get("sample_shape", ()))

@@ -1,20 +1,24 @@
 """Sums over the local discrete latents of a model, by variable elimination in funsor."""
 
+import functools
 from collections import defaultdict
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.infer.util import _guess_max_plate_nesting
+from numpyro.primitives import CondIndepStackFrame, Messenger
 
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.dependence import Structure
-from numpyro_tempered.handlers.effects import HIDDEN, Message, plates_of
+from numpyro_tempered.handlers.effects import IS_HIDDEN, Message, Trace, plates_of, wrap_bodies
+from numpyro_tempered.handlers.numpyro_private import STACK, dim_stack, guess_max_plate_nesting, mask_of
 
-Trace = dict[str, Message]
+if TYPE_CHECKING:
+    from funsor import Funsor
+
 # A scan names the sites of its first step so.
 _PREVIOUS = "_PREV_"
 
@@ -30,7 +34,7 @@ class Sum(NamedTuple):
     """
 
     observed: list[str]
-    plates: list[Any]
+    plates: list[CondIndepStackFrame]
     log_prob: Array
     scale: float | None
 
@@ -40,52 +44,61 @@ class _Factor(NamedTuple):
     root: str  # its name without the prefix of a first step
     variables: frozenset[str]  # latents that it depends on, by their roots
 
+    @property
+    def is_data(self) -> bool:
+        return self.site["is_observed"]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of its dimensions."""
+        return self.site["infer"]["dim_to_name"]
+
+    @property
+    def times(self) -> list[tuple[int, str]]:
+        """Those that are steps of a scan."""
+        return [(dim, name) for dim, name in self.names.items() if name.startswith("_time")]
+
+    @property
+    def scales(self) -> dict[str | None, float]:
+        return self.site.get("plate_to_scale") or {}
+
 
 def sum_out(
-    model: Model,
-    key: Array | None,
-    visible: Trace,
-    structure: Structure,
-    latents: set[str],
-    args: tuple,
-    kwargs: dict,
+    model: Callable[[], object], outer_trace: Trace, structure: Structure, latents: set[str]
 ) -> list[Sum]:
     """Enumerate the latents of a model and sum them out.
 
     Args:
-        model: The model.
-        key: Key that it was run with, if any.
-        visible: A trace of it by ``marginalize``, whose latents have their values.
+        model: The model with its key and its arguments.
+        outer_trace: A trace of it by ``marginalize``, whose latents have their values.
         structure: What depends on the latents.
         latents: Names of the discrete sites to sum over.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
 
     Raises:
         ImportError: If funsor is absent.
         ValueError: As in ``marginalize``.
     """
     factors = []
-    enumerated = _enumerate(model, key, visible, latents, args, kwargs)
+    trace = _enumerate(model, outer_trace, latents)
     # Funsor drops dimensions of size 1, those of a latent with one value too.
-    constant = {_root(name) for name, site in enumerated.items() if name in latents and _num_values(site) == 1}
-    for name, site in enumerated.items():
+    constant = {_root(name) for name, site in trace.items() if name in latents and _num_values(site) == 1}
+    for name, site in trace.items():
         root = _root(name)
-        expected = structure.depends.get(root, frozenset()) & latents
-        if site["type"] != "sample" or not expected:
+        parents = structure.depends.get(root, frozenset()) & latents
+        if site["type"] != "sample" or not parents:
             continue
-        found = frozenset(map(_root, site["infer"]["dim_to_name"].values())) & latents | expected & constant
+        in_shape = frozenset(map(_root, site["infer"]["dim_to_name"].values())) & latents | parents & constant
         # The first step of a scan has no state before it.
-        if found != expected and not (name != root and found < expected):
+        if in_shape != parents and not (name != root and in_shape < parents):
             raise ValueError(
-                f"site {root!r} depends on the local discrete {sorted(expected - found)} not one by one in its "
+                f"site {root!r} depends on the local discrete {sorted(parents - in_shape)} not one by one in its "
                 "plate or scan, but on several of its values together (a sum over a plate, a factor in a scan): "
                 "that cannot be summed out."
             )
-        if not visible[root].get("_control_flow_done"):
-            _check_shape(site, visible[root])
-        factors.append(_Factor(site, root, expected))
-    return [_eliminate(group) for group in _connected(factors) if any(_is_data(f) for f in group)]
+        if not outer_trace[root].get("_control_flow_done"):
+            _check_shape(site, outer_trace[root])
+        factors.append(_Factor(site, root, parents))
+    return [_eliminate(group) for group in _connected(factors) if any(f.is_data for f in group)]
 
 
 def _is_enumerated(site: Message) -> bool:
@@ -93,12 +106,12 @@ def _is_enumerated(site: Message) -> bool:
     return site["infer"].get("enumerate") == "parallel" and jnp.ndim(site["value"]) > len(shape)
 
 
-def _check_shape(site: Message, seen: Message) -> None:
+def _check_shape(site: Message, outer_site: Message) -> None:
     """Refuse a site that has more elements in its plates where its latents are enumerated."""
-    here, there = _batch_shape(site), _batch_shape(seen)
-    if any(n not in (1, m) for n, m in zip(reversed(here), reversed(there), strict=False)):
+    shape, outer_shape = _batch_shape(site), _batch_shape(outer_site)
+    if any(n not in (1, m) for n, m in zip(reversed(shape), reversed(outer_shape), strict=False)):
         raise ValueError(
-            f"site {site['name']!r} has batch shape {here} where its latents are summed out, and {there} "
+            f"site {site['name']!r} has batch shape {shape} where its latents are summed out, and {outer_shape} "
             "elsewhere: its values must broadcast over dimensions to the left of the plates."
         )
 
@@ -108,9 +121,7 @@ def _batch_shape(site: Message) -> tuple[int, ...]:
     return jnp.broadcast_shapes(tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim])
 
 
-def _enumerate(
-    model: Model, key: Array | None, visible: Trace, latents: set[str], args: tuple, kwargs: dict
-) -> Trace:
+def _enumerate(model: Callable[[], object], outer_trace: Trace, latents: set[str]) -> Trace:
     """Funsor's trace of the model with the latents enumerated."""
     try:
         from numpyro.contrib.funsor import enum, infer_config
@@ -120,7 +131,7 @@ def _enumerate(
             "marginalize sums by funsor, which is not installed: run `pip install funsor`, or install "
             "numpyro_tempered with its extra enum."
         ) from error
-    for name, site in visible.items():
+    for name, site in outer_trace.items():
         if site["type"] == "sample" and name not in latents and _is_enumerated(site):
             raise ValueError(
                 f"the discrete latent {name!r} is outside of the plates and enumerated by the inference "
@@ -129,52 +140,50 @@ def _enumerate(
             )
     values = {
         name: site["value"]
-        for name, site in visible.items()
-        if not site.get(HIDDEN) and site["type"] != "prng_key" and site["value"] is not None
+        for name, site in outer_trace.items()
+        if not site.get(IS_HIDDEN) and site["type"] != "prng_key" and site["value"] is not None
     }
-    fixed = handlers.substitute(model if key is None else handlers.seed(model, key), data=values)
+    at_values = handlers.substitute(model, data=values)
     # The model names a latent of a scan without the prefix of its first step.
-    config = infer_config(fixed, lambda site: {"enumerate": "parallel" if site["name"] in latents else None})
-    depth = _guess_max_plate_nesting(visible)
-    with handlers.block(), _enumerable_plates():
-        return packed_trace(enum(config, -depth - 1)).get_trace(*args, **kwargs)
+    config = infer_config(at_values, lambda site: {"enumerate": "parallel" if site["name"] in latents else None})
+    depth = guess_max_plate_nesting(outer_trace)
+    with handlers.block():
+        return packed_trace(enum(_name_plates(config), -depth - 1)).get_trace()
 
 
-@contextmanager
-def _enumerable_plates() -> Any:
-    """NumPyro's plates as funsor's, and back to what they were: another enumeration may be around."""
-    from numpyro.contrib.funsor import plate as enum_plate
-    from numpyro.contrib.funsor.infer_util import plate_to_enum_plate
+class _name_plates(Messenger):
+    """Give funsor the names of the plates that a site is in, which only its own plates do."""
 
-    class plate(enum_plate):
-        def __enter__(self) -> Array:
-            # Funsor's gives a scalar where the plate has one element.
-            self.indices = jnp.reshape(super().__enter__(), (-1,))
-            return self.indices
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "control_flow":
+            wrap_bodies(msg, _name_plates)
+        if msg["type"] != "sample":
+            return
+        frame = dim_stack().global_frame
+        # Where NumPyro enumerates around this, the model's plates are funsor's already.
+        self.dims = {f.name: f.dim for f in msg["cond_indep_stack"] if f.name not in frame.name_to_dim}
+        for name, dim in self.dims.items():
+            frame.write(name, dim)
+        for plate in STACK:
+            if isinstance(plate, numpyro.plate) and plate.name in self.dims and plate.size > plate.subsample_size:
+                msg.setdefault("plate_to_scale", {})[plate.name] = plate.size / plate.subsample_size
 
-    before = vars(numpyro.plate).get("__new__")
-    try:
-        with plate_to_enum_plate():
-            numpyro.plate.__new__ = lambda _, *args, **kwargs: plate(*args, **kwargs)
-            yield
-    finally:
-        if before is not None:
-            numpyro.plate.__new__ = before
+    def postprocess_message(self, msg: Message) -> None:
+        # The trace outside has read the names by now, and the next site may have other dimensions there.
+        if msg["type"] == "sample":
+            for name, dim in self.dims.items():
+                dim_stack().global_frame.free(name, dim)
 
 
 def _connected(factors: list[_Factor]) -> list[list[_Factor]]:
     """The factors in groups that share no latent."""
-    groups: list[tuple[set[str], list[_Factor]]] = []
+    groups: list[tuple[frozenset[str], list[_Factor]]] = []
     for factor in factors:
-        variables, members = set(factor.variables), [factor]
-        apart = []
-        for group in groups:
-            if group[0] & variables:
-                variables |= group[0]
-                members = group[1] + members
-            else:
-                apart.append(group)
-        groups = [*apart, (variables, members)]
+        neighbours = [group for group in groups if group[0] & factor.variables]
+        variables = factor.variables.union(*(group[0] for group in neighbours))
+        # The group that came last stands first.
+        members = [member for group in reversed(neighbours) for member in group[1]]
+        groups = [group for group in groups if group not in neighbours] + [(variables, [*members, factor])]
     return [members for _, members in groups]
 
 
@@ -185,71 +194,34 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     are in stay, so that their scales multiply the logarithm of the sum and not the factors in it.
     """
     import funsor
-    from numpyro.contrib.funsor.infer_util import compute_markov_factors
 
-    kept = set.intersection(*(plates_of(factor.site) for factor in factors))
+    outer = set.intersection(*(plates_of(factor.site) for factor in factors))
     frames = {frame.name: frame for factor in factors for frame in factor.site["cond_indep_stack"]}
-    sum_vars = frozenset(f.site["name"] for f in factors if not f.site["is_observed"])
-    prod_vars = frozenset(frames) - kept
-    log_factors = []
-    time_factors: dict[Any, list[Any]] = defaultdict(list)
-    initial: dict[Any, frozenset[str]] = defaultdict(frozenset)
-    markov: dict[Any, frozenset[str]] = defaultdict(frozenset)
-    history = 0
-    is_nan = jnp.zeros((), bool)
-    for factor in factors:
-        site = factor.site
-        log_prob = _log_prob(site, kept)
-        is_nan |= jnp.any(jnp.isnan(log_prob))
-        named = site["infer"]["dim_to_name"]
-        term = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=named)
-        times = _times(site)
-        if not times:
-            log_factors.append(term)
-            continue
-        ((dim, name),) = times
-        time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
-        time_factors[time].append(term)
-        initial[time] |= frozenset(n for n in named.values() if n.startswith(_PREVIOUS))
-        history = max(history, *(n.count(_PREVIOUS) for n in named.values()))
-    scanned = {
-        f.root for f in factors if any(n.startswith("_time") for n in f.site["infer"]["dim_to_name"].values())
-    }
-    apart = [f.root for f in factors if f.root not in scanned and f.variables & scanned]
-    if len(time_factors) > 1 or apart:
-        raise ValueError(
-            f"the state of a scan over {sorted(scanned)} is used outside of it"
-            + (f", by {apart}" if apart else ", by another scan")
-            + ": that cannot be summed out. Put all steps in one scan."
-        )
-    by_name = {factor.site["name"]: factor.site for factor in factors}
-    for time, first in initial.items():
-        for variable in first:
-            names = by_name[_root(variable)]["infer"]["dim_to_name"].values()
-            if variable in names:
-                markov[time] |= frozenset(names)
-    logaddexp, add = funsor.ops.logaddexp, funsor.ops.add
-    if time_factors:
-        log_factors += compute_markov_factors(
-            time_factors, initial, markov, sum_vars, prod_vars, history, logaddexp, add
-        )
+    sum_vars = frozenset(f.site["name"] for f in factors if not f.is_data)
+    prod_vars = frozenset(frames) - outer
+    log_probs = [_log_prob(factor, outer) for factor in factors]
+    is_nan = functools.reduce(jnp.logical_or, [jnp.any(jnp.isnan(x)) for x in log_probs], jnp.zeros((), bool))
+    terms = [
+        funsor.to_funsor(x, output=funsor.Real, dim_to_name=f.names)
+        for f, x in zip(factors, log_probs, strict=True)
+    ]
+    log_factors = [term for factor, term in zip(factors, terms, strict=True) if not factor.times]
+    log_factors += _markov_factors(factors, log_probs, terms, sum_vars, prod_vars)
     # Eagerly: all factors of a latent are added before the logarithm of the sum is taken. An optimised
     # contraction shifts each factor by its own maximum, and the product of two that peak apart is 0.
     result = funsor.sum_product.sum_product(
-        logaddexp, add, log_factors, eliminate=sum_vars | prod_vars, plates=prod_vars
+        funsor.ops.logaddexp, funsor.ops.add, log_factors, eliminate=sum_vars | prod_vars, plates=prod_vars
     )
-    left = set(result.inputs) - kept
-    observed = list(dict.fromkeys(factor.root for factor in factors if _is_data(factor)))
-    if left:
+    observed = list(dict.fromkeys(factor.root for factor in factors if factor.is_data))
+    if rest := set(result.inputs) - outer:
         raise ValueError(
-            f"the sum for {observed} keeps the dimensions {sorted(left)}: give each batch dimension of these "
+            f"the sum for {observed} keeps the dimensions {sorted(rest)}: give each batch dimension of these "
             "sites a plate, or make it an event dimension by to_event."
         )
-    plates = [frames[name] for name in sorted(kept, key=lambda name: frames[name].dim)]
-    scales = _scales(factors[0].site)
+    plates = sorted((frames[name] for name in outer), key=lambda frame: frame.dim)
     scale = None
-    for name in kept & set(scales):
-        scale = scales[name] if scale is None else scale * scales[name]
+    for name in outer & set(factors[0].scales):
+        scale = factors[0].scales[name] if scale is None else scale * factors[0].scales[name]
     log_prob = funsor.to_data(result, name_to_dim={f.name: f.dim for f in plates})
     # Funsor's logarithm of a sum takes NaN for minus infinity.
     log_prob = jnp.where(is_nan, jnp.nan, log_prob)
@@ -260,21 +232,65 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     return Sum(observed, plates, jnp.reshape(log_prob, shape), scale)
 
 
-def _log_prob(site: Message, kept: set[str]) -> Array:
-    """Log-probability of a site, times the scales of the plates that are summed over inside of the logarithm."""
-    scales = _scales(site)
-    if None in scales:
+def _markov_factors(
+    factors: list[_Factor],
+    log_probs: list[Array],
+    terms: "list[Funsor]",
+    sum_vars: frozenset[str],
+    prod_vars: frozenset[str],
+) -> "list[Funsor]":
+    """The factors of a scan with its steps multiplied."""
+    import funsor
+    from numpyro.contrib.funsor.infer_util import compute_markov_factors
+
+    by_name = {factor.site["name"]: factor for factor in factors}
+    in_scan = {factor.root for factor in factors if factor.times}
+    by_time: dict[Funsor, list[Funsor]] = defaultdict(list)
+    first: dict[Funsor, frozenset[str]] = defaultdict(frozenset)
+    history = 0
+    for factor, log_prob, term in zip(factors, log_probs, terms, strict=True):
+        if factor.times:
+            ((dim, name),) = factor.times
+            # Funsor's own inputs leave a single step out.
+            time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
+            by_time[time].append(term)
+            first[time] |= frozenset(n for n in factor.names.values() if n.startswith(_PREVIOUS))
+            history = max(history, *(n.count(_PREVIOUS) for n in factor.names.values()))
+    outside = [f.root for f in factors if f.root not in in_scan and f.variables & in_scan]
+    if len(by_time) > 1 or outside:
         raise ValueError(
-            f"site {_root(site['name'])!r} is in a sum over discrete latents and in a handlers.scale: a scale "
+            f"the state of a scan over {sorted(in_scan)} is used outside of it"
+            + (f", by {outside}" if outside else ", by another scan")
+            + ": that cannot be summed out. Put all steps in one scan."
+        )
+    if not by_time:
+        return []
+    markov: dict[Funsor, frozenset[str]] = defaultdict(frozenset)
+    for time, variables in first.items():
+        for variable in variables:
+            names = by_name[_root(variable)].names.values()
+            if variable in names:
+                markov[time] |= frozenset(names)
+    return compute_markov_factors(
+        by_time, first, markov, sum_vars, prod_vars, history, funsor.ops.logaddexp, funsor.ops.add
+    )
+
+
+def _log_prob(factor: _Factor, outer: set[str]) -> Array:
+    """Log-probability of a site, times the scales of the plates that are summed over inside of the logarithm."""
+    if None in factor.scales:
+        raise ValueError(
+            f"site {factor.root!r} is in a sum over discrete latents and in a handlers.scale: a scale "
             "inside of the sum is another model. Put the scale around marginalize."
         )
+    site = factor.site
     fn, intermediates = site["fn"], site["intermediates"]
     log_prob = fn.log_prob(site["value"], intermediates) if intermediates else fn.log_prob(site["value"])
-    if not site["is_observed"]:
+    if not factor.is_data:
         # A masked latent has log-probability 0 at each of its values, which would count their number as data.
         log_prob = jnp.where(_mask(fn), log_prob, -jnp.log(_num_values(site)))
-    for name, scale in scales.items():
-        if name not in kept:
+    for name, scale in factor.scales.items():
+        if name not in outer:
             log_prob = scale * log_prob
     return log_prob
 
@@ -283,27 +299,14 @@ def _num_values(latent: Message) -> int:
     return latent["fn"].enumerate_support(expand=False).shape[0]
 
 
-def _mask(fn: Any) -> Any:
+def _mask(fn: dist.Distribution) -> ArrayLike:
     """What the masks around a distribution leave."""
-    mask: Any = True
+    mask: ArrayLike = True
     while hasattr(fn, "base_dist"):
         if isinstance(fn, dist.MaskedDistribution):
-            mask = jnp.logical_and(mask, fn._mask)
+            mask = jnp.logical_and(mask, mask_of(fn))
         fn = fn.base_dist
     return mask
-
-
-def _scales(site: Message) -> dict[str | None, Any]:
-    return dict(site.get("plate_to_scale") or {})
-
-
-def _times(site: Message) -> list[tuple[int, str]]:
-    """The dimensions of a site that are steps of a scan."""
-    return [(dim, name) for dim, name in site["infer"]["dim_to_name"].items() if name.startswith("_time")]
-
-
-def _is_data(factor: _Factor) -> bool:
-    return factor.site["is_observed"]
 
 
 def _root(name: str) -> str:

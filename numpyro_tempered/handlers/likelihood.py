@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
@@ -13,11 +14,13 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.gaussian.expectations.base import ModelLoss, depends_on
-from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, read_powers
+from numpyro_tempered.gaussian.expectations.base import ModelLoss
+from numpyro_tempered.gaussian.expectations.differentiate import depends_on
+from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, read_powers
+from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
 
-Site = dict[str, Any]
-Trace = dict[str, Site]
+Site = Message
+T = TypeVar("T")
 
 
 @jax.tree_util.register_static
@@ -61,18 +64,18 @@ def untempered_log_prob(site: Site) -> Array:
     return site["fn"].log_prob(site["value"])
 
 
-def weight(site: Site) -> Any:
-    """What the site's log-probability is multiplied by: its power times its other scales."""
+def weight(site: Site) -> float:
+    """The factor of a site's log-probability: its power times its other scales."""
     return site_alpha(site) * other_scale(site)
 
 
-def other_scale(site: Site) -> Any:
+def other_scale(site: Site) -> float:
     """The site's scales without its power, such as N/B of a subsampling plate."""
     return 1.0 if site["scale"] is None else site["scale"]
 
 
-def site_alpha(site: Site) -> Any:
-    """The power that ``temper`` put on a site; 1 where it did not."""
+def site_alpha(site: Site) -> float:
+    """The power of a site; 1 without ``temper``."""
     return site.get(ALPHA, 1.0)
 
 
@@ -83,11 +86,21 @@ def common_alpha(trace: Trace) -> float | dict[str, float]:
     return alphas if len(distinct) > 1 else distinct.pop() if distinct else 1.0
 
 
+def scales_beside_alpha(trace: Trace) -> dict[str, float | None]:
+    """Scales of likelihood sites beside alpha, where they are not 1; None where they differ within a site."""
+    scales = {name: np.unique(np.asarray(other_scale(site))) for name, site in likelihood_sites(trace).items()}
+    return {
+        name: float(scale[0]) if len(scale) == 1 else None
+        for name, scale in scales.items()
+        if not np.array_equal(scale, [1.0])
+    }
+
+
 class refuse_subsampling(Messenger):
     """Raises for a plate that holds a part of its data."""
 
     def process_message(self, msg: Site) -> None:
-        """Look at a plate as it is entered."""
+        """Check a plate."""
         if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
             size, subsample_size = msg["args"]
             raise ValueError(
@@ -98,7 +111,7 @@ class refuse_subsampling(Messenger):
 
 def model_loss(
     model: Model,
-    guide: Any,
+    guide: Unpacks,
     predictor: str | None = None,
     num_outputs: int | None = None,
     *,
@@ -118,8 +131,8 @@ def model_loss(
         A :class:`ModelLoss` on data ``(args, kwargs)``.
     """
 
-    def run(theta: Array, args: tuple, kwargs: dict, fixed: dict[str, Array]) -> Trace:
-        values = guide._unpack_latent(theta)
+    def run(theta: Array, args: tuple, kwargs: dict, sites: dict[str, Array]) -> Trace:
+        values = unpacker(guide)(theta)
 
         def constrain(site: Site) -> Array | None:
             if site["type"] != "sample" or site["name"] not in values:
@@ -127,10 +140,12 @@ def model_loss(
             # The site's own support, which may depend on other latents.
             return biject_to(site["fn"].support)(values[site["name"]])
 
-        constrained = handlers.substitute(model, substitute_fn=constrain)
+        at_theta = handlers.substitute(model, substitute_fn=constrain)
         with refuse_subsampling():
-            trace = get_trace(handlers.substitute(constrained, data=fixed), args, kwargs)
-        _check_sites(trace, values, prior_factors)
+            trace = get_trace(handlers.substitute(at_theta, data=sites), args, kwargs)
+        check_likelihood(trace, prior_factors=prior_factors)
+        if unknown := sorted(set(latent_sites(trace)) - set(values)):
+            raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
         return trace
 
     def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
@@ -146,12 +161,12 @@ def model_loss(
     if predictor is None:
         return ModelLoss(losses, None, None)
 
-    def unraveled(theta: Array, args: tuple, kwargs: dict) -> Array:
+    def predict(theta: Array, args: tuple, kwargs: dict) -> Array:
         trace = run(theta, args, kwargs, {})
         if predictor not in trace or trace[predictor]["type"] != "deterministic":
-            named = [n for n, site in trace.items() if site["type"] == "deterministic"]
+            names = [n for n, site in trace.items() if site["type"] == "deterministic"]
             raise ValueError(
-                f"the model has no deterministic site {predictor!r} (it has {named}): name the linear "
+                f"the model has no deterministic site {predictor!r} (it has {names}): name the linear "
                 f'predictor by numpyro.deterministic("{predictor}", ...).'
             )
         value = trace[predictor]["value"]
@@ -162,9 +177,9 @@ def model_loss(
             )
         return value
 
-    def given(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
+    def losses_at(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
         # The arguments may hold strings and flags: only theta is abstract.
-        whole = jax.eval_shape(lambda t: unraveled(t, args, kwargs), theta).shape
+        whole = jax.eval_shape(lambda t: predict(t, args, kwargs), theta).shape
         shape = whole if num_outputs is None else whole[:-1]
         sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, whole)}))
         values = []
@@ -182,17 +197,17 @@ def model_loss(
         ]
         return jnp.stack(values), jnp.stack(weights)
 
-    def predict(theta: Array, args: tuple, kwargs: dict) -> Array:
-        u = jnp.reshape(unraveled(theta, args, kwargs), (-1,) if num_outputs is None else (-1, num_outputs))
+    def predict_rows(theta: Array, args: tuple, kwargs: dict) -> Array:
+        u = jnp.reshape(predict(theta, args, kwargs), (-1,) if num_outputs is None else (-1, num_outputs))
         u = u.astype(theta.dtype)
-        if depends_on(lambda t: given(u, t, args, kwargs)[0], theta):
+        if depends_on(lambda t: losses_at(u, t, args, kwargs)[0], theta):
             raise ValueError(
                 f"the likelihood depends on parameters other than through predictor {predictor!r}, and "
                 "a quadrature over it would leave those at their prior. Use monte_carlo()."
             )
         return u
 
-    return ModelLoss(losses, predict, given)
+    return ModelLoss(losses, predict_rows, losses_at)
 
 
 def log_prob_of_each(site: Site) -> Array:
@@ -211,36 +226,24 @@ def log_prob_of_each(site: Site) -> Array:
     return value
 
 
-def _check_sites(trace: Trace, values: dict[str, Array], prior_factors: bool) -> None:
-    check_likelihood(trace, prior_factors=prior_factors)
-    unknown = sorted(set(latent_sites(trace)) - set(values))
-    if unknown:
-        raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
-
-
 def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
     """Raise ValueError where a trace has prior terms among its data (unless they may be), params, or no data."""
-    factors = [
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"] and site.get(PRIOR_FACTOR)
-    ]
+    factors = [name for name, site in trace.items() if site.get(PRIOR_FACTOR)]
     if factors and not prior_factors:
         raise ValueError(
             f"sites {factors} are prior terms, of a reparameterisation or by temper's `factors`: an online rule "
             "holds the prior in its Gaussian and would count them in every round. Give it the model without."
         )
-    params = [name for name, site in trace.items() if site["type"] == "param"]
-    if params:
+    if params := [name for name, site in trace.items() if site["type"] == "param"]:
         raise ValueError(
-            f"the model has params {params}, which would not be moved: give them a prior, or fit them by fit_svi."
+            f"the model has params {params}, which do not change: give them a prior, or fit them by fit_svi."
         )
     if not likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
 
 
 def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs: dict) -> dict[str, Array]:
-    """Untempered pointwise log-likelihood of each observed site, one row a draw.
+    """Untempered pointwise log-likelihood of each observed site, with one row for each draw.
 
     Args:
         model: NumPyro model, tempered or not.
@@ -264,12 +267,58 @@ def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs:
     return by_site
 
 
+def replicate(
+    rng_key: Array, model: Model, samples: dict[str, Array], args: tuple, kwargs: dict
+) -> dict[str, Array]:
+    """Draw replicates of each observed site from its untempered distribution, one for each posterior draw.
+
+    Sites that depend on observed ones see the data, not their replicates.
+
+    Args:
+        rng_key: For the replicates.
+        model: NumPyro model with its data, tempered or not.
+        samples: Latent values with one leading axis of S draws.
+        args: The model's positional arguments.
+        kwargs: The model's keyword arguments.
+
+    Returns:
+        Arrays of shape ``(S, *shape of the data)`` by site; ``numpyro.factor`` sites are left out.
+
+    Raises:
+        ValueError: If the distribution of a site has no sampler.
+    """
+
+    def one(inputs: tuple[Array, dict[str, Array]]) -> dict[str, Array]:
+        key, values = inputs
+        trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
+        sites = {name: site for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+        keys = jax.random.split(key, max(1, len(sites)))
+        return {name: _draw(key, name, site) for key, (name, site) in zip(keys, sites.items(), strict=False)}
+
+    keys = jax.random.split(rng_key, len(next(iter(samples.values()))))
+    replicates: dict[str, Array] = compiled_map(one, (keys, samples), 64)
+    return replicates
+
+
+def _draw(rng_key: Array, name: str, site: Site) -> Array:
+    fn, shape = site["fn"], jnp.shape(site["value"])
+    # Data outside of a plate may have more rows than the distribution that they broadcast against.
+    batch = jnp.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
+    try:
+        return (fn if batch == fn.batch_shape else fn.expand(batch)).sample(rng_key)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"posterior_predictive needs to sample from the distribution of site {name!r}, {type(fn).__name__}, "
+            f"which cannot be done{f': {error}' if str(error) else '.'}"
+        ) from error
+
+
 def is_factor(site: Site) -> bool:
     """Whether a site is a ``numpyro.factor``, which has no observed value."""
     return site["value"] is not None and jnp.size(site["value"]) == 0
 
 
-def is_masked(fn: Any) -> bool:
+def is_masked(fn: dist.Distribution) -> bool:
     """Whether a distribution is masked, perhaps under others."""
     while not isinstance(fn, dist.MaskedDistribution) and hasattr(fn, "base_dist"):
         fn = fn.base_dist
@@ -288,6 +337,6 @@ def subsamples(trace: Trace) -> bool:
     )
 
 
-def plain_arrays(tree: Any) -> Any:
+def plain_arrays(tree: T) -> T:
     """The arguments of a model with pandas objects as numpy arrays."""
     return jax.tree.map(lambda leaf: leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf, tree)

@@ -1,34 +1,34 @@
 """Effect handlers: ``marginalize`` sums the local discrete latents of a NumPyro model out."""
 
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer import Predictive
-from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
+from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.handlers.dependence import Structure, get_structure, history, is_reversed, token
+from numpyro_tempered.handlers.dependence import Structure, get_structure, is_forward, token
 from numpyro_tempered.handlers.effects import (
-    HIDDEN,
-    OUTSIDE,
+    DATA_NAME,
+    IS_HIDDEN,
     PRIOR_FACTOR,
-    SUMMED,
+    SUM_PARTS,
     Message,
+    Trace,
     base_distribution,
-    caller,
     handler_chain,
-    is_prior_factor,
     is_unit,
+    mark,
     plates_of,
     reduce_by_name,
     wrap_bodies,
 )
 from numpyro_tempered.handlers.elimination import Sum, sum_out
+from numpyro_tempered.handlers.numpyro_private import STACK
 from numpyro_tempered.handlers.temper import temper
 
 _INSIDE_OUT = (
@@ -44,7 +44,7 @@ class MarginalLikelihood(dist.Distribution):
         event_shape: Shape of one datum.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     pytree_data_fields = ("log_probs",)
 
     def __init__(self, log_probs: Array, event_shape: tuple[int, ...] = ()) -> None:
@@ -52,7 +52,7 @@ class MarginalLikelihood(dist.Distribution):
         super().__init__(batch_shape=jnp.shape(log_probs), event_shape=event_shape, validate_args=False)
 
     @property
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """Real numbers: the data, which are given."""
         return constraints.independent(constraints.real, len(self.event_shape))
 
@@ -137,83 +137,96 @@ class marginalize:
         self.fn = fn
         functools.update_wrapper(self, fn, updated=())
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
         """Pickle a decorated module-level model by its name."""
         return reduce_by_name(self) or super().__reduce_ex__(protocol)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model without its local discrete latents."""
-        frame = caller(Predictive.__call__)
-        if frame is not None and getattr(frame.f_locals.get("self"), "infer_discrete", False):
+        if _draws_latents():
             raise ValueError(
                 "the local discrete latents are summed out here: draw them by the model without marginalize, "
                 "Predictive(model, posterior_samples, infer_discrete=True)."
             )
-        plates = [handler.name for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+        plates = [handler.name for handler in STACK if isinstance(handler, numpyro.plate)]
         if plates:
             raise ValueError(
                 f"marginalize stands inside of the plates {plates}, whose latents and data it cannot see: put it "
                 "around the whole model."
             )
-        structure = get_structure(self.fn, args, kwargs)
-        if structure.tempered:
+        model = functools.partial(self.fn, *args, **kwargs)
+        structure = get_structure(model)
+        if structure.has_power:
             raise ValueError(_INSIDE_OUT)
         # Those that no data depend on sum to 1.
         latents = set(structure.latents) if structure.data else set()
         if not latents:
             with _refuse_data_from_outside(structure):
-                return self.fn(*args, **kwargs)
+                return model()
         _check(structure, latents)
         key = numpyro.prng_key()
-        hidden = {name for name, behind in structure.depends.items() if behind & latents}
-        with _hide(hidden, {token(structure.latents[name]) for name in latents}), handlers.trace() as visible:
-            result = self.fn(*args, **kwargs)
-        for each in sum_out(self.fn, key, visible, structure, latents, args, kwargs):
-            _observe(each, visible)
+        inner = {name for name, parents in structure.depends.items() if parents & latents}
+        with _hide(inner, {token(structure.latents[name]) for name in latents}), handlers.trace() as outer_trace:
+            result = model()
+        for term in sum_out(model if key is None else handlers.seed(model, key), outer_trace, structure, latents):
+            _observe(term, outer_trace)
         return result
+
+
+def _draws_latents() -> bool:
+    """Whether ``Predictive(infer_discrete=True)`` runs the model: it conditions it under a mask of True."""
+    return any(
+        isinstance(handler, handlers.condition)
+        and isinstance(handler.fn, handlers.mask)
+        and handler.fn.mask is True
+        for handler in STACK
+    )
 
 
 def _check(structure: Structure, latents: set[str]) -> None:
     """Refuse what cannot be summed out."""
     for name in sorted(latents):
-        site = structure.latents[name]
-        fn = base_distribution(site["fn"])
-        if not fn.has_enumerate_support:
+        _check_latent(name, structure.latents[name])
+    for name in filter(structure.plates.__contains__, structure.depends):
+        parents = sorted(structure.depends[name] & latents)
+        if parents and name in structure.scan_factors:
             raise ValueError(
-                f"the local discrete latent {name!r} is a {type(fn).__name__}, whose values cannot be "
-                "enumerated: only latents with finitely many values can be summed out."
-            )
-        first = getattr(fn.support, "lower_bound", 0)
-        if fn.event_dim or not isinstance(first, int) or first != 0:
-            raise ValueError(
-                f"the local discrete latent {name!r} is a {type(fn).__name__}: only latents with values 0, 1, "
-                "... can be summed out. Draw a Categorical, and compute the value from it."
-            )
-        if is_reversed(site) or history(site) == 0:
-            raise ValueError(
-                f"the local discrete latent {name!r} is in a scan with reverse=True or history=0, whose chain "
-                "NumPyro does not enumerate: scan forwards over reversed data, with history=1."
-            )
-    for name, behind in structure.depends.items():
-        if behind & latents and name in structure.scanned_factors:
-            raise ValueError(
-                f"the factor {name!r} in a scan depends on the local discrete {sorted(behind & latents)}: "
+                f"the factor {name!r} in a scan depends on the local discrete {parents}: "
                 "NumPyro's enumeration counts it in the first step only. Observe a distribution instead."
             )
-        for latent in sorted(behind & latents):
-            apart = plates_of(structure.latents[latent]) - structure.plates.get(name, set())
-            if apart and name in structure.samples:
+        for latent in parents:
+            if outside := plates_of(structure.latents[latent]) - structure.plates[name]:
                 raise ValueError(
                     f"site {name!r} depends on the local discrete {latent!r} and is outside of its plates "
-                    f"{sorted(apart)}: several data of one latent stand in a plate inside of that of the latent, "
-                    "not in one of their own by an index. Pad them to an array with a mask."
+                    f"{sorted(outside)}: several data of one latent stand in a plate inside of that of the "
+                    "latent, not in one of their own by an index. Pad them to an array with a mask."
                 )
-        if behind & latents and name not in structure.data | set(structure.latents) and name in structure.samples:
+        if parents and name not in structure.data | set(structure.latents):
             raise ValueError(
-                f"the latent {name!r} depends on the local discrete {sorted(behind & latents)}: marginalize sums "
+                f"the latent {name!r} depends on the local discrete {parents}: marginalize sums "
                 "out what stands between parameters and data only. If it is data given from outside, write "
                 "marginalize(condition(model, data)); if it is to be predicted, give no data at all."
             )
+
+
+def _check_latent(name: str, site: Message) -> None:
+    fn = base_distribution(site["fn"])
+    if not fn.has_enumerate_support:
+        raise ValueError(
+            f"the local discrete latent {name!r} is a {type(fn).__name__}, whose values cannot be "
+            "enumerated: only latents with finitely many values can be summed out."
+        )
+    first = getattr(fn.support, "lower_bound", 0)
+    if fn.event_dim or not isinstance(first, int) or first != 0:
+        raise ValueError(
+            f"the local discrete latent {name!r} is a {type(fn).__name__}: only latents with values 0, 1, "
+            "... can be summed out. Draw a Categorical, and compute the value from it."
+        )
+    if not is_forward(site):
+        raise ValueError(
+            f"the local discrete latent {name!r} is in a scan with reverse=True or history=0, whose chain "
+            "NumPyro does not enumerate: scan forwards over reversed data, with history=1."
+        )
 
 
 class _hide(Messenger):
@@ -230,7 +243,7 @@ class _hide(Messenger):
             inside = {name for name, number in self.tokens if number == self.count}
             wrap_bodies(msg, functools.partial(_first_values, names=inside))
         elif msg.get("name") in self.names and msg["type"] in ("sample", "deterministic"):
-            msg[HIDDEN], msg["stop"] = True, True
+            msg[IS_HIDDEN], msg["stop"] = True, True
             if msg["type"] == "sample" and not msg["is_observed"]:
                 _take_first_value(msg)
 
@@ -238,17 +251,15 @@ class _hide(Messenger):
 class _first_values(Messenger):
     """Give the hidden latents of a control-flow body a value, and mark prior factors."""
 
-    def __init__(self, fn: Any, names: set[str]) -> None:
+    def __init__(self, fn: Model, names: set[str]) -> None:
         self.names = names
         super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] != "sample":
             return
-        if msg["is_observed"]:
-            if is_unit(msg):
-                msg[PRIOR_FACTOR] = is_prior_factor(msg)
-        elif msg["name"] in self.names:
+        mark(msg)
+        if not msg["is_observed"] and msg["name"] in self.names:
             _take_first_value(msg)
 
 
@@ -264,22 +275,22 @@ class _refuse_data_from_outside(Messenger):
     def __init__(self, structure: Structure) -> None:
         self.names = {
             name
-            for name, behind in structure.depends.items()
-            if behind and name not in structure.latents and name not in structure.data
+            for name, parents in structure.depends.items()
+            if parents and name not in structure.latents and name not in structure.data
         }
         super().__init__()
-        for handler in _PYRO_STACK:
+        for handler in STACK:
             if isinstance(handler, handlers.condition):
                 # Before the latents are drawn, for which there may be no key.
                 self._refuse(self.names & set(handler.data or ()))
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
-            msg[OUTSIDE] = msg["name"]
+            msg[DATA_NAME] = msg["name"]
 
     def postprocess_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and msg["is_observed"] and OUTSIDE in msg and "_intervener_id" not in msg:
-            self._refuse({msg[OUTSIDE]})
+        if msg["type"] == "sample" and msg["is_observed"] and DATA_NAME in msg and "_intervener_id" not in msg:
+            self._refuse({msg[DATA_NAME]})
 
     def _refuse(self, names: set[str]) -> None:
         if names:
@@ -290,42 +301,39 @@ class _refuse_data_from_outside(Messenger):
             )
 
 
-def _observe(each: Sum, visible: dict[str, Message]) -> None:
+def _observe(term: Sum, outer_trace: Trace) -> None:
     """Observe the data of one sum, with its log-probability."""
-    values = [_by_plate(visible[name], each) for name in each.observed]
-    value = values[0] if len(values) == 1 else jnp.concatenate([_flat(v, each) for v in values], axis=-1)
-    depth = jnp.ndim(each.log_prob)
+    depth = jnp.ndim(term.log_prob)
+    values = [_by_plate(outer_trace[name], term) for name in term.observed]
+    if len(values) > 1:
+        rows = [jnp.reshape(value, (*jnp.shape(value)[:depth], -1)) for value in values]
+        values = [jnp.concatenate(rows, axis=-1)]
+    (value,) = values
+    factors = frozenset(name for name in term.observed if is_unit(outer_trace[name]))
     msg = {
-        **visible[each.observed[0]],
-        "name": "+".join(each.observed),
-        "fn": MarginalLikelihood(each.log_prob, jnp.shape(value)[depth:]),
+        **outer_trace[term.observed[0]],
+        "name": "+".join(term.observed),
+        "fn": MarginalLikelihood(term.log_prob, jnp.shape(value)[depth:]),
         "value": value,
-        "scale": each.scale,
-        "plate_to_scale": {} if each.scale is None else {"+".join(f.name for f in each.plates): each.scale},
-        "cond_indep_stack": list(each.plates),
+        "scale": term.scale,
+        "plate_to_scale": {} if term.scale is None else {"+".join(f.name for f in term.plates): term.scale},
+        "cond_indep_stack": list(term.plates),
         PRIOR_FACTOR: False,
-        SUMMED: (
-            frozenset(name for name in each.observed if is_unit(visible[name])),
-            not all(is_unit(visible[name]) for name in each.observed),
-        ),
+        SUM_PARTS: (factors, len(factors) < len(term.observed)),
     }
-    apply_stack({k: v for k, v in msg.items() if k not in (HIDDEN, "stop", "_control_flow_done")})
+    apply_stack({k: v for k, v in msg.items() if k not in (IS_HIDDEN, "stop", "_control_flow_done")})
 
 
-def _by_plate(site: Message, each: Sum) -> Array:
+def _by_plate(site: Message, term: Sum) -> Array:
     """The value of an observed site, the plates of the sum first and all else as event dimensions."""
     fn = site["fn"]
     batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)
     value = jnp.broadcast_to(site["value"], batch + event) if jnp.size(site["value"]) else site["value"]
-    kept = sorted(frame.dim for frame in each.plates)
-    rest = [d for d in range(-len(batch), 0) if d not in kept]
-    moved = jnp.moveaxis(value, [len(batch) + d for d in (*kept, *rest)], range(len(batch)))
-    layout = [1] * jnp.ndim(each.log_prob)
-    for d in kept:
+    dims = sorted(frame.dim for frame in term.plates)
+    rest = [d for d in range(-len(batch), 0) if d not in dims]
+    value = jnp.moveaxis(value, [len(batch) + d for d in (*dims, *rest)], range(len(batch)))
+    layout = [1] * jnp.ndim(term.log_prob)
+    for d in dims:
         layout[d] = batch[d]
     sizes = [batch[d] for d in rest if batch[d] != 1]
-    return jnp.reshape(moved, (*layout, *sizes, *jnp.shape(moved)[len(batch) :]))
-
-
-def _flat(value: Array, each: Sum) -> Array:
-    return jnp.reshape(value, (*jnp.shape(value)[: jnp.ndim(each.log_prob)], -1))
+    return jnp.reshape(value, (*layout, *sizes, *jnp.shape(value)[len(batch) :]))

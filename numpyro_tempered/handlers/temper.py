@@ -1,21 +1,18 @@
 """Effect handlers: ``temper`` raises the likelihood of a NumPyro model to a power."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, SupportsIndex
 
 from numpyro import handlers
-from numpyro.infer import HMCECS
-from numpyro.infer.hmc_gibbs import estimate_likelihood
-from numpyro.primitives import _PYRO_STACK, Messenger, get_mask
+from numpyro.primitives import Messenger, get_mask
 
-from numpyro_tempered.core.typing import ArrayLike, Guide
+from numpyro_tempered.core.typing import ArrayLike, Guide, Model
 from numpyro_tempered.handlers.effects import (
     ALPHA,
+    PLACES,
     PRIOR_FACTOR,
-    SEEN,
-    SUMMED,
+    SUM_PARTS,
     Message,
-    caller,
     is_prior_factor,
     is_reading,
     is_unit,
@@ -24,9 +21,34 @@ from numpyro_tempered.handlers.effects import (
     reduce_by_name,
     wrap_bodies,
 )
-from numpyro_tempered.handlers.kept_models import check_kept_model
 from numpyro_tempered.handlers.local_latents import check_guide, scale_if_local, scale_local
-from numpyro_tempered.handlers.powers import check_alpha, is_power, scale
+from numpyro_tempered.handlers.numpyro_private import COERCIONS, STACK
+from numpyro_tempered.handlers.powers import Power, check_algorithm, check_alpha, is_power, scale
+
+
+class _Inventory:
+    """What a run of the model has shown."""
+
+    def __init__(self) -> None:
+        self.sites: set[str] = set()
+        self.plates: set[str] = set()
+        self.factors: set[str] = set()
+        self.has_data = False
+        self.collapses: list[handlers.collapse] = []
+
+    def note_collapse(self, *_: object) -> None:
+        """List the ``handlers.collapse`` around a new distribution: the messages of its sites end there."""
+        self.collapses += [
+            handler
+            for handler in STACK
+            if isinstance(handler, handlers.collapse) and handler not in self.collapses
+        ]
+
+    def is_collapsed(self, factor: str) -> bool:
+        """Whether a factor has the name of a site in a ``handlers.collapse`` that is over."""
+        return any(
+            factor.endswith(name) for handler in self.collapses if handler not in STACK for name in handler.trace
+        )
 
 
 class temper(Messenger):
@@ -84,8 +106,8 @@ class temper(Messenger):
             - SVI's guide is one that samples or approximates the model it keeps, and keeps the untempered.
 
     Warns:
-        UserWarning: If MCMC runs a model with local latents, which it samples from their tempered joint
-            density with the parameters: no MCMC has the tempered marginal for its target.
+        UserWarning: If the potential energy of a model with local latents is asked for, by MCMC. It samples
+            them from their tempered joint density with the parameters, and not the tempered marginal.
 
     References:
         AR; BPY; YPB for local latents.
@@ -105,7 +127,7 @@ class temper(Messenger):
 
     def __init__(
         self,
-        fn: Callable[..., Any] | None = None,
+        fn: Model | None = None,
         alpha: ArrayLike | Mapping[str, ArrayLike] = 1.0,
         *,
         factors: bool | Collection[str] = True,
@@ -126,36 +148,35 @@ class temper(Messenger):
         self.factors = factors if isinstance(factors, bool) else frozenset(factors)
         self.strict = strict
         self.local_plates = frozenset(local_plates)
-        self._met: set[str] = set()
-        self._met_plates: set[str] = set()
-        self._met_factors: set[str] = set()
-        self._met_data = False
+        self._inventory = _Inventory()
         self._twins: list[temper] = []
         super().__init__(fn)
 
     def __enter__(self) -> None:
         """Start to scale."""
-        if self in _PYRO_STACK:
+        if self in STACK:
             # One handler has one place on the stack: its twin takes the other.
             twin = self._copy(None)
             self._twins.append(twin)
             twin.__enter__()
             return
-        self._met, self._met_plates, self._met_factors, self._met_data = set(), set(), set(), False
+        self._inventory = _Inventory()
+        COERCIONS.append(self._inventory.note_collapse)
         super().__enter__()
 
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+    def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         """Stop, and refuse names that the model does not have."""
         if self._twins:
             self._twins.pop().__exit__(exc_type, exc_value, traceback)
             return
+        COERCIONS.remove(self._inventory.note_collapse)
         # A model may leave factors out where Predictive masks it.
         masked = exc_type is None and get_mask() is False
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None and not masked:
-            self._refuse_names_not_met()
+            self._check_names()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the tempered model, or decorate one."""
         if self.fn is not None:
             return super().__call__(*args, **kwargs)
@@ -163,10 +184,10 @@ class temper(Messenger):
             raise TypeError("temper(alpha=...) without a model decorates one callable.")
         return self._copy(args[0])
 
-    def _copy(self, fn: Callable[..., Any] | None) -> "temper":
+    def _copy(self, fn: Model | None) -> "temper":
         return temper(fn, self.alpha, factors=self.factors, strict=self.strict, local_plates=self.local_plates)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
         """Pickle a decorated module-level model by its name, which is this object's and not the function's."""
         return reduce_by_name(self) or super().__reduce_ex__(protocol)
 
@@ -200,19 +221,19 @@ class temper(Messenger):
         """Scale observed sites and local latents; see the class."""
         if msg["type"] == "control_flow":
             wrap_bodies(msg, mark_prior_factors)
+        self._inventory.note_collapse()
         if msg["type"] == "plate":
-            self._met_plates.add(msg["name"])
+            self._inventory.plates.add(msg["name"])
         if msg["type"] != "sample":
             return
-        self._met_plates |= plates_of(msg)
-        self._met.add(msg["name"])
+        self._inventory.plates |= plates_of(msg)
+        self._inventory.sites.add(msg["name"])
         # `do` sends a copy of the message through the stack a second time. The place of a handler marks it, not
         # its identity: the branches of a `cond` must be equal.
-        place = _PYRO_STACK.index(self)
-        seen = dict(msg.get(SEEN, ()))
-        if place in seen:
+        place, names = STACK.index(self), dict(msg.get(PLACES, ()))
+        if place in names:
             return
-        msg[SEEN] = (*seen.items(), (place, msg["name"]))
+        msg[PLACES] = (*names.items(), (place, msg["name"]))
         if not msg["is_observed"]:
             scale_if_local(msg, self.alpha, self.local_plates)
         elif self._is_likelihood(msg):
@@ -221,53 +242,54 @@ class temper(Messenger):
             msg[PRIOR_FACTOR] = True
 
     def postprocess_message(self, msg: Message) -> None:
-        """Refuse what is known only once outer handlers have spoken."""
+        """Refuse what only the outer handlers decide."""
         if msg["type"] != "sample":
             return
         # A scope outside has changed the name by now.
-        name = dict(msg.get(SEEN, ())).get(_PYRO_STACK.index(self))
+        name = dict(msg.get(PLACES, ())).get(STACK.index(self))
         if name is None:
             return
         if msg["is_observed"]:
-            if ALPHA not in msg and not msg.get(PRIOR_FACTOR) and "_intervener_id" not in msg:
-                self._refuse_if_conditioned_outside(name)
+            named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
+            if (self.strict or named) and not (ALPHA in msg or msg.get(PRIOR_FACTOR) or "_intervener_id" in msg):
+                raise ValueError(
+                    f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: "
+                    "write temper(condition(model, data), ...), or pass the data to the model."
+                )
         elif not is_reading():
-            power = not is_power(self.alpha, 1.0)
-            if power and msg["infer"].get("enumerate") == "parallel" and _is_local(msg):
+            is_local = bool(msg["cond_indep_stack"] or msg.get("_control_flow_done"))
+            is_enumerated = msg["infer"].get("enumerate") == "parallel"
+            if is_local and is_enumerated and not is_power(self.alpha, 1.0):
                 raise ValueError(
                     f"temper met the enumerated local latent {name!r}: the power belongs outside of the sum over "
                     "its values. Write temper(marginalize(model), alpha), with numpyro_tempered.marginalize."
                 )
             check_guide(msg)
 
-    def _refuse_names_not_met(self) -> None:
-        missing = sorted(self.local_plates - self._met_plates)
+    def _check_names(self) -> None:
+        inventory = self._inventory
+        missing = sorted(self.local_plates - inventory.plates)
         if missing:
             raise ValueError(f"the model has no plates {missing}, which local_plates names.")
         named = set(self.alpha) if isinstance(self.alpha, dict) else set()
-        missing = sorted(named - self._met)
+        missing = sorted(named - inventory.sites)
         if not isinstance(self.factors, bool):
-            missing += sorted(self.factors - self._met_factors)
+            missing += sorted(self.factors - inventory.factors)
         # Without data the model may leave observed sites out.
-        if missing and self._met_data:
+        if missing and inventory.has_data:
             raise ValueError(
-                f"the model has no sites {missing}, which alpha or factors names. It has {sorted(self._met)}, of "
-                f"which {sorted(self._met_factors)} are factors."
+                f"the model has no sites {missing}, which alpha or factors names. It has "
+                f"{sorted(inventory.sites)}, of which {sorted(inventory.factors)} are factors."
             )
 
     def _raise_to_power(self, msg: Message) -> None:
         alpha = self._power(msg)
-        self._met_data = True
+        self._inventory.has_data = True
         # A product with 1 would be another tracer, which must not leave the body of a scan.
         msg[ALPHA] = alpha * msg[ALPHA] if ALPHA in msg else alpha
         if is_reading() or is_power(alpha, 1.0):
             return
-        if caller(HMCECS.init) or any(isinstance(handler, estimate_likelihood) for handler in _PYRO_STACK):
-            raise ValueError(
-                f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
-                "the untempered posterior. Use NUTS or HMC."
-            )
-        check_kept_model(self, alpha)
+        check_algorithm(self, msg, alpha)
         if is_power(alpha, 0.0):
             msg["fn"] = msg["fn"].mask(False)
             return
@@ -277,7 +299,7 @@ class temper(Messenger):
             msg["fn"] = msg["fn"].mask(alpha != 0)
         scale(msg, alpha)
 
-    def _power(self, msg: Message) -> Any:
+    def _power(self, msg: Message) -> Power:
         if not isinstance(self.alpha, dict):
             return self.alpha
         if msg["name"] not in self.alpha:
@@ -290,13 +312,13 @@ class temper(Messenger):
         return self.alpha[msg["name"]]
 
     def _is_likelihood(self, msg: Message) -> bool:
-        if SUMMED in msg:
+        if SUM_PARTS in msg:
             return self._is_sum_likelihood(msg)
         if not is_unit(msg):
             return True
         if is_prior_factor(msg):
             return False
-        if not is_power(self.alpha, 1.0) and caller(handlers.collapse.__exit__) is not None:
+        if not is_power(self.alpha, 1.0) and self._inventory.is_collapsed(msg["name"]):
             raise ValueError(
                 f"temper met the factor {msg['name']!r} of handlers.collapse, which holds prior and likelihood "
                 "in one: a power of it is another target. Leave the latents in the model."
@@ -304,14 +326,14 @@ class temper(Messenger):
         return self._is_factor_likelihood(msg["name"])
 
     def _is_factor_likelihood(self, name: str) -> bool:
-        self._met_factors.add(name)
+        self._inventory.factors.add(name)
         if isinstance(self.factors, bool):
             return self.factors
         return name in self.factors
 
     def _is_sum_likelihood(self, msg: Message) -> bool:
         """The policy for the factors that ``marginalize`` has summed over, perhaps together with data."""
-        factors, has_data = msg[SUMMED]
+        factors, has_data = msg[SUM_PARTS]
         parts = {self._is_factor_likelihood(name) for name in factors} | ({True} if has_data else set())
         if len(parts) > 1:
             raise ValueError(
@@ -320,15 +342,3 @@ class temper(Messenger):
                 "power of a part of the sum is another target."
             )
         return parts.pop()
-
-    def _refuse_if_conditioned_outside(self, name: str) -> None:
-        named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
-        if self.strict or named:
-            raise ValueError(
-                f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: write "
-                "temper(condition(model, data), ...), or pass the data to the model."
-            )
-
-
-def _is_local(msg: Message) -> bool:
-    return bool(msg["cond_indep_stack"] or msg.get("_control_flow_done"))

@@ -1,6 +1,6 @@
-"""A guide of a tempered model: built by a factory, or already."""
+"""A guide of a tempered model, by a factory or as it comes."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from numpyro.infer.autoguide import AutoGuide
 
@@ -8,8 +8,10 @@ from numpyro_tempered.core.typing import Guide, Model
 from numpyro_tempered.handlers.temper import temper
 
 
-def build_guide(guide: Any, model: Model, tempered: temper, alpha: Any) -> Guide:
-    """The guide that a factory makes of the tempered model, or a guide that is built on the model already.
+def build_guide(
+    guide: Callable[[Model], Guide] | Guide, model: Model, tempered: temper, alpha: float | Mapping[str, float]
+) -> Guide:
+    """The guide that a factory makes of the tempered model, or a guide of the model as it comes.
 
     Raises:
         ValueError: If it is built on another model.
@@ -31,21 +33,21 @@ def build_guide(guide: Any, model: Model, tempered: temper, alpha: Any) -> Guide
         raise TypeError(f"guide must be a callable from model to guide, got {guide!r}.")
     advice = "for a hand-written guide pass `lambda model: my_guide`."
     try:
-        built = guide(tempered)
+        result = guide(tempered)
     except Exception as error:
         raise TypeError(f"the guide factory failed on the model: {advice}") from error
-    if not callable(built):
-        raise TypeError(f"the guide factory returned {type(built).__name__}, not a guide: {advice}")
-    kept = getattr(built, "model", None)
-    if kept is not None and alpha != 1.0 and not _wraps(kept, tempered):
+    if not callable(result):
+        raise TypeError(f"the guide factory returned {type(result).__name__}, not a guide: {advice}")
+    inner = getattr(result, "model", None)
+    if inner is not None and alpha != 1.0 and not _wraps(inner, tempered):
         raise ValueError(
-            f"the guide factory returned a {type(built).__name__} built on another model than the "
+            f"the guide factory returned a {type(result).__name__} built on another model than the "
             f"tempered one it was given, so alpha = {alpha} would be lost. Build it on its argument."
         )
-    return built
+    return result
 
 
-def _wraps(model: Any, inner: Model) -> bool:
+def _wraps(model: object, inner: Model) -> bool:
     """Whether ``model`` is ``inner`` or a chain of handlers around it."""
     while model is not None:
         if model is inner:

@@ -1,7 +1,6 @@
 """A distribution with an atom at 0, for sparse models."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from jax.scipy.special import ndtr, ndtri
 from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes, validate_sample
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
 from numpyro_tempered.gaussian.families import SpikeSlab, spike_slab
 
 __all__ = ["SpikeAndSlab"]
@@ -19,7 +18,7 @@ __all__ = ["SpikeAndSlab"]
 class _RealWithAtom(constraints.Constraint):
     """The real line, of which the point 0 has a mass of its own."""
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: ArrayLike) -> Array:
         return jnp.isfinite(x)
 
     def __repr__(self) -> str:
@@ -31,17 +30,17 @@ class _RealWithAtom(constraints.Constraint):
     def __hash__(self) -> int:
         return hash(_RealWithAtom)
 
-    def feasible_like(self, prototype: Any) -> Array:
+    def feasible_like(self, prototype: ArrayLike) -> Array:
         """A point of the support."""
         return jnp.zeros_like(prototype)
 
-    def tree_flatten(self) -> Any:
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, object]]]:
         """No leaves."""
         return (), ((), {})
 
 
 @dist.biject_to.register(_RealWithAtom)
-def _no_density(constraint: Any) -> Any:
+def _no_density(constraint: constraints.Constraint) -> None:
     # NUTS and the Gaussian guides would sample the slab alone, as if the atom were not there.
     raise ValueError(
         "a latent site is SpikeAndSlab, which has an atom at 0 and so no density on the real line: samplers and "
@@ -129,7 +128,7 @@ class SpikeAndSlab(dist.Distribution):
     def _q(self) -> SpikeSlab:
         return SpikeSlab(*(jnp.asarray(part) for part in (self.probs, self.loc, self.scale)))
 
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws, shape ``sample_shape + batch_shape``."""
         dtype = jnp.result_type(self.probs, self.loc, self.scale, float)
         q = SpikeSlab(*(jnp.asarray(part, dtype) for part in (self.probs, self.loc, self.scale)))
@@ -177,7 +176,7 @@ class SpikeAndSlab(dist.Distribution):
 
 # Compiled whole, as methods are called outside of jit too.
 @partial(jax.jit, static_argnums=3)
-def _draw(key: Any, q: SpikeSlab, temperature: Any, shape: tuple[int, ...]) -> Array:
+def _draw(key: Array, q: SpikeSlab, temperature: Scalar | None, shape: tuple[int, ...]) -> Array:
     gate_key, slab_key = jax.random.split(key)
     if temperature is None:
         gate = _exact_gate(q.probs, jax.random.uniform(gate_key, shape, q.probs.dtype))
@@ -219,7 +218,7 @@ def _exact_gate_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 def _concrete_gate(probs: Array, logistic: Array, temperature: Array | float) -> Array:
     """The sigmoid of (logit φ + logistic noise) / temperature; exactly 0 and 1 where φ is."""
     info = jnp.finfo(logistic.dtype)
-    # Not down to the smallest number, where the slope of the logit over the temperature would overflow.
+    # Above the smallest number, where the slope of the logit over the temperature would overflow.
     inside = jnp.clip(probs, float(info.tiny) ** 0.75, 1.0 - info.eps)
     logit = jnp.log(inside) - jnp.log1p(-inside)
     gate = jax.nn.sigmoid((logit + logistic) / temperature)

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +9,27 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.checks import check_choice
+from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
-from numpyro_tempered.gaussian.families import family_of
+from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers.effects import LOCAL, base_distribution
 from numpyro_tempered.handlers.likelihood import (
+    Site,
     get_trace,
     likelihood_sites,
     model_loss,
     other_scale,
     untempered_log_prob,
 )
-from numpyro_tempered.infer.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
+from numpyro_tempered.handlers.numpyro_private import Unpacks
+from numpyro_tempered.infer.guides.online import StartsAtPrior
 
 
 class ExpectedNLL(ELBO):
@@ -53,15 +57,13 @@ class ExpectedNLL(ELBO):
     def __init__(self, expectation: Expectation | None = None, *, curvature: str = "hessian") -> None:
         super().__init__(num_particles=1)
         self.expectation = monte_carlo() if expectation is None else expectation
-        if curvature not in ("hessian", "fisher"):
-            raise ValueError(f'curvature must be "hessian" or "fisher", got {curvature!r}.')
-        self.curvature = curvature
+        self.curvature = check_choice(curvature, "curvature", ("hessian", "fisher"))
 
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
+    ) -> dict[str, Array | None]:
         """The loss at ``param_map``, as SVI asks for it."""
-        if not isinstance(guide, AutoOnlineDiagonalNormal | AutoOnlineMultivariateNormal):
+        if not isinstance(guide, StartsAtPrior) or guide.root_param is None:
             raise TypeError(
                 "ExpectedNLL works with AutoOnlineDiagonalNormal and AutoOnlineMultivariateNormal, got "
                 f"{type(guide).__name__}."
@@ -72,16 +74,21 @@ class ExpectedNLL(ELBO):
         evaluation = jax.lax.stop_gradient(
             bound.evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
         )
-        gradient = family_of(fixed).gradient
+        gradient = require(fixed, "gradient", "ExpectedNLL")
         if gradient is None:
             raise TypeError(f"{type(fixed).__name__} has no gradient in its parameters.")
         # Zero in value, the chosen gradients under differentiation.
-        zeros = jax.tree.map(lambda g, new, old: jnp.sum(g * (new - old)), gradient(fixed, evaluation), q, fixed)
+        zeros = jax.tree.map(
+            lambda g, new, old: jnp.sum(g * (new - old)),
+            gradient(fixed, evaluation.grad_loc, evaluation.grad_var),
+            q,
+            fixed,
+        )
         loss = evaluation.expected + sum(jax.tree.leaves(zeros))
         return {"loss": loss, "mutable_state": None}
 
 
-def bind(expectation: Expectation, model: Model, guide: Any) -> Expectation:
+def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
     """The expectation of a model's negative log-likelihood, on data ``(args, kwargs)``.
 
     Raises:
@@ -93,23 +100,6 @@ def bind(expectation: Expectation, model: Model, guide: Any) -> Expectation:
             "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
         )
     return expectation.bind(model_loss(model, guide, expectation.predictor, expectation.num_outputs))
-
-
-class TemperedELBO(NamedTuple):
-    """An evaluated ELBO, in nats, every constant included.
-
-    Attributes:
-        value: alpha E_q[log L] - KL(q, prior); minus infinity for a guide with a point mass, such
-            as ``AutoDelta``.
-        se: Monte Carlo standard error of ``value``.
-        expected_log_lik: Untempered E_q[log L].
-        kl: KL(q, prior), analytic site by site where NumPyro has a formula, else by draws.
-    """
-
-    value: float
-    se: float
-    expected_log_lik: float
-    kl: float
 
 
 def evaluate_elbo(
@@ -170,6 +160,29 @@ def evaluate_elbo(
     return TemperedELBO(float(np.mean(elbos)), se, log_lik, float(np.mean(kls)))
 
 
+def gaussian_of_laplace(
+    guide: Guide, model: Model, params: dict, rng_key: Array, args: tuple, kwargs: dict
+) -> tuple[Guide, dict]:
+    """Guide and parameters to evaluate; for a Laplace approximation its Gaussian, not its mode."""
+    if not isinstance(guide, AutoLaplaceApproximation):
+        return guide, params
+    q = guide.get_posterior(params)
+    gaussian = AutoMultivariateNormal(model, prefix=guide.prefix)
+    handlers.seed(gaussian, rng_key)(*args, **kwargs)
+    return gaussian, {
+        **params,
+        f"{guide.prefix}_loc": q.loc,
+        f"{guide.prefix}_scale_tril": q.scale_tril,
+    }
+
+
+def posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
+    """A trace of the model at one draw of the guide."""
+    draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
+    replayed = handlers.replay(handlers.seed(model, rng_key), draw)
+    return get_trace(handlers.substitute(replayed, params), args, kwargs)
+
+
 def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
     """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
 
@@ -192,7 +205,7 @@ def _analytic_where_valid(model_trace: dict, guide_trace: dict) -> ELBO:
     def names(trace: dict, other: dict) -> list[str]:
         return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
 
-    def scale(site: dict) -> Any:
+    def scale(site: Site) -> np.ndarray:
         return np.asarray(other_scale(site)) * np.asarray(site.get(LOCAL, 1.0))
 
     shared = names(model_trace, guide_trace)

@@ -1,7 +1,7 @@
 """The free energy of a NumPyro model on its unconstrained scale."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,20 @@ from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.descent.objective import (
+    Evaluate,
     GaussianTerm,
     Objective,
     add,
     derivatives_of,
     of_evaluation,
 )
-from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss, depends_on, which_depend
+from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
+from numpyro_tempered.gaussian.expectations.differentiate import depends_on, which_depend
 from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR
 from numpyro_tempered.handlers.likelihood import (
     Site,
@@ -37,6 +40,7 @@ from numpyro_tempered.handlers.likelihood import (
     refuse_subsampling,
 )
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.online_checks import check_rows_apart
 
 
@@ -49,9 +53,9 @@ class Latents(NamedTuple):
     """
 
     names: tuple[str, ...]
-    unpack: Callable[[Array], dict[str, Array]]
+    unpack: Callable[[Array], Params]
 
-    def _unpack_latent(self, flat: Array) -> dict[str, Array]:
+    def _unpack_latent(self, flat: Array) -> Params:
         """What ``model_loss`` asks of a guide."""
         return self.unpack(flat)
 
@@ -72,11 +76,12 @@ class without(Messenger):
 def model_objective(
     model: temper,
     latents: Latents,
-    q: Any,
-    expectation: Expectation | None,
-    num_draws: int,
+    q: Gaussian,
     args: tuple,
     kwargs: dict,
+    *,
+    expectation: Expectation | None,
+    num_draws: int,
 ) -> tuple[Objective, bool]:
     """The function f = -α log L - log π of a tempered model, on its flat unconstrained scale.
 
@@ -87,10 +92,10 @@ def model_objective(
         model: The tempered model.
         latents: Its latent sites.
         q: A Gaussian, for shapes and for two points to look at the model.
-        expectation: Of a model's likelihood, or None.
-        num_draws: Draws, antithetic, for what has neither closed form nor expectation.
         args: Positional arguments of the model.
         kwargs: Its keyword arguments.
+        expectation: Of a model's likelihood, or None.
+        num_draws: Draws, antithetic, for what has neither closed form nor expectation.
 
     Returns:
         The objective, and whether a quadrature linearises a predictor that is not affine in the latents.
@@ -103,8 +108,8 @@ def model_objective(
     arrays, structure = separate(args, kwargs)
     with numpyro.validation_enabled(False):
         term, exact, has_factors = gaussian_sites(model, latents, q, args, kwargs)
-    drawn = expectation is None or has_factors or len(exact) < len(latents.names)
-    parts: list[Callable[[Any, Any, Array | None], Derivatives]] = []
+    needs_draws = expectation is None or has_factors or len(exact) < len(latents.names)
+    parts: list[Evaluate] = []
     loss: ModelLoss | None = None
     if expectation is not None:
         if expectation.bind is None:
@@ -118,55 +123,55 @@ def model_objective(
                 check_rows_apart(loss, q.loc, args, kwargs)
         bound = expectation.bind(weigh(loss))
 
-        def likelihood(q: Any, arrays: tuple[Array, ...], rng_key: Array | None) -> Derivatives:
-            return of_evaluation(q, bound.evaluate(q, *join(arrays, structure), rng_key=rng_key))
+        def likelihood(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+            return of_evaluation(q, bound.evaluate(q, *join(data, structure), rng_key=rng_key))
 
         parts.append(likelihood)
-    if drawn:
+    if needs_draws:
         rest = without(model if expectation is None else temper(model, alpha=0.0), exact)
 
-        def sampled(q: Any, arrays: tuple[Array, ...], rng_key: Array | None) -> Derivatives:
-            args, kwargs = join(arrays, structure)
+        def draws_of_the_rest(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+            args, kwargs = join(data, structure)
 
             def potential(theta: Array) -> Array:
                 return potential_energy(rest, args, kwargs, latents.unpack(theta)).astype(theta.dtype)
 
-            draws = monte_carlo(potential, num_particles=num_draws, antithetic=True)
-            return of_evaluation(q, draws.evaluate(q, rng_key=rng_key))
+            expectation = monte_carlo(potential, num_particles=num_draws, antithetic=True)
+            return of_evaluation(q, expectation.evaluate(q, rng_key=rng_key))
 
-        parts.append(sampled)
+        parts.append(draws_of_the_rest)
 
-    def evaluate(q: Any, given: Any, rng_key: Array | None) -> Derivatives:
-        arrays, term = given
+    def evaluate(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+        arrays, term = data
         keys = [None] * len(parts) if rng_key is None else list(jax.random.split(rng_key, len(parts)))
-        found = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
-        return add([*found, derivatives_of(term, q)])
+        terms = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
+        return add([*terms, derivatives_of(term, q)])
 
-    all_gaussian = not has_factors and len(exact) == len(latents.names)
-    needs_key = drawn or (expectation is not None and expectation.needs_key)
+    draws = expectation is not None and expectation.needs_key
     affine = loss is not None and loss.predictor is not None and _is_affine(loss, q, args, kwargs)
-    exact_derivatives = affine and not needs_key
-    certified = exact_derivatives and all_gaussian and _is_convex(loss, q, args, kwargs)
-    linearised = loss is not None and loss.predictor is not None and not affine
-    linearised = linearised and not (expectation is not None and expectation.needs_key)
+    linearised = loss is not None and loss.predictor is not None and not affine and not draws
+    # Then all priors are Gaussian too.
+    exact_derivatives = affine and not (needs_draws or draws)
+    certified = loss is not None and exact_derivatives and _is_convex(loss, q, args, kwargs)
     precision = term.precision if certified else None
-    return Objective(evaluate, (arrays, term), needs_key, precision, exact_derivatives), linearised
+    return Objective(evaluate, (arrays, term), needs_draws or draws, precision, exact_derivatives), linearised
 
 
-def _is_affine(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
+def _is_affine(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
     """Whether the derivative of the predictor along a line does not depend on the latents."""
+    predict, _ = loss.by_predictor()
     line = jnp.asarray(np.random.default_rng(0).normal(size=q.loc.shape), q.loc.dtype)
 
     def slope(theta: Array) -> Array:
-        return jax.jvp(lambda t: loss.predictor(t, args, kwargs), (theta,), (line,))[1]
+        return jax.jvp(lambda t: predict(t, args, kwargs), (theta,), (line,))[1]
 
     return not depends_on(slope, q.loc)
 
 
-def _is_convex(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
+def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
     """Whether each datum's loss has no negative curvature on a grid of predictors from -50 to 50."""
-    u = loss.predictor(q.loc, args, kwargs)
-    weighted: Any = weigh(loss).losses_given_predictor
+    predict, weighted = weigh(loss).by_predictor()
+    u = predict(q.loc, args, kwargs)
     if u.ndim != 1:
         return False
 
@@ -179,29 +184,31 @@ def _is_convex(loss: Any, q: Any, args: tuple, kwargs: dict) -> bool:
 
     # Off the kinks that a loss may have at whole numbers.
     grid = jnp.asarray(np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013)
-    found = jax.jit(lambda g: jax.lax.map(curvature, g))(grid.astype(u.dtype))
-    found = jnp.where(jnp.isfinite(found), found, 0.0)
-    return bool(jnp.all(found >= -1e-5 * jnp.maximum(jnp.max(jnp.abs(found), axis=0), 1.0)))
+    curvatures = jax.jit(lambda g: jax.lax.map(curvature, g))(grid.astype(u.dtype))
+    curvatures = jnp.where(jnp.isfinite(curvatures), curvatures, 0.0)
+    return bool(
+        jnp.all(curvatures >= -1e-5 * jnp.maximum(jnp.max(jnp.abs(curvatures), axis=0, keepdims=True), 1.0))
+    )
 
 
 def weigh(model: ModelLoss) -> ModelLoss:
     """The losses times their weights, so that an expectation's value is the tempered one."""
 
-    def weighted(found: tuple[Array, Array]) -> tuple[Array, Array]:
-        losses, weights = found
+    def weighted(losses_and_weights: tuple[Array, Array]) -> tuple[Array, Array]:
+        losses, weights = losses_and_weights
         # A power of 0 takes a loss out, an infinite one too.
         return jnp.where(weights == 0, 0.0, losses * weights).astype(losses.dtype), jnp.ones_like(losses)
 
-    given = model.losses_given_predictor
+    losses_given = model.losses_given_predictor
     return ModelLoss(
         lambda theta, *data: weighted(model.losses(theta, *data)),
         model.predictor,
-        None if given is None else lambda u, theta, *data: weighted(given(u, theta, *data)),
+        None if losses_given is None else lambda u, theta, *data: weighted(losses_given(u, theta, *data)),
     )
 
 
 def gaussian_sites(
-    model: Model, latents: Latents, q: Any, args: tuple, kwargs: dict
+    model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict
 ) -> tuple[GaussianTerm, frozenset[str], bool]:
     """The prior of the sites that are Normal with fixed parameters, their names, and whether it has factors."""
     one = _look(model, latents, q.loc, args, kwargs)
@@ -235,11 +242,11 @@ def gaussian_sites(
                 f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
                 "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
             )
-        own = None if any(jax.tree.leaves(depends[name])) else _own(site)
-        if own is None:
+        moments = None if any(jax.tree.leaves(depends[name])) else _moments(site)
+        if moments is None:
             continue
         at = np.ravel(np.asarray(places[name]))
-        mean, precision = own
+        mean, precision = moments
         loc[at] = mean
         if precision.ndim == 2:
             blocks.append((at, precision))
@@ -249,7 +256,7 @@ def gaussian_sites(
             constant -= 0.5 * np.sum(np.log(precision))
         constant += 0.5 * at.size * np.log(2.0 * np.pi)
         exact.add(name)
-    matrix = diagonal
+    matrix: np.ndarray = diagonal
     if blocks:
         matrix = np.diag(diagonal)
         for at, precision in blocks:
@@ -271,25 +278,17 @@ def _look(model: Model, latents: Latents, flat: Array, args: tuple, kwargs: dict
         return get_trace(handlers.substitute(model, substitute_fn=constrain), args, kwargs)
 
 
-def _plain(site: Site) -> Any:
-    """A site's distribution under expansions and reinterpreted batches."""
-    fn = site["fn"]
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
-        fn = fn.base_dist
-    return fn
-
-
-def _parameters(site: Site) -> tuple[Any, ...]:
+def _parameters(site: Site) -> tuple[Array, ...]:
     """Mean and spread of a Gaussian site."""
-    fn = _plain(site)
+    fn = unindexed(site["fn"])
     if type(fn) is dist.Normal:
         return jnp.asarray(fn.loc), jnp.asarray(fn.scale)
     return (fn.mean, fn.precision_matrix) if type(fn) is dist.MultivariateNormal else ()
 
 
-def _own(site: Site) -> tuple[np.ndarray, np.ndarray] | None:
+def _moments(site: Site) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``."""
-    fn, shape = _plain(site), jnp.shape(site["value"])
+    fn, shape = unindexed(site["fn"]), jnp.shape(site["value"])
     if site["scale"] is not None:
         return None
     if type(fn) is dist.Normal:

@@ -2,23 +2,26 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 
-from numpyro_tempered.core.typing import Array, Guide, Model
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.descent import Method, Result, minimise, natural_gradient
 from numpyro_tempered.gaussian.expectations.base import Expectation
+from numpyro_tempered.gaussian.families.base import Gaussian, supports
 from numpyro_tempered.gaussian.families.full_rank import FullRank
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.likelihood import plain_arrays
+from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
 from numpyro_tempered.infer.free_energy import Latents, model_objective
+from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.svi import TemperedFit, finish
 
 # Draws for the ELBO that is reported.
@@ -29,7 +32,7 @@ def fit_gaussian(
     rng_key: Array,
     model: Model,
     guide: Callable[[Model], Guide] | Guide,
-    *args: Any,
+    *args: object,
     alpha: float | Mapping[str, float] = 1.0,
     method: Method | None = None,
     expectation: Expectation | None = None,
@@ -37,7 +40,7 @@ def fit_gaussian(
     max_evaluations: int = 200,
     num_draws: int = 64,
     num_particles: int = NUM_PARTICLES,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> TemperedFit:
     r"""Fit a Gaussian guide to a tempered model by natural gradients, to a stated stationarity.
 
@@ -104,14 +107,15 @@ def fit_gaussian(
     alpha = check_alpha(alpha)
     args, kwargs = plain_arrays((args, kwargs))
     guide_key, run_key, elbo_key, later_key = jax.random.split(rng_key, 4)
-    if num_draws < 2 or num_draws % 2:
-        raise ValueError(f"num_draws must be even and at least 2, got {num_draws}.")
-    if num_particles < 2:
-        raise ValueError(f"num_particles must be at least 2, got {num_particles}.")
+    if check_count(num_draws, "num_draws", 2) % 2:
+        raise ValueError(f"num_draws must be even, got {num_draws}.")
+    check_count(num_particles, "num_particles", 2)
     tempered = temper(model, alpha=alpha)
-    built = build_guide(guide, model, tempered, alpha)
-    start, latents, to_params = read_guide(guide_key, built, args, kwargs)
-    objective, linearised = model_objective(tempered, latents, start, expectation, num_draws, args, kwargs)
+    instance = build_guide(guide, model, tempered, alpha)
+    start, latents, to_params = read_guide(guide_key, instance, args, kwargs)
+    objective, linearised = model_objective(
+        tempered, latents, start, args, kwargs, expectation=expectation, num_draws=num_draws
+    )
     result = minimise(
         objective,
         start,
@@ -126,13 +130,13 @@ def fit_gaussian(
     losses = -result.trace.elbo[np.asarray(result.trace.accepted)]
     params = to_params(result.posterior)
     keys = (elbo_key, later_key)
-    fit = finish(keys, tempered, built, params, losses, args, kwargs, num_particles=num_particles)
+    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
     warn_of_mismatch(float(result.elbo), fit, num_draws if objective.needs_key else None, linearised)
     return fit._replace(convergence=result)
 
 
 def warn_unless_converged(result: Result, tolerance: float) -> None:
-    """Warn with the reason where a run ended before it was stationary."""
+    """Warn of a run that ended before it was stationary, with the reason."""
     if not bool(result.converged):
         warnings.warn(
             f"the fit ended after {int(result.num_evaluations)} evaluations with a stationarity of "
@@ -144,16 +148,16 @@ def warn_unless_converged(result: Result, tolerance: float) -> None:
 
 
 def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linearised: bool) -> None:
-    """Warn where the ELBO that was maximised is not that of fresh draws."""
+    """Warn where the maximised ELBO is not that of fresh draws."""
     value, se = fit.elbo.value, fit.elbo.se
     if linearised:
         # A Gaussian that is wrong has heavy tails of log-ratios: a large standard error excuses nothing.
-        told = abs(elbo - value) > 0.5 + 2.0 * min(se, 0.25) or se > 0.5
+        mismatch = abs(elbo - value) > 0.5 + 2.0 * min(se, 0.25) or se > 0.5
     else:
-        # The value that was maximised has the noise of its own draws, and is the best of them.
+        # The maximised value has the noise of its draws, and is the best of them.
         noise = 0.0 if num_draws is None else 1.0 + 5.0 * se * np.sqrt(NUM_PARTICLES / num_draws)
-        told = abs(elbo - value) > 0.5 + 5.0 * se + noise
-    if told:
+        mismatch = abs(elbo - value) > 0.5 + 5.0 * se + noise
+    if mismatch:
         advice = (
             "The predictor is not affine in the latents, and its linearisation at the mean misleads: take "
             "monte_carlo(predictor=..., num_particles=64, antithetic=True)."
@@ -167,19 +171,20 @@ def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linea
 
 
 def read_guide(
-    rng_key: Array, guide: Any, args: tuple, kwargs: dict
-) -> tuple[Any, Latents, Callable[[Any], dict[str, Array]]]:
+    rng_key: Array, guide: AutoContinuous, args: tuple, kwargs: dict
+) -> tuple[Gaussian, Latents, Callable[..., Params]]:
     """The Gaussian that a guide starts at, its latent sites, and the guide's parameters of a Gaussian.
 
     Raises:
         TypeError: If it is none of the Gaussian guides.
     """
-    full = isinstance(guide, AutoMultivariateNormal)
-    if not (full or isinstance(guide, AutoDiagonalNormal) or type(guide) is AutoNormal):
-        raise TypeError(
-            "fit_gaussian takes AutoMultivariateNormal, AutoDiagonalNormal or AutoNormal (the class, or a "
-            f"callable from model to one), got {type(guide).__name__}. Use fit_svi for other guides."
-        )
+    full, online = isinstance(guide, AutoMultivariateNormal), isinstance(guide, StartsAtPrior)
+    other = TypeError(
+        "fit_gaussian takes AutoMultivariateNormal, AutoDiagonalNormal or AutoNormal (the class, or a "
+        f"callable from model to one), got {type(guide).__name__}. Use fit_svi for other guides."
+    )
+    if not (full or online or isinstance(guide, AutoDiagonalNormal) or type(guide) is AutoNormal):
+        raise other
     try:
         with handlers.block(), handlers.trace() as trace:
             handlers.seed(guide, rng_key)(*args, **kwargs)
@@ -194,8 +199,12 @@ def read_guide(
     prefix = guide.prefix
     if type(guide) is AutoNormal:
         return _read_by_site(params, prefix)
-    names = tuple(guide._unpack_latent(jnp.zeros(guide.latent_dim)))
-    latents = Latents(names, guide._unpack_latent)
+    names = tuple(unpacker(guide)(jnp.zeros(guide.latent_dim)))
+    latents = Latents(names, unpacker(guide))
+    if online:
+        if not supports(guide.prior, "from_root"):
+            raise other
+        return guide.from_params(params), latents, guide.to_params
     loc, second = f"{prefix}_loc", f"{prefix}_scale_tril" if full else f"{prefix}_scale"
     start = (FullRank if full else MeanField)(params[loc], params[second])
     return start, latents, lambda q: {loc: q.loc, second: q.scale_tril if full else q.scale}
@@ -203,7 +212,7 @@ def read_guide(
 
 def _read_by_site(
     params: dict[str, Array], prefix: str
-) -> tuple[MeanField, Latents, Callable[[Any], dict[str, Array]]]:
+) -> tuple[MeanField, Latents, Callable[[MeanField], Params]]:
     """AutoNormal, which has a pair of parameters for each site."""
     ending = f"_{prefix}_loc"
     names = tuple(name.removesuffix(ending) for name in params if name.endswith(ending))

@@ -1,33 +1,34 @@
 """Online variational inference for NumPyro models."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
-from numpyro import handlers
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.model_arguments import on_arrays, separate
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
-from numpyro_tempered.gaussian.families import family_of
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.likelihood import latent_sites, likelihood_sites, plain_arrays
+from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.infer.elbo import bind
-from numpyro_tempered.infer.guides.online import ONLINE_GUIDES, Gaussian
-from numpyro_tempered.infer.online_checks import check_batch, check_model
+from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.online_checks import check_batch, set_up_guide
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.base import Losses, Rule
 from numpyro_tempered.online.chunked import run_chunks
-from numpyro_tempered.report.run import Run, name_of, one_chain, plain_params, trace_at_first_draw
+from numpyro_tempered.report.draws import name_of, one_chain, plain_params, trace_at_first_draw
 
 
 class OnlineVI:
@@ -41,7 +42,8 @@ class OnlineVI:
     Args:
         model: NumPyro model, tempered or not, with its data as arguments.
         guide: An online guide of the model, or its class: ``AutoOnlineDiagonalNormal``,
-            ``AutoOnlineMultivariateNormal`` or ``AutoOnlineLowRankNormal``. It decides the Gaussian family.
+            ``AutoOnlineMultivariateNormal``, ``AutoOnlineLowRankNormal`` or an ``AutoOnlineGuide`` of your own.
+            It decides the Gaussian family.
         rule: An online rule, such as ``nt.online.ngvi()``.
         expectation: ``monte_carlo()`` by default, or ``gauss_hermite(predictor=...)`` where the
             model names its predictor.
@@ -68,38 +70,30 @@ class OnlineVI:
         1.500 0.500
     """
 
-    def __init__(
-        self,
-        model: Model,
-        guide: Any,
-        rule: Rule,
-        expectation: Expectation | None = None,
-    ) -> None:
-        if isinstance(guide, type):
-            guide = guide(model)
-        if not isinstance(guide, ONLINE_GUIDES):
-            names = [kind.__name__ for kind in ONLINE_GUIDES]
+    def __init__(self, model: Model, guide: Guide, rule: Rule, expectation: Expectation | None = None) -> None:
+        instance = guide(model) if isinstance(guide, type) else guide
+        if not isinstance(instance, StartsAtPrior):
             raise TypeError(
-                f"OnlineVI needs one of {names}, which start at the prior, got {type(guide).__name__}."
+                "OnlineVI needs an AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal or "
+                "AutoOnlineLowRankNormal, which start at the prior, or an AutoOnlineGuide of your own, got "
+                f"{type(instance).__name__}."
             )
-        if handler_chain(guide.model)[-1] is not handler_chain(model)[-1]:
+        if handler_chain(instance.model)[-1] is not handler_chain(model)[-1]:
             raise ValueError(
-                "the guide is built on another model, whose prior the run would start at: build it on this "
-                "one, tempered or not."
+                "the guide is built on another model, whose prior would start the run: build it on this one."
             )
         expectation = monte_carlo() if expectation is None else expectation
-        self.model, self.rule, self.expectation = model, rule, expectation
-        self.guide = guide
-        self._bound = bind(expectation, model, guide)
-        self._by_structure: dict[Any, Expectation] = {}
-        self._checked_shapes: set[Any] = set()
+        self.model, self.guide, self.rule, self.expectation = model, instance, rule, expectation
+        self._bound = bind(expectation, model, instance)
+        self._by_structure: dict[Hashable, Expectation] = {}
+        self._checked_shapes: set[Hashable] = set()
 
     def init(
         self,
         rng_key: Array,
-        *args: Any,
+        *args: object,
         prior: OnlineVIState | TemperedFit | Gaussian | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> OnlineVIState:
         """The state before any datum, at q = prior.
 
@@ -116,19 +110,22 @@ class OnlineVI:
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
         args, kwargs = plain_arrays((args, kwargs))
-        model_prior = self._set_up(rng_key, args, kwargs)
+        if is_traced(rng_key, args, kwargs):
+            raise ValueError(
+                "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of jit, vmap "
+                "and scan; update and run can be transformed."
+            )
+        model_prior = set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
         arrays, expectation = self._split(args, kwargs)
         # Raise for a model that does not fit here rather than in the first round.
         jax.eval_shape(
-            lambda s, data: stream.step(self.rule, expectation, s, data, rng_key),
-            state.rule_state,
-            arrays,
+            lambda s, data: stream.step(self.rule, expectation, s, data, rng_key), state.rule_state, arrays
         )
         return state
 
-    def update(self, state: OnlineVIState, *args: Any, **kwargs: Any) -> tuple[OnlineVIState, Losses]:
+    def update(self, state: OnlineVIState, *args: object, **kwargs: object) -> tuple[OnlineVIState, Losses]:
         """One round on one batch.
 
         Args:
@@ -148,7 +145,7 @@ class OnlineVI:
         return self._update(state, None, args, kwargs)
 
     def update_masked(
-        self, state: OnlineVIState, mask: Any, *args: Any, **kwargs: Any
+        self, state: OnlineVIState, mask: Numbers | None, *args: object, **kwargs: object
     ) -> tuple[OnlineVIState, Losses]:
         """One round on the rows of a batch where ``mask`` is True: one compilation serves ragged batches.
 
@@ -168,7 +165,9 @@ class OnlineVI:
         """
         return self._update(state, mask, args, kwargs)
 
-    def _update(self, state: OnlineVIState, mask: Any, args: tuple, kwargs: dict) -> tuple[OnlineVIState, Losses]:
+    def _update(
+        self, state: OnlineVIState, mask: Numbers | None, args: tuple, kwargs: dict
+    ) -> tuple[OnlineVIState, Losses]:
         self.require_set_up()
         args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
@@ -179,10 +178,7 @@ class OnlineVI:
         return state._replace(rule_state=rule_state), losses
 
     def run(
-        self,
-        rng_key: Array | OnlineVIState,
-        *args: Any,
-        **kwargs: Any,
+        self, rng_key: Array | OnlineVIState, *args: object, **kwargs: object
     ) -> tuple[OnlineVIState, Losses]:
         """One pass over a stream: every row of the arguments is a round, in one compiled loop.
 
@@ -215,10 +211,7 @@ class OnlineVI:
         return state._replace(rule_state=rule_state), losses
 
     def run_chunks(
-        self,
-        rng_key: Array | OnlineVIState,
-        chunks: Iterable[Any],
-        **options: Any,
+        self, rng_key: Array | OnlineVIState, chunks: Iterable[tuple[ArrayLike, ...]], **options: Any
     ) -> tuple[OnlineVIState, Losses | None]:
         """One pass over a stream that comes in chunks, such as a file in row groups: memory for a few of them.
 
@@ -229,7 +222,7 @@ class OnlineVI:
                 :func:`numpyro_tempered.online.run_chunks`.
 
         Returns:
-            The state, and the :class:`Losses` that are kept.
+            The state, and the :class:`Losses` of the rounds asked for.
 
         Raises:
             ValueError: As :meth:`run`, and if there is no chunk or a chunk does not look like the first.
@@ -237,16 +230,13 @@ class OnlineVI:
         iterator = (tuple(plain_arrays(chunk)) for chunk in chunks)
         first = next(iterator, None)
         if first is None:
-            raise ValueError(
-                "the stream has no chunk. An iterator is used up by one pass: make it anew for each."
-            )
+            raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
         one = tuple(np.asarray(leaf)[:1] for leaf in first)
         state = rng_key if isinstance(rng_key, OnlineVIState) else self.init(rng_key, *one)
         self.require_set_up()
         _, expectation = self._split(one, {})
-        rows = (
-            tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in itertools.chain([first], iterator)
-        )
+        whole = itertools.chain([first], iterator)
+        rows = (tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in whole)
         rule_state, losses = run_chunks(
             self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
         )
@@ -255,12 +245,12 @@ class OnlineVI:
     def with_prior(
         self,
         state: OnlineVIState,
-        *args: Any,
+        *args: object,
         num_particles: int = 1000,
         num_iterations: int = 40,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> OnlineVIState:
-        """The state with the model's own prior in the place of the Gaussian that the run started at.
+        """The state with the prior of the model instead of the Gaussian at the start of the run.
 
         A prior that is not Normal on the unconstrained scale is matched in two moments at the start, and the
         residual log-prior, log π - log q_1, is left out of the stream. This adds it as a last site, a Gaussian
@@ -285,14 +275,14 @@ class OnlineVI:
         self.require_set_up()
         if not self.guide.moment_matched:
             return state
-        ours, own = (jax.tree.leaves(prior) for prior in (state.rule_state.prior, self.guide.prior))
-        if not all(np.array_equal(a, b) for a, b in zip(ours, own, strict=True)):
+        pairs = zip(jax.tree.leaves(state.rule_state.prior), jax.tree.leaves(self.guide.prior), strict=True)
+        if not all(np.array_equal(a, b) for a, b in pairs):
             raise ValueError("the run started from another posterior, whose prior would be counted twice.")
         args, kwargs = plain_arrays((args, kwargs))
         # Another stream of keys than that of the rounds.
         key = jax.random.fold_in(state.rng_key, 2**31 - 2)
-        left_out = residual(self.guide.model, self.guide, num_particles, args, kwargs)
-        return state._replace(rule_state=add_residual(key, self.rule, left_out, state.rule_state, num_iterations))
+        rest = residual(self.guide.model, self.guide, num_particles, args, kwargs)
+        return state._replace(rule_state=add_residual(key, self.rule, rest, state.rule_state, num_iterations))
 
     def get_posterior(self, state: OnlineVIState) -> dist.Distribution:
         """The posterior on the flat unconstrained scale: the guide's Gaussian, or a Delta for a point rule."""
@@ -304,33 +294,10 @@ class OnlineVI:
         """Parameters for ``Predictive`` and the guide's own methods, such as ``median``."""
         return self.guide.to_params(state.posterior)
 
-    def _set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> Any:
-        """Set the guide up at the first call; the prior of the model with these arguments."""
-        leaves = jax.tree.leaves((rng_key, args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise ValueError(
-                "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of "
-                "jit, vmap and scan; update and run can be transformed."
-            )
-        guide = self.guide
-        if guide.prototype_trace is not None:
-            # The prior may depend on the arguments, and the guide keeps that of its first call.
-            guide = guide.fresh()
-        # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
-        with handlers.block(), numpyro.validation_enabled(False):
-            check_model(rng_key, self.model, args, kwargs)
-            handlers.seed(guide, rng_key)(*args, **kwargs)
-        if guide.layout != self.guide.layout:
-            raise ValueError(
-                f"the latent sites are {guide.layout.sites}, at the first call they were "
-                f"{self.guide.layout.sites}: build a new guide and OnlineVI for another shape."
-            )
-        return guide.prior
-
-    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict, mask: Any) -> None:
-        """Check once for each shape that the rows of a batch may be taken apart."""
+    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict, mask: Numbers | None) -> None:
+        """Check once for each shape that the rows of a batch can be separated."""
         shapes = (mask is None, *(array.shape for array in arrays))
-        if shapes in self._checked_shapes or any(isinstance(array, jax.core.Tracer) for array in arrays):
+        if shapes in self._checked_shapes or is_traced(arrays):
             return
         check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
         self._checked_shapes.add(shapes)
@@ -353,40 +320,31 @@ class OnlineVI:
 
     def as_run(
         self,
-        *data: Any,
+        *data: object,
         num_samples: int = 1000,
         rng_key: Array | None = None,
         losses: Losses | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Run:
         """Draws of an online posterior, for :func:`to_inference_data`.
 
         Raises:
-            ValueError: If the state or the data are missing, or the model observes nothing on these data.
+            ValueError: If state or data are missing, or the model observes nothing on these data.
         """
         if not data or not isinstance(data[0], OnlineVIState) or not (data[1:] or kwargs):
             raise ValueError(
                 "an online run is to_inference_data(online, state, *data): the state, then the data."
             )
-        state, *args = data
+        state, args = data[0], data[1:]
         self.require_set_up()
         key = state.rng_key if rng_key is None else rng_key
         flat = family_of(state.posterior).sample(key, state.posterior, (num_samples,))
         params = self.get_params(state)
-        samples = self.guide._unpack_and_constrain(flat, params)
+        samples = unpack_and_constrain(self.guide, flat, params)
         samples = {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
-        variational = {
-            **plain_params(params),
-            "count": state.count,
-            "rejected": state.rejected,
-            "cumulative_loss_at_mean": state.cumulative.at_mean,
-            "cumulative_loss_expected": state.cumulative.expected,
-        }
-        if losses is not None:
-            variational |= {f"loss_{k}": v for k, v in losses._asdict().items()}
+        variational = plain_params(params) | state.totals(losses)
         attrs = {"algorithm": "online", "rule": self.rule.name, "guide": name_of(self.guide)}
-        groups = {"variational": variational}
-        run = Run(self.model, one_chain(samples), tuple(args), kwargs, key, groups, attrs)
+        run = Run(self.model, one_chain(samples), args, kwargs, key, {"variational": variational}, attrs)
         if not likelihood_sites(trace_at_first_draw(run)):
             raise ValueError("the model has no observed site on these data: pass what the run has seen.")
         return run

@@ -1,7 +1,6 @@
 """Which models an online rule can take, and which batches an expectation."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,9 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.typing import Array, Model, Numbers
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
+from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.likelihood import (
     check_likelihood,
     get_trace,
@@ -22,8 +22,9 @@ from numpyro_tempered.handlers.likelihood import (
     refuse_subsampling,
     untempered_log_prob,
 )
+from numpyro_tempered.infer.guides.online import StartsAtPrior
 
-# Up to so many data the whole Jacobian of losses in predictors is looked at, beyond that as many random halves.
+# Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
 _DENSE = 1000
 _SPLITS = 8
 
@@ -47,21 +48,41 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 
+def set_up_guide(rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple, kwargs: dict) -> Gaussian:
+    """The prior of the model with these arguments; the guide is set up where it has not been.
+
+    Raises:
+        ValueError: For a model that no online rule can take, or where its sites are not those of the first call.
+    """
+    # The prior may depend on the arguments, and the guide keeps that of its first call.
+    other = guide if guide.prototype_trace is None else guide.fresh()
+    # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
+    with handlers.block(), numpyro.validation_enabled(False):
+        check_model(rng_key, model, args, kwargs)
+        handlers.seed(other, rng_key)(*args, **kwargs)
+    if other.layout != guide.layout:
+        raise ValueError(
+            f"the latent sites are {other.layout.sites}, at the first call they were {guide.layout.sites}: build "
+            "a new guide and OnlineVI for another shape."
+        )
+    return other.prior
+
+
 def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) -> None:
     """Raise where the loss of a datum depends on the predictor of another.
 
     Raises:
         ValueError: If the Jacobian of the losses in the predictors is not diagonal.
     """
-    predict, given = model.predictor, model.losses_given_predictor
-    if predict is None or given is None:
+    predict, losses_at = model.predictor, model.losses_given_predictor
+    if predict is None or losses_at is None:
         return
     arrays, structure = separate(args, kwargs)
 
     @jax.jit
     def coupled(theta: Array, arrays: tuple[Array, ...]) -> Array:
         args, kwargs = join(arrays, structure)
-        return _depend_on_others(lambda u: given(u, theta, args, kwargs)[0], predict(theta, args, kwargs))
+        return _depend_on_others(lambda u: losses_at(u, theta, args, kwargs)[0], predict(theta, args, kwargs))
 
     if bool(coupled(theta, arrays)):
         raise ValueError(
@@ -75,22 +96,22 @@ def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> Array:
     n = u.shape[0]
     if n <= _DENSE:
         jacobian = jax.jacrev(losses)(u)
-        own = jnp.reshape(jnp.eye(n, dtype=bool), (1, n, n) + (1,) * (u.ndim - 1))
-        return jnp.any(jnp.where(own, 0.0, jnp.nan_to_num(jacobian)) != 0.0)
+        diagonal = jnp.reshape(jnp.eye(n, dtype=bool), (1, n, n) + (1,) * (u.ndim - 1))
+        return jnp.any(jnp.where(diagonal, 0.0, jnp.nan_to_num(jacobian)) != 0.0)
 
-    # Too many for a matrix: the losses of one half of the data must not feel the predictors of the other.
-    def felt(key: Array) -> Array:
+    # Too many for a matrix: the losses of one half of the data must not depend on the predictors of the other.
+    def coupled(key: Array) -> Array:
         half, size = jax.random.split(key)
-        moves = jax.random.bernoulli(half, shape=(n,))
+        mask = jax.random.bernoulli(half, shape=(n,))
         direction = jax.random.normal(size, u.shape, u.dtype)
-        direction = jnp.where(jnp.reshape(moves, (n,) + (1,) * (u.ndim - 1)), direction, 0.0)
+        direction = jnp.where(jnp.reshape(mask, (n,) + (1,) * (u.ndim - 1)), direction, 0.0)
         _, change = jax.jvp(losses, (u,), (direction,))
-        return jnp.any(jnp.where(moves, 0.0, jnp.nan_to_num(change)) != 0.0)
+        return jnp.any(jnp.where(mask, 0.0, jnp.nan_to_num(change)) != 0.0)
 
-    return jnp.any(jax.lax.map(felt, jax.random.split(jax.random.key(0), _SPLITS)))
+    return jnp.any(jax.lax.map(coupled, jax.random.split(jax.random.key(0), _SPLITS)))
 
 
-def check_one_loss_a_row(model: Model, guide: Any, num_rows: int, args: tuple, kwargs: dict) -> None:
+def check_one_loss_a_row(model: Model, guide: StartsAtPrior, num_rows: int, args: tuple, kwargs: dict) -> None:
     """Raise where an observed site has not one log-probability for each row of a batch.
 
     Raises:
@@ -123,8 +144,8 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
         trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
         return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
 
-    def twice(leaf: Any) -> Any:
-        if not getattr(leaf, "ndim", 0):
+    def twice(leaf: object) -> object:
+        if not isinstance(leaf, jax.Array | np.ndarray) or not leaf.ndim:
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             return jnp.concatenate([leaf, leaf])
@@ -132,10 +153,10 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
 
     once = shapes(args, kwargs)
     try:
-        again = shapes(*jax.tree.map(twice, (args, kwargs)))
+        doubled = shapes(*jax.tree.map(twice, (args, kwargs)))
     except Exception:  # a model of fixed size has no local latents to find
         return
-    local = sorted(name for name in once if once[name] != again.get(name))
+    local = sorted(name for name in once if once[name] != doubled.get(name))
     if local:
         raise ValueError(
             f"latent sites {local} have one value for each datum: an online rule holds global parameters only. "
@@ -143,8 +164,15 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
         )
 
 
-def check_batch(model: Model, guide: Any, expectation: Expectation, mask: Any, args: tuple, kwargs: dict) -> None:
-    """Raise where the rows of a batch cannot be taken apart: by a mask, or by a quadrature one by one.
+def check_batch(
+    model: Model,
+    guide: StartsAtPrior,
+    expectation: Expectation,
+    mask: Numbers | None,
+    args: tuple,
+    kwargs: dict,
+) -> None:
+    """Raise where the rows of a batch cannot be separated, as a mask or a quadrature does.
 
     Raises:
         ValueError: If there is such a site.

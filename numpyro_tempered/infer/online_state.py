@@ -2,7 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.online.base import Losses, OnlineState
 
@@ -20,8 +22,31 @@ class OnlineVIState(NamedTuple):
     rng_key: Array
     layout: Layout
 
+    def as_run(self, *data: object, **options: Any) -> Run:
+        """Draws, for :func:`to_inference_data`: the data are the ``OnlineVI`` of the run, then what it has seen.
+
+        Raises:
+            ValueError: If the ``OnlineVI`` is missing.
+        """
+        if not data or not hasattr(data[0], "as_run"):
+            raise ValueError(
+                "a state is to_inference_data(state, online, *data): the OnlineVI of the run, then its data."
+            )
+        return data[0].as_run(self, *data[1:], **options)
+
+    def totals(self, losses: Losses | None = None) -> dict[str, Array]:
+        """Counts of the rounds and sums of their losses, by name; and losses by round, where there are."""
+        by_round = {} if losses is None else {f"loss_{k}": v for k, v in losses._asdict().items()}
+        return {
+            "count": self.count,
+            "rejected": self.rejected,
+            "cumulative_loss_at_mean": self.cumulative.at_mean,
+            "cumulative_loss_expected": self.cumulative.expected,
+            **by_round,
+        }
+
     @property
-    def posterior(self) -> Any:
+    def posterior(self) -> Gaussian:
         """The Gaussian q_t on the flat unconstrained scale."""
         return self.rule_state.posterior
 

@@ -15,79 +15,75 @@ backtracking and a stopping rule, for which SVI has no place.
 """
 
 import math
-from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import biject_to
-from numpyro.optim import _NumPyroOptim
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.gaussian.descent import Method, forward_backward, natural_gradient
 from numpyro_tempered.gaussian.descent.objective import add, derivatives_of, of_evaluation, of_gaussian
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families import FullRank, full_rank
-from numpyro_tempered.infer.guides import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
+from numpyro_tempered.gaussian.families.base import Gaussian, curvature_from_root, family_of
+from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
+from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
 from numpyro_tempered.online.rules.ngvi import ngvi
 from numpyro_tempered.online.rules.sva import sva
 from numpyro_tempered.online.rules.svb import svb
 from numpyro_tempered.online.stream import accept_finite
 
-OptimGuide: TypeAlias = AutoOnlineDiagonalNormal | AutoOnlineMultivariateNormal
+__all__ = ["NGVI", "SVA", "SVB", "ForwardBackward", "NaturalGradient"]
 
 
-class _RuleOptim(_NumPyroOptim):
+class _RuleOptim(NumPyroOptim):
     """An online rule with the interface of a NumPyro optimiser."""
 
-    def __init__(self, guide: OptimGuide, rule: Rule) -> None:
-        if not isinstance(guide, OptimGuide):
+    def __init__(self, guide: StartsAtPrior, rule: Rule) -> None:
+        if not isinstance(guide, StartsAtPrior) or guide.root_param is None:
             raise TypeError(
                 "the online optimisers take the guide they step, an AutoOnlineDiagonalNormal or an "
                 f"AutoOnlineMultivariateNormal, got {type(guide).__name__}: use OnlineVI for the others."
             )
-        full = isinstance(guide, AutoOnlineMultivariateNormal)
-        transform = biject_to(guide.scale_tril_constraint if full else guide.scale_constraint)
-        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_scale" + ("_tril" if full else "")
+        transform = biject_to(getattr(guide, f"{guide.root_param}_constraint"))
+        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_{guide.root_param}"
 
-        def constrained(params: dict[str, Array]) -> Any:
-            return guide.from_params({loc: params[loc], scale: transform(params[scale])})
-
-        def init(params: dict[str, Array]) -> OnlineState:
+        def init(params: Params) -> OnlineState:
             others = sorted(set(params) - {loc, scale})
             if others:
                 raise ValueError(
                     f"the online optimisers step {loc!r} and {scale!r} only, but the model or guide has "
                     f"also the params {others}. Give those a prior, or fit them by fit_svi."
                 )
-            return rule.init(constrained(params))
+            return rule.init(guide.from_params({loc: params[loc], scale: transform(params[scale])}))
 
-        def update(step: Array, grads: dict[str, Array], state: OnlineState, value: Array) -> OnlineState:
+        def update(step: Array, grads: Params, state: OnlineState, value: Array) -> OnlineState:
             q = state.posterior
             at = transform.inv(guide.to_params(q)[scale])
             # The bijection acts entry by entry: its slopes turn SVI's gradient into that in the scales.
             _, slopes = jax.jvp(transform, (at,), (jnp.ones_like(at),))
-            _, placed = jax.jvp(transform, (at,), (grads[scale],))
-            in_scale = jnp.where(slopes > 0, placed / jnp.square(jnp.where(slopes > 0, slopes, 1.0)), 0.0)
-            grad_var = full_rank.curvature(q, in_scale) if full else in_scale / (2.0 * q.scale)
+            _, products = jax.jvp(transform, (at,), (grads[scale],))
+            in_scale = jnp.where(slopes > 0, products / jnp.square(jnp.where(slopes > 0, slopes, 1.0)), 0.0)
+            grad_var = curvature_from_root(family_of(q).root(q), in_scale)
             evaluation = Evaluation(value, value, grads[loc], grad_var)
-            proposal = rule.update(evaluation, state)
-            return accept_finite(state, triangular(proposal) if full else proposal, evaluation)
+            return accept_finite(state, canonical(rule.update(evaluation, state)), evaluation)
 
-        def get_params(state: OnlineState) -> dict[str, Array]:
+        def get_params(state: OnlineState) -> Params:
             params = guide.to_params(state.posterior)
             return {loc: params[loc], scale: transform.inv(params[scale])}
 
         super().__init__(lambda *fns: fns, init, update, get_params, update_with_value=True)
 
 
-def triangular(state: OnlineState) -> OnlineState:
-    """The state with a triangular factor, which SVI's parameters are."""
-    q = state.posterior._replace(factor=state.posterior.scale_tril)
-    # Only a natural-gradient step leaves the triangle; its memory is mean and factor.
-    memory = full_rank.start(q) if isinstance(state.memory, full_rank.Memory) else state.memory
-    return state._replace(posterior=q, memory=memory)
+def canonical(state: OnlineState) -> OnlineState:
+    """The state with a triangular root where it is a matrix, which SVI's parameters are."""
+    family = family_of(state.posterior)
+    q = family.canonical(state.posterior)
+    if q is state.posterior:
+        return state
+    # Only a natural-gradient step leaves the triangle; its memory is that of the family.
+    memory = family.start(q)
+    return state._replace(posterior=q, memory=memory if type(memory) is type(state.memory) else state.memory)
 
 
 class SVA(_RuleOptim):
@@ -106,7 +102,7 @@ class SVA(_RuleOptim):
         >>> optim = nt.optim.SVA(guide, step_size=0.1)
     """
 
-    def __init__(self, guide: OptimGuide, step_size: StepSize, box: Box | None = None) -> None:
+    def __init__(self, guide: StartsAtPrior, step_size: StepSize, box: Box | None = None) -> None:
         super().__init__(guide, sva(step_size, box))
 
 
@@ -126,7 +122,7 @@ class SVB(_RuleOptim):
         >>> optim = nt.optim.SVB(guide, step_size=nt.online.svb_rate(0.5))
     """
 
-    def __init__(self, guide: OptimGuide, step_size: StepSize, box: Box | None = None) -> None:
+    def __init__(self, guide: StartsAtPrior, step_size: StepSize, box: Box | None = None) -> None:
         super().__init__(guide, svb(step_size, box))
 
 
@@ -151,7 +147,7 @@ class NGVI(_RuleOptim):
 
     def __init__(
         self,
-        guide: OptimGuide,
+        guide: StartsAtPrior,
         step_size: StepSize = 1.0,
         evidence: float = math.inf,
         box: Box | None = None,
@@ -183,7 +179,7 @@ class NaturalGradient(_RuleOptim):
         1.000
     """
 
-    def __init__(self, guide: OptimGuide, damping: float = 0.5) -> None:
+    def __init__(self, guide: StartsAtPrior, damping: float = 0.5) -> None:
         super().__init__(guide, _batch_rule(natural_gradient(damping)))
 
 
@@ -205,28 +201,22 @@ class ForwardBackward(_RuleOptim):
         >>> optim = nt.optim.ForwardBackward(guide)
     """
 
-    def __init__(self, guide: OptimGuide, step_size: float | None = None, whiten: bool = True) -> None:
+    def __init__(self, guide: StartsAtPrior, step_size: float | None = None, whiten: bool = True) -> None:
         super().__init__(guide, _batch_rule(forward_backward(step_size, whiten=whiten)))
 
 
 def _batch_rule(method: Method) -> Rule:
     """A batch method as a rule: the whole data are in each round's evaluation, the prior in the state."""
 
-    def init(prior: Any) -> OnlineState:
+    def init(prior: Gaussian) -> OnlineState:
         prior = check_prior(prior)
         return start(prior, prior, memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        if isinstance(q, FullRank):
-            # The curvature arrives as L' G L, of which G is wanted.
-            half = solve_triangular(q.factor, evaluation.grad_var.matrix, lower=True, trans=1)
-            grad_var = solve_triangular(q.factor, half.T, lower=True, trans=1)
-            evaluation = evaluation._replace(grad_var=0.5 * (grad_var + grad_var.T))
         at = add([of_evaluation(q, evaluation), derivatives_of(of_gaussian(state.prior), q)])
-        moved = method.step(q, at, method.longest(q, at))
-        refused = method.refused(q, at)
-        moved = jax.tree.map(lambda leaf: jnp.where(refused, jnp.nan, leaf), moved)
-        return advance(state, moved)
+        proposal = method.step(q, at, method.max_size(q, at))
+        is_too_long = method.is_too_long(q, at)
+        return advance(state, jax.tree.map(lambda leaf: jnp.where(is_too_long, jnp.nan, leaf), proposal))
 
     return Rule(init, update, curvature="hessian", name=method.name)

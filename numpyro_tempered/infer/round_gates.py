@@ -1,15 +1,15 @@
 """A fit with gates of 0 and 1 in place of probabilities between."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
-from numpyro_tempered.infer.svi import TemperedFit, finish
+from numpyro_tempered.infer.svi import Optim, TemperedFit, finish
 
 
 def round_and_refit(
@@ -18,8 +18,8 @@ def round_and_refit(
     *,
     threshold: float = 0.5,
     num_steps: int = 1000,
-    optim: Any = None,
-    loss: Any = None,
+    optim: Optim = None,
+    loss: ELBO | None = None,
     num_particles: int = 1000,
 ) -> TemperedFit:
     r"""Round the gates of an ``AutoSpikeAndSlab`` fit to {0, 1}, and fit its slabs to those.
@@ -71,10 +71,9 @@ def round_and_refit(
     """
     guide = fit.guide if isinstance(fit, TemperedFit) else None
     if not isinstance(guide, AutoSpikeAndSlab):
-        found = type(fit if guide is None else guide).__name__
-        raise TypeError(f"round_and_refit takes a fit by AutoSpikeAndSlab, got {found}.")
-    if not 0.0 < threshold < 1.0:
-        raise ValueError(f"threshold must be in (0, 1), got {threshold}.")
+        name = type(fit if guide is None else guide).__name__
+        raise TypeError(f"round_and_refit takes a fit by AutoSpikeAndSlab, got {name}.")
+    check_number(threshold, "threshold", "(0, 1)")
     fit_key, *keys = jax.random.split(rng_key, 3)
     names = {name: f"{name}_{guide.prefix}_probs" for name in guide.sparse_sites}
     gates = {
@@ -100,6 +99,6 @@ def round_and_refit(
         params | rounded,
         losses,
         fit.args,
-        fit.kwargs,
+        kwargs=fit.kwargs,
         num_particles=num_particles,
     )

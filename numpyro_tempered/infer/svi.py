@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,31 +12,34 @@ from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
     AutoContinuous,
     AutoGuide,
-    AutoLaplaceApproximation,
-    AutoMultivariateNormal,
     AutoNormal,
 )
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
 from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.typing import Array, Guide, Model
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO, fit_attrs, summarise_observed
+from numpyro_tempered.core.typing import Array, Guide, Model, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.likelihood import (
     common_alpha,
-    get_trace,
     latent_sites,
     likelihood_sites,
     log_prob_of_each,
     observed_values,
     plain_arrays,
 )
+from numpyro_tempered.handlers.numpyro_private import NumPyroOptim, unpacker
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
-from numpyro_tempered.infer.elbo import TemperedELBO, evaluate_elbo
+from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, posterior_trace
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
-from numpyro_tempered.report.run import Run, name_of, one_chain, plain_params
+from numpyro_tempered.report.draws import name_of, one_chain, plain_params
+
+# None, an optimiser of NumPyro's or optax's gradient transformation, a pair of functions.
+Optim: TypeAlias = NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | None
 
 # Share of the steps that the default optimiser takes at its full step size.
 CONSTANT = 0.6
@@ -57,7 +60,7 @@ class TemperedFit(NamedTuple):
         args: The model's positional arguments.
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards.
-        convergence: How the optimum was found and how near it is, by :func:`fit_gaussian`; None of other fits.
+        convergence: The run of :func:`fit_gaussian` and how near it came to the optimum; None of other fits.
     """
 
     model: Model
@@ -68,11 +71,26 @@ class TemperedFit(NamedTuple):
     elbo: TemperedELBO
     observed: dict[str, Array]
     args: tuple
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     rng_key: Array
     convergence: Result | None = None
 
-    def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
+    @property
+    def converged(self) -> bool | None:
+        """Whether :func:`fit_gaussian` reached its tolerance; None of other fits."""
+        return None if self.convergence is None else bool(self.convergence.converged)
+
+    def as_elbo(self) -> TemperedELBO:
+        """The ELBO at the end, ``elbo``."""
+        return self.elbo
+
+    def summarise_data(self) -> DataSummary:
+        """The observed values, for :func:`compare`."""
+        return summarise_observed(self.observed)
+
+    def as_run(
+        self, *data: object, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: object
+    ) -> Run:
         """Draws of the guide, for :func:`to_inference_data`.
 
         Raises:
@@ -81,16 +99,10 @@ class TemperedFit(NamedTuple):
         if data or kwargs:
             raise ValueError("a TemperedFit holds its data: pass it alone.")
         key = self.rng_key if rng_key is None else rng_key
-        attrs = {
-            "algorithm": "svi",
-            "guide": name_of(self.guide),
-            "elbo": self.elbo.value,
-            "elbo_se": self.elbo.se,
-        }
+        attrs = {"algorithm": "svi", "guide": name_of(self.guide), **fit_attrs(self)}
         if self.convergence is not None:
             attrs |= {
                 "algorithm": "gaussian_vi",
-                "converged": int(self.convergence.converged),
                 "stationarity": float(self.convergence.stationarity),
                 "num_evaluations": int(self.convergence.num_evaluations),
             }
@@ -110,15 +122,15 @@ def fit_svi(
     rng_key: Array,
     model: Model,
     guide: Callable[[Model], Guide] | Guide,
-    *args: Any,
+    *args: object,
     alpha: float | Mapping[str, float] = 1.0,
     local_plates: Collection[str] = (),
     num_steps: int = 3000,
-    optim: Any = None,
+    optim: Optim = None,
     loss: ELBO | None = None,
     num_particles: int = 1000,
     progress_bar: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> TemperedFit:
     r"""Fit a guide to a tempered model, and evaluate its ELBO with every constant.
 
@@ -170,33 +182,17 @@ def fit_svi(
     args, kwargs = plain_arrays((args, kwargs))
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
-    built = build_guide(guide, model, tempered, alpha)
-    scaled = tempered.guide(built)
-    if num_particles < 2:
-        raise ValueError(f"num_particles must be at least 2, got {num_particles}.")
-    svi = SVI(
-        tempered,
-        scaled,
-        default_optim(num_steps) if optim is None else optim,
-        _loss_for(built, loss),
-    )
+    instance = build_guide(guide, model, tempered, alpha)
+    check_count(num_particles, "num_particles", 2)
+    optimiser = default_optim(num_steps) if optim is None else optim
+    svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
     result = svi.run(fit_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
-    # A step size that falls to nothing stops any descent: look before it does.
-    watched = int(CONSTANT * num_steps) if optim is None else num_steps
-    fit = finish(
-        (elbo_key, later_key),
-        tempered,
-        built,
-        result.params,
-        result.losses,
-        args,
-        kwargs,
-        num_particles=num_particles,
-    )
-    looked_at = np.asarray(result.losses, dtype=np.float64)[:watched]
-    if fall := late_fall(looked_at):
+    keys, params, losses = (elbo_key, later_key), result.params, result.losses
+    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    full_size = full_size_steps(np.asarray(losses), optim)
+    if fall := late_fall(full_size):
         warnings.warn(
-            f"the loss still fell by {fall:.2g} nats over the last tenth of its {len(looked_at)} steps at full "
+            f"the loss still fell by {fall:.2g} nats over the last tenth of its {len(full_size)} steps at full "
             "step size: take a larger num_steps or another optimiser before comparing its ELBO.",
             stacklevel=2,
         )
@@ -210,8 +206,8 @@ def finish(
     params: dict[str, Array],
     losses: Array,
     args: tuple,
-    kwargs: dict,
     *,
+    kwargs: dict,
     num_particles: int,
 ) -> TemperedFit:
     """The fit of a guide with these parameters: checked, and its ELBO evaluated.
@@ -232,7 +228,7 @@ def finish(
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
     for site in likelihood_sites(trace).values():
         log_prob_of_each(site)
-    gaussian, evaluated = _gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
+    gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
     elbo = evaluate_elbo(
         elbo_key, tempered, tempered.guide(gaussian), evaluated, args, kwargs, num_particles=num_particles
     )
@@ -258,6 +254,14 @@ def default_optim(num_steps: int | Array) -> Adam:
         return 0.05 * 0.01**falling
 
     return Adam(step_size)
+
+
+def full_size_steps(losses: np.ndarray, optim: object) -> np.ndarray:
+    """The losses at the full step size; ``optim`` is None for the default optimiser.
+
+    The default step size falls to nothing, which stops any descent: convergence is judged before.
+    """
+    return losses[: int(CONSTANT * len(losses)) if optim is None else None].astype(np.float64)
 
 
 def late_fall(losses: np.ndarray) -> float:
@@ -290,29 +294,6 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
             "temperature schedule: give AutoSpikeAndSlab a number for its temperature, or take one particle."
         )
     return TraceMeanField_ELBO() if loss is None else loss
-
-
-def _gaussian_of_laplace(
-    guide: Guide, model: Model, params: dict, rng_key: Array, args: tuple, kwargs: dict
-) -> tuple[Guide, dict]:
-    """Guide and parameters to evaluate; for a Laplace approximation its Gaussian, not its mode."""
-    if not isinstance(guide, AutoLaplaceApproximation):
-        return guide, params
-    q = guide.get_posterior(params)
-    gaussian = AutoMultivariateNormal(model, prefix=guide.prefix)
-    handlers.seed(gaussian, rng_key)(*args, **kwargs)
-    return gaussian, {
-        **params,
-        f"{guide.prefix}_loc": q.loc,
-        f"{guide.prefix}_scale_tril": q.scale_tril,
-    }
-
-
-def posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
-    """A trace of the model at one draw of the guide."""
-    draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
-    replayed = handlers.replay(handlers.seed(model, rng_key), draw)
-    return get_trace(handlers.substitute(replayed, params), args, kwargs)
 
 
 def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict[str, Array]:
@@ -356,7 +337,7 @@ def unconstrained_moments(fit: TemperedFit) -> dict[str, MeanField]:
         except (NotImplementedError, AttributeError):
             pass
         else:
-            means, scales = guide._unpack_latent(mean), guide._unpack_latent(scale)
+            means, scales = unpacker(guide)(mean), unpacker(guide)(scale)
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((means, scales))):
                 return {k: MeanField(means[k], scales[k]) for k in means}
     raise TypeError(

@@ -1,11 +1,12 @@
 """Mixtures by tempered coordinate ascent."""
 
-from numpyro_tempered.mixtures.bridges import as_tempered_fit, numpyro_guide, numpyro_model, polish
-from numpyro_tempered.mixtures.checking import check_component
-from numpyro_tempered.mixtures.chunks import fit_chunks
+from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
+from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
+from numpyro_tempered.mixtures.bridges.polish import polish
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
 from numpyro_tempered.mixtures.components.categorical import categorical
+from numpyro_tempered.mixtures.components.checking import check_component
 from numpyro_tempered.mixtures.components.columnwise import Column, columnwise
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.exponential import exponential
@@ -18,27 +19,17 @@ from numpyro_tempered.mixtures.components.scaling import scaled_to
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.em import MixtureEM, em
-from numpyro_tempered.mixtures.evidence import Bound
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.evidence import BoundEstimate, aic, bic, icl
+from numpyro_tempered.mixtures.fit import fit, fit_chunks
 from numpyro_tempered.mixtures.fit_stochastic import fit_stochastic
-from numpyro_tempered.mixtures.from_sklearn import from_sklearn
-from numpyro_tempered.mixtures.information_criteria import aic, bic, icl
-from numpyro_tempered.mixtures.predictions import (
-    log_predictive,
-    predict,
-    relabel,
-    responsibilities,
-    sample,
-    sample_parameters,
-)
-from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.predict import log_predictive, predict, responsibilities, sample, sample_parameters
+from numpyro_tempered.mixtures.prepare import shard_rows
+from numpyro_tempered.mixtures.result import MixtureFit, as_tempered_fit, relabel
 from numpyro_tempered.mixtures.select import (
     ComponentSelection,
     num_components_path,
     select_num_components,
-    selection_table,
 )
-from numpyro_tempered.mixtures.sharding import shard_rows
 from numpyro_tempered.mixtures.starts import (
     Start,
     given_responsibilities,
@@ -54,7 +45,7 @@ from numpyro_tempered.mixtures.stochastic import (
 )
 
 __all__ = [
-    "Bound",
+    "BoundEstimate",
     "Column",
     "Component",
     "ComponentSelection",
@@ -100,7 +91,6 @@ __all__ = [
     "sample_parameters",
     "scaled_to",
     "select_num_components",
-    "selection_table",
     "shard_rows",
     "spherical_gaussian",
     "stochastic",

@@ -2,33 +2,41 @@
 
 import warnings
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
+from numpyro_tempered.core.ascent import Ascent
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.ascent import Ascent, advance, begin, rounding_error
-from numpyro_tempered.mixtures.blocks import Blocks, block_size, make_blocks, num_shards
-from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
+from numpyro_tempered.mixtures.ascent import Visit
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+    as_dtype,
+    broadcast_prior,
+    translate_by,
+)
 from numpyro_tempered.mixtures.em_steps import (
     EMProblem,
     Point,
     coefficients,
+    em_problem,
     expectation_maximisation,
     first_points,
     is_resolved,
-    lost,
-    survey,
+    rounding_loss,
 )
-from numpyro_tempered.mixtures.information_criteria import aic, bic, icl
-from numpyro_tempered.mixtures.loops import default_tolerance, first_sums, objectives_of
-from numpyro_tempered.mixtures.prepare import as_dtype, check_count, prepare
+from numpyro_tempered.mixtures.evidence import aic, bic, icl
+from numpyro_tempered.mixtures.prepare import check_counts, prepare
+from numpyro_tempered.mixtures.source import array_source, ascend, check_limits, finite_or_least, restart
 from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.sweep import base_sum, sweep
+from numpyro_tempered.mixtures.sweep import Blocks, base_sum, sweep
 
 
 class MixtureEM(NamedTuple):
@@ -111,11 +119,11 @@ def em(
 
     The likelihood of a mixture of Gaussians has no maximum: it grows without bound as a component closes in on
     one point. A restart whose component becomes so narrow that rounding takes more than 0.1 nat from a log
-    density has collapsed, and is out. ``pseudo_data`` bounds the likelihood: so many data, spread like all
-    data together, are added to each component, which is a penalty
+    density has collapsed, and does not count. ``pseudo_data`` bounds the likelihood: each component is given
+    that number of data, spread as the data as a whole are, which is a penalty
     :math:`s \sum_j \frac{1}{n} \sum_i \log q_{\theta_j}(x_i)` on the parameters (not on the weights). Without it
     each component is given a rounding error of a datum, 2e-16 in double precision, so that an empty component has
-    the parameters of all data together and no probability is 0.
+    the parameters of the data as a whole and no probability is 0.
 
     Args:
         rng_key: Key of the starts.
@@ -130,7 +138,7 @@ def em(
             of the data instead.
         tolerance: A restart has converged when a pass raises the objective by no more than this times the sum
             of the weights; 1e-8 in double precision by default, and 1e-6 in single.
-        max_iter: Most passes over the data.
+        max_iter: Upper limit of passes over the data.
 
     Returns:
         A :class:`MixtureEM`. A warning says when its restart has not converged.
@@ -139,8 +147,8 @@ def em(
         TypeError: If an argument is of another kind than above, or the data are traced.
         ValueError: If the data are not of the family, an argument is out of its range, or the family has no
             maximum likelihood.
-        FloatingPointError: If all data together have no finite maximum (a constant column, a category that never
-            comes), or every restart collapsed.
+        FloatingPointError: If the data as a whole have no finite maximum (a constant column, a category that
+            never comes), or every restart collapsed.
         RuntimeError: If the objective falls by more than rounding: an error of the component's functions.
 
     References:
@@ -155,47 +163,34 @@ def em(
         >>> print(np.sort(fit.parameters["loc"][:, 0]).round(2), fit.num_parameters)
         [0.05 9.05] 3
     """
-    num_components = check_count(num_components, "num_components")
-    num_restarts, max_iter = check_count(num_restarts, "num_restarts"), check_count(max_iter, "max_iter")
-    pseudo_data = check_pseudo_data(pseudo_data)
+    num_components, *_ = check_counts(num_components=num_components)
+    limits = check_limits(num_restarts, max_iter, tolerance)
+    pseudo_data = float(check_number(pseudo_data, "pseudo_data", "[0, inf)"))
     data = prepare(x, component, sample_weight)
     if data.component.maximum_likelihood is None:
         raise ValueError(f"{component.name} has no maximum_likelihood: take nt.mixtures.fit.")
+    source = array_source(data, num_components * limits.num_restarts)
     dtype = data.rows.dtype
-    shards = num_shards(data.rows)
-    size = block_size(data.rows.shape[0] // shards, num_components * num_restarts)
-    blocks = make_blocks(data.rows, data.weight, size, shards)
-    total = jnp.asarray(data.total, dtype)
-    problem = survey(data.component, data.prior, blocks, jnp.asarray(pseudo_data, dtype), total)
+    share, total = jnp.asarray(pseudo_data, dtype), jnp.asarray(data.total, dtype)
+    problem = em_problem(data.component, data.prior, source.blocks, share, total)
     if not bool(is_resolved(data.component, problem)):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
-    sums = first_sums(
-        rng_key,
-        data,
-        blocks,
-        num_components,
-        start_or_default(start),
-        num_restarts,
-        shards,
-        size,
-    )
+    sums = source.first_sums(rng_key, num_components, start_or_default(start), limits.num_restarts)
     points = first_points(data.component, problem, sums)
-    allowed = jnp.asarray(default_tolerance(tolerance, dtype), dtype)
-    state = _advance(
-        data.component, problem, blocks, begin(points, max_iter), jnp.int32(max_iter), allowed, total
-    )
-    objectives = objectives_of(state)
+    state = ascend(source, problem, points, limits, expectation_maximisation)
+    objectives = finite_or_least(state.objective)
     best = int(np.argmax(objectives))
-    check_em(state, best, objectives, np.asarray(_lost_all(data.component, problem, state.factors)) * data.total)
-    point = jax.tree.map(lambda leaf: leaf[best], state.factors)
+    loss = np.asarray(_rounding_losses(data.component, problem, state.point.factors)) * data.total
+    check_em(state, best, objectives, loss)
+    point = restart(state.point.factors, best)
     with double_precision():
-        wide = as_dtype(point, jnp.float64)
-        log_likelihood, counts, entropy = _evaluate(data.component, wide, blocks)
-        parameters = move_parameters(data.component, data.prior, wide.parameters, data.centre)
-        weights = np.exp(np.asarray(wide.log_weights))
+        point64 = as_dtype(point, jnp.float64)
+        log_likelihood, counts, entropy = _evaluate(data.component, point64, source.blocks)
+        parameters = move_parameters(data.component, data.prior, point64.parameters, data.centre)
+        weights = np.exp(np.asarray(point64.log_weights))
         log_likelihood, counts, entropy = float(log_likelihood), np.asarray(counts), float(entropy)
     num_iter = int(state.num_iter[best])
     return MixtureEM(
@@ -218,28 +213,14 @@ def em(
 
 
 @partial(jax.jit, static_argnames="component")
-def _advance(
-    component: Component,
-    problem: EMProblem,
-    blocks: Blocks,
-    state: Ascent,
-    until: Array,
-    tolerance: Array,
-    total: Array,
-) -> Ascent:
-    steps = expectation_maximisation(component, problem, blocks)
-    return advance(steps, state, until, tolerance * total, rounding_error(problem.base, total))
-
-
-@partial(jax.jit, static_argnames="component")
-def _lost_all(component: Component, problem: EMProblem, points: Point) -> Array:
-    return jax.vmap(lambda point: lost(problem, coefficients(component, point)))(points)
+def _rounding_losses(component: Component, problem: EMProblem, points: Point) -> Array:
+    return jax.vmap(lambda point: rounding_loss(problem, coefficients(component, point)))(points)
 
 
 @partial(jax.jit, static_argnames="component")
 def _evaluate(component: Component, point: Point, blocks: Blocks) -> tuple[Array, Array, Array]:
     """Log L, the counts and the entropy of the responsibilities."""
-    blocks = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), blocks)
+    blocks = as_dtype(blocks, jnp.float64)
     mixture = coefficients(component, point)
     sums = sweep(component, mixture, blocks)
     # A component without data has weight 0 and log weight -inf.
@@ -249,7 +230,7 @@ def _evaluate(component: Component, point: Point, blocks: Blocks) -> tuple[Array
 
 
 def move_parameters(
-    component: Component, prior: Any, parameters: dict[str, Array], centre: np.ndarray | None
+    component: Component, prior: Hyperparameters, parameters: Parameters, centre: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """Parameters of data with the centre added.
 
@@ -258,26 +239,14 @@ def move_parameters(
     """
     if centre is not None:
         num_components = jax.tree.leaves(parameters)[0].shape[0]
-        here = broadcast_prior(as_dtype(prior, jnp.float64), num_components)
-        there = component.translate(here, jnp.asarray(centre))  # type: ignore[misc]
-        before, after = (component.draw(lambda _, fn: fn.mean, each) for each in (here, there))
+        priors = broadcast_prior(as_dtype(prior, jnp.float64), num_components)
+        translated = translate_by(component, priors, jnp.asarray(centre))
+        before, after = (component.draw(lambda _, fn: fn.mean, q) for q in (priors, translated))
         parameters = {name: value + (after[name] - before[name]) for name, value in parameters.items()}
     return {name: np.asarray(value) for name, value in parameters.items()}
 
 
-def check_pseudo_data(pseudo_data: Any) -> float:
-    """The number of pseudo-data.
-
-    Raises:
-        ValueError: If it is negative or not finite.
-    """
-    value = float(pseudo_data)
-    if not (np.isfinite(value) and value >= 0):
-        raise ValueError(f"pseudo_data must be finite and not negative, got {pseudo_data}.")
-    return value
-
-
-def check_em(state: Ascent, best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
+def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
     """Raise where EM went wrong, warn where it is unfinished.
 
     Raises:

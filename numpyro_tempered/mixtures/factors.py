@@ -1,19 +1,19 @@
 """The two factors of CA18's Algorithm 1, and its objective."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from numpyro_tempered.core.ascent import Step
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Steps
-from numpyro_tempered.mixtures.blocks import Blocks
-from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.ascent import Visit, step_of
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.components.special import (
     dirichlet_expected_log,
     dirichlet_kl,
     dirichlet_log_normaliser,
 )
-from numpyro_tempered.mixtures.sweep import Coefficients, Sums, sweep
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, sweep
 
 
 class Factors(NamedTuple):
@@ -25,11 +25,11 @@ class Factors(NamedTuple):
     """
 
     concentration: Array
-    posterior: Any
+    posterior: Hyperparameters
 
 
-class Problem(NamedTuple):
-    """What the objective depends on beside the data; all arrays.
+class MixtureProblem(NamedTuple):
+    """What the objective depends on apart from the responsibilities; all arrays.
 
     Attributes:
         prior: Of one component.
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
         base: The weighted sum of log h(x_i).
     """
 
-    prior: Any
+    prior: Hyperparameters
     concentration: Array
     alpha: Array
     base: Array
@@ -50,24 +50,24 @@ def coefficients(component: Component, factors: Factors) -> Coefficients:
     return Coefficients(log_weights, *component.coefficients(factors.posterior))
 
 
-def update(component: Component, problem: Problem, sums: Sums) -> Factors:
+def update(component: Component, problem: MixtureProblem, sums: Sums) -> Factors:
     """The factors given responsibilities: each prior plus alpha times its weighted statistics."""
     counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
     return Factors(problem.concentration + counts, component.update(problem.prior, counts, statistics))
 
 
-def penalty(component: Component, problem: Problem, factors: Factors) -> Array:
+def penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
     """KL(rho, prior)."""
     weights = dirichlet_kl(factors.concentration, problem.concentration)
     return weights + component.kl(factors.posterior, problem.prior)
 
 
-def objective(component: Component, problem: Problem, factors: Factors, sums: Sums) -> Array:
+def objective(component: Component, problem: MixtureProblem, factors: Factors, sums: Sums) -> Array:
     """F after the step of the responsibilities, alpha Σ_i logsumexp_j l_ij - KL(rho, prior)."""
     return problem.alpha * (sums.log_sum + problem.base) - penalty(component, problem, factors)
 
 
-def objective_after_update(component: Component, problem: Problem, entropy: Array, sums: Sums) -> Array:
+def objective_after_update(component: Component, problem: MixtureProblem, entropy: Array, sums: Sums) -> Array:
     """F after the step of the factors: alpha H(omega) + the log evidence of the weighted statistics.
 
     Args:
@@ -90,11 +90,13 @@ def entropy(component: Component, factors: Factors, sums: Sums) -> Array:
     return sums.log_sum - expected - jnp.sum(sums.statistics * mixture.weights)
 
 
-def tempered_cavi(component: Component, problem: Problem, blocks: Blocks) -> Steps:
-    """Algorithm 1 of CA18 for :func:`numpyro_tempered.mixtures.ascent.advance`."""
-    return Steps(
-        coefficients=lambda factors: coefficients(component, factors),
-        sweep=lambda mixture: sweep(component, mixture, blocks),
-        objective=lambda factors, sums: objective(component, problem, factors, sums),
-        update=lambda sums: update(component, problem, sums),
-    )
+def tempered_cavi(
+    component: Component, problem: MixtureProblem, blocks: Blocks, rounding: Array
+) -> Step[Visit[Factors]]:
+    """Algorithm 1 of CA18 for :func:`numpyro_tempered.core.ascent.advance`."""
+
+    def visit(factors: Factors) -> tuple[Array, Factors]:
+        sums = sweep(component, coefficients(component, factors), blocks)
+        return objective(component, problem, factors, sums), update(component, problem, sums)
+
+    return step_of(visit, rounding)

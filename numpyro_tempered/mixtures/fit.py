@@ -1,39 +1,15 @@
-"""Tempered variational Bayes for mixtures of conjugate components."""
-
-import warnings
-from functools import partial
+"""Tempered variational Bayes for mixtures of conjugate components, with all rows in each pass."""
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.blocks import Blocks, block_size, make_blocks, num_shards
+from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.evidence import Bound, bound_gap, draw_many
-from numpyro_tempered.mixtures.factors import Factors, Problem, coefficients, objective
-from numpyro_tempered.mixtures.loops import (
-    ascend,
-    check_ascent,
-    default_tolerance,
-    objectives_of,
-    proposals,
-    starts,
-)
-from numpyro_tempered.mixtures.prepare import (
-    Prepared,
-    as_dtype,
-    check_alpha,
-    check_concentration,
-    check_count,
-    prepare,
-)
+from numpyro_tempered.mixtures.prepare import check_alpha, check_concentration, check_counts, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.sweep import Coefficients, base_sum, sweep
-
-__all__ = ["MixtureFit", "evaluate", "fit"]
+from numpyro_tempered.mixtures.search import run
+from numpyro_tempered.mixtures.source import array_source, check_limits
+from numpyro_tempered.mixtures.starts import Start
 
 
 def fit(
@@ -80,7 +56,7 @@ def fit(
             are restarts, ascends from all, and keeps the best if its F is larger.
         tolerance: A restart has converged when a pass raises F by no more than this times the sum of the
             weights; 1e-8 in double precision by default, and 1e-6 in single.
-        max_iter: Most passes over the data.
+        max_iter: Upper limit of passes over the data.
         num_samples: Draws for E1, each a pass over the data; with 0 E1 is left out.
         progress_bar: Whether to show passes and objective, by tqdm.
 
@@ -105,125 +81,103 @@ def fit(
         >>> print(np.sort(fit.posterior.loc[:, 0]).round(1))
         [0. 9.]
     """
-    num_components = check_count(num_components, "num_components")
-    num_restarts, max_iter = check_count(num_restarts, "num_restarts"), check_count(max_iter, "max_iter")
-    num_samples, num_moves = check_count(num_samples, "num_samples", 0), check_count(num_moves, "num_moves", 0)
-    alpha = check_alpha(alpha)
-    prior_weights = check_concentration(concentration, num_components)
-    data = prepare(x, component, sample_weight)
-    dtype = data.rows.dtype
-    shards = num_shards(data.rows)
-    size = block_size(data.rows.shape[0] // shards, num_components * num_restarts)
-    blocks = make_blocks(data.rows, data.weight, size, shards)
-    problem = Problem(
-        as_dtype(data.prior, dtype),
-        jnp.asarray(prior_weights, dtype),
-        jnp.asarray(alpha, dtype),
-        _base_sum(data.component, blocks),
-    )
-    start_key, move_key, draw_key = jax.random.split(rng_key, 3)
-    factors = starts(
-        start_key,
-        data,
-        blocks,
-        problem,
-        start_or_default(start),
-        num_restarts,
-        shards,
-        size,
-    )
-    if warm_start is not None:
-        factors = put_first(factors, as_dtype(moved_factors(warm_start, data, num_components), dtype))
-    allowed = default_tolerance(tolerance, dtype)
-    state = ascend(data, blocks, problem, factors, allowed, max_iter, progress_bar)
-    objectives = objectives_of(state)
-    best = int(np.argmax(objectives))
-    check_ascent(state, objectives, data.component)
-    accepted = 0
-    for key in jax.random.split(move_key, num_moves) if num_components > 1 else []:
-        factors = jax.tree.map(lambda leaf, best=best: leaf[best], state.factors)
-        keys = jax.random.split(key, num_restarts)
-        moved = proposals(keys, data.component, problem, factors, data.rows, data.weight, blocks)
-        moved_state = ascend(data, blocks, problem, moved, allowed, max_iter, progress_bar)
-        values = objectives_of(moved_state)
-        if values.max() > float(state.objective[best]) + allowed * data.total:
-            state, best, accepted = moved_state, int(np.argmax(values)), accepted + 1
-    if not bool(state.converged[best]):
-        warnings.warn(
-            f"the best restart has not converged in max_iter={max_iter} passes: raise max_iter or the tolerance.",
-            stacklevel=2,
-        )
-    factors = jax.tree.map(lambda leaf: leaf[best], state.factors)
-    value, counts, bound = evaluate(draw_key, data.component, problem, factors, blocks, num_samples)
-    num_iter = int(state.num_iter[best])
-    return MixtureFit(
-        component=data.component,
-        alpha=alpha,
-        factors=factors,
-        problem=problem,
-        centre=data.centre,
-        objective=value,
-        bound=bound,
-        counts=counts,
-        trace=np.asarray(state.trace[:num_iter, best]),
-        objectives=objectives,
-        converged=bool(state.converged[best]),
-        num_iter=num_iter,
-        num_moves=accepted,
-        total=data.total,
+    num_components, *_ = check_counts(num_components=num_components)
+    num_samples, num_moves = check_counts(0, num_samples=num_samples, num_moves=num_moves)
+    limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
+    alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
+    source = array_source(prepare(x, component, sample_weight), num_components * limits.num_restarts)
+    return run(
+        jax.random.split(rng_key, 3),
+        source,
+        weights,
+        alpha,
+        limits,
+        start=start,
+        warm_start=warm_start,
+        num_samples=num_samples,
+        num_moves=num_moves,
     )
 
 
-def evaluate(
-    rng_key: Array, component: Component, problem: Problem, factors: Factors, blocks: Blocks, num_samples: int
-) -> tuple[float, np.ndarray, Bound | None]:
-    """F, the counts and E1 at given factors, in double precision; without draws no E1."""
-    with double_precision():
-        wide = as_dtype((problem, factors), jnp.float64)
-        draws = draw_many(rng_key, component, wide[1], num_samples) if num_samples else None
-        value, counts, gaps = _evaluate(component, *wide, draws, blocks)
-        value = float(value)
-        bound = Bound.of(value, np.asarray(gaps)) if num_samples else None
-        return value, np.asarray(counts), bound
+def fit_chunks(
+    rng_key: Array,
+    chunks: Chunks,
+    component: Component,
+    *,
+    num_components: int,
+    alpha: float = 1.0,
+    concentration: ArrayLike = 1.0,
+    start: Start | None = None,
+    warm_start: MixtureFit | None = None,
+    num_restarts: int = 8,
+    tolerance: float | None = None,
+    max_iter: int = 1000,
+    num_samples: int = 100,
+    num_start_rows: int = 65536,
+    size: int = 65536,
+    progress_bar: bool = False,
+) -> MixtureFit:
+    r"""Fit a mixture by tempered coordinate ascent, data in chunks.
 
+    :func:`fit` to the last few bits, whatever the cut: the sums of an iteration are those of the chunks, added
+    with their rounding errors. The data are read twice to check them and sum what is constant, once an iteration,
+    and once for the objectives. Memory is that of a chunk, of ``size`` rows and of ``num_start_rows`` rows.
 
-@partial(jax.jit, static_argnames="component")
-def _evaluate(
-    component: Component, problem: Problem, factors: Factors, draws: Coefficients | None, blocks: Blocks
-) -> tuple[Array, Array, Array]:
-    blocks = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), blocks)
-    problem = problem._replace(base=base_sum(component, blocks))
-    sums = sweep(component, coefficients(component, factors), blocks)
-    gaps = jnp.zeros(0) if draws is None else bound_gap(component, problem, factors, draws, sums, blocks)
-    return objective(component, problem, factors, sums), sums.counts, gaps
+    Args:
+        rng_key: Key of the starts, and of the draws for E1.
+        chunks: Arrays of rows ``(n, d)`` with any number of rows each, or tuples ``(x, sample_weight)``: a list,
+            or a function without arguments that makes a new iterable of them for each pass, such as one that
+            reads the row groups of a Parquet file.
+        component: The family and its prior.
+        num_components: K >= 1.
+        alpha: Power on the likelihood, positive.
+        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        start: First responsibilities of the rows that starts see, :func:`kmeans_plus_plus` by default.
+        warm_start: A fit of the same family and K, whose factors the first restart starts from.
+        num_restarts: Starts, ascended in the same passes; the one with the largest F is returned.
+        tolerance: As for :func:`fit`.
+        max_iter: Upper limit of iterations.
+        num_samples: Draws for E1.
+        num_start_rows: Rows, drawn at random, that starts see; where all data are no more, starts are those of
+            :func:`fit`. Their sums are scaled to all data.
+        size: Rows in a block, the unit that is compiled and moved to the device.
+        progress_bar: Whether to show iterations, by tqdm.
 
-
-def put_first(factors: Factors, warm: Factors) -> Factors:
-    """The factors of all restarts, those of the first replaced."""
-    return jax.tree.map(lambda all_, one: all_.at[0].set(one), factors, warm)
-
-
-def moved_factors(warm_start: MixtureFit, data: Prepared, num_components: int) -> Factors:
-    """The factors of another fit, of data with this fit's centre taken off.
+    Returns:
+        A :class:`MixtureFit`. A warning says when its restart has not converged.
 
     Raises:
-        TypeError: If ``warm_start`` is not a fit.
-        ValueError: If it is of another family or another K.
+        TypeError: If ``chunks`` is an array, or an iterator, which is used up by one pass; or as :func:`fit`.
+        ValueError: If the chunks hold no row, differ in their columns, or give other rows in a later pass; or as
+            :func:`fit`, with the number of the chunk.
+        FloatingPointError: If no restart keeps a finite objective.
+        RuntimeError: If F falls by more than rounding.
+
+    References:
+        CA18, Algorithm 1.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> def chunks():
+        ...     for centre in (0.0, 9.0):
+        ...         yield np.array([[centre], [centre + 0.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit_chunks(jax.random.key(0), chunks, component, num_components=2, alpha=0.5)
+        >>> print(np.sort(fit.posterior.loc[:, 0]).round(1))
+        [0. 9.]
     """
-    if not isinstance(warm_start, MixtureFit):
-        raise TypeError(f"warm_start is a {type(warm_start).__name__}; expected the result of fit.")
-    if warm_start.component != data.component or warm_start.num_components != num_components:
-        raise ValueError(
-            f"warm_start has {warm_start.num_components} components of {warm_start.component.name}; expected "
-            f"{num_components} of {data.component.name}, both with missing entries or both without."
-        )
-    if data.centre is None:
-        return warm_start.factors
-    shift = jnp.asarray(warm_start.centre - data.centre, warm_start.factors.concentration.dtype)
-    posterior = data.component.translate(warm_start.factors.posterior, shift)  # type: ignore[misc]
-    return warm_start.factors._replace(posterior=posterior)
-
-
-@partial(jax.jit, static_argnames="component")
-def _base_sum(component: Component, blocks: Blocks) -> Array:
-    return base_sum(component, blocks)
+    num_components, *_ = check_counts(num_components=num_components)
+    num_samples, *_ = check_counts(2, num_samples=num_samples)
+    limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
+    alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
+    keys = jax.random.split(rng_key, 3)
+    source = chunk_source(
+        keys[1],
+        chunks,
+        component,
+        num_start_rows=num_start_rows,
+        size=size,
+        num_together=num_components * limits.num_restarts,
+    )
+    return run(keys, source, weights, alpha, limits, start=start, warm_start=warm_start, num_samples=num_samples)

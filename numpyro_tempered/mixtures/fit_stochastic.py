@@ -1,41 +1,32 @@
 """A mixture fitted by stochastic variational inference, data in chunks."""
 
-import contextlib
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.blocks import block_size, make_blocks
-from numpyro_tempered.mixtures.chunk_passes import (
-    add_base,
-    add_sums,
-    all_coefficients,
-    all_objectives,
-    evaluate_chunks,
-    sum_over,
-)
-from numpyro_tempered.mixtures.chunk_reading import Chunks, read_blocks
-from numpyro_tempered.mixtures.chunks import start_sums, survey_problem
+from numpyro_tempered.mixtures.chunks import Chunks, all_objectives, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.factors import Factors, Problem
-from numpyro_tempered.mixtures.prepare import check_count
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
+from numpyro_tempered.mixtures.prepare import check_alpha, check_concentration, check_counts
 from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.search import History, assemble
+from numpyro_tempered.mixtures.source import finite_or_least, problem_of, progress, restart
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.stochastic import (
     RobbinsMonro,
+    StepSize,
     StochasticState,
     check_step_size,
     factors_at,
     start_state,
     stochastic_step,
 )
+from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 
-DEFAULT_STEPS: Any = RobbinsMonro(kappa=0.7, tau=1.0)
+DEFAULT_STEPS = RobbinsMonro(kappa=0.7, tau=1.0)
 
 
 def fit_stochastic(
@@ -46,7 +37,7 @@ def fit_stochastic(
     num_components: int,
     alpha: float = 1.0,
     concentration: ArrayLike = 1.0,
-    step_size: float | Callable[..., Any] = DEFAULT_STEPS,
+    step_size: StepSize = DEFAULT_STEPS,
     batch_size: int = 1024,
     num_passes: int = 1,
     num_inner: int = 1,
@@ -57,12 +48,12 @@ def fit_stochastic(
     size: int = 65536,
     progress_bar: bool = False,
 ) -> MixtureFit:
-    r"""Fit a mixture by stochastic variational inference, where even one pass over the data costs much.
+    r"""Fit a mixture by stochastic variational inference, where even one pass over the data is expensive.
 
-    Steps of :func:`stochastic`, a batch each, for the number of data that the chunks hold. The data are read
-    twice to check them and sum what is constant, ``num_passes`` times for the steps, and twice for the
+    Steps of :func:`stochastic`, one for each batch, for the number of data that the chunks hold. The data are
+    read twice to check them and sum what is constant, ``num_passes`` times for the steps, and twice for the
     objectives.
-    Where an optimum is wanted, go on with :func:`fit_chunks`, ``warm_start`` and ``num_restarts=1``.
+    To reach an optimum, continue with :func:`fit_chunks`, ``warm_start`` and ``num_restarts=1``.
 
     Args:
         rng_key: Key of the starts, of the order of the rows, and of the draws for E1.
@@ -106,87 +97,71 @@ def fit_stochastic(
         >>> sorted(round(float(m)) for m in fit.posterior.loc[:, 0])
         [0, 10]
     """
-    num_components, num_restarts = (
-        check_count(num_components, "num_components"),
-        check_count(num_restarts, "num_restarts"),
+    num_components, num_restarts, num_passes, num_inner, batch_size = check_counts(
+        num_components=num_components,
+        num_restarts=num_restarts,
+        num_passes=num_passes,
+        num_inner=num_inner,
+        batch_size=batch_size,
     )
-    num_samples, num_passes = check_count(num_samples, "num_samples", 2), check_count(num_passes, "num_passes")
-    num_inner, batch_size = check_count(num_inner, "num_inner"), check_count(batch_size, "batch_size")
+    num_samples, *_ = check_counts(2, num_samples=num_samples)
     check_step_size(step_size)
     if step_size is None:
         raise TypeError("step_size is None, which is for streams: expected a number in (0, 1] or a function.")
+    alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
     start_key, sample_key, draw_key = jax.random.split(rng_key, 3)
     order_key, sample_key = jax.random.split(sample_key)
-    problem, found = survey_problem(
-        sample_key, chunks, component, num_components, alpha, concentration, num_start_rows
+    source = chunk_source(
+        sample_key,
+        chunks,
+        component,
+        num_start_rows=num_start_rows,
+        size=size,
+        num_together=num_components * num_restarts,
+        multiple_of=batch_size,
     )
-    sample, dtype = found.sample, found.sample.rows.dtype
-    batch_size = min(batch_size, found.num_rows)
-    size = max(-(-min(check_count(size, "size", 2), found.num_rows) // batch_size) * batch_size, 2)
-    inner = block_size(size, num_components * num_restarts)
-
-    def read() -> Any:
-        return read_blocks(chunks, sample.component, found, size)
-
-    problem = problem._replace(base=sum_over(add_base, read(), sample.component, inner))
-    sums = start_sums(start_key, found, num_components, start_or_default(start), num_restarts)
-    states = jax.vmap(lambda each: start_state(each, jnp.asarray(found.total, dtype)))(sums)
+    data, size = source.data, source.size
+    problem = problem_of(source, weights, alpha)
+    total = jnp.asarray(data.total, data.rows.dtype)
+    sums = source.first_sums(start_key, num_components, start_or_default(start), num_restarts)
+    states = jax.vmap(lambda each: start_state(each, total))(sums)
     generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
-    total = jnp.asarray(found.total, dtype)
-    with _bar(num_passes * -(-found.num_rows // size)) if progress_bar else contextlib.nullcontext() as bar:
+    num_blocks = num_passes * -(-source.num_rows // size)
+    with progress(num_blocks, "blocks", progress_bar) as bar:
         for _ in range(num_passes):
-            for rows, weight in read():
+            for block in source.read():
                 order = generator.permutation(size)
                 jax.block_until_ready(states)
                 states = _steps(
-                    sample.component,
-                    problem,
                     states,
-                    jnp.asarray(rows[order]),
-                    jnp.asarray(weight[order]),
+                    problem,
+                    *(jnp.asarray(each[order]) for each in block),
                     total,
-                    step_size,
-                    batch_size,
-                    num_inner,
+                    component=data.component,
+                    step_size=step_size,
+                    batch_size=min(batch_size, source.num_rows),
+                    num_inner=num_inner,
                 )
-                if bar is not None:
-                    bar.update()
-    factors = _all_factors(sample.component, problem, states, total)
-    mixtures = all_coefficients(sample.component, factors)
-    at_end = sum_over(add_sums, read(), sample.component, inner, mixtures)
-    objectives = np.asarray(all_objectives(sample.component, problem, factors, at_end), np.float64)
-    objectives = np.where(np.isfinite(objectives), objectives, -np.inf)
+                bar.update()
+    factors = _all_factors(data.component, problem, states, total)
+    objectives = finite_or_least(all_objectives(data.component, problem, factors, source.sums(factors)))
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
-    chosen = jax.tree.map(lambda leaf: leaf[best], factors)
-    value, counts, bound = evaluate_chunks(draw_key, sample.component, problem, chosen, read, inner, num_samples)
-    return MixtureFit(
-        component=sample.component,
-        alpha=float(alpha),
-        factors=chosen,
-        problem=problem,
-        centre=sample.centre,
-        objective=value,
-        bound=bound,
-        counts=counts,
-        trace=objectives[best : best + 1].astype(dtype),
-        objectives=objectives,
-        converged=False,
-        num_iter=num_passes,
-        num_moves=0,
-        total=found.total,
-    )
+    history = History(objectives[best : best + 1].astype(total.dtype), objectives, False, num_passes)
+    factors = restart(factors, best)
+    return assemble(draw_key, source, problem, alpha, factors, history=history, num_samples=num_samples)
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "batch_size", "num_inner"))
 def _steps(
-    component: Component,
-    problem: Problem,
     states: StochasticState,
+    problem: MixtureProblem,
     rows: Array,
     weight: Array,
     total: Array,
-    step_size: Any,
+    *,
+    component: Component,
+    step_size: StepSize,
     batch_size: int,
     num_inner: int,
 ) -> StochasticState:
@@ -195,25 +170,25 @@ def _steps(
     batches = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, batch_size, *leaf.shape[1:])), (rows, weight))
     inner = block_size(batch_size, num_components * restarts)
 
+    step = partial(stochastic_step, component, problem, step_size=step_size, total=total, num_inner=num_inner)
+
     def body(states: StochasticState, batch: tuple[Array, Array]) -> tuple[StochasticState, None]:
         blocks = make_blocks(*batch, inner)
-        return jax.vmap(
-            lambda state: stochastic_step(component, problem, state, blocks, step_size, total, num_inner)[0]
-        )(states), None
+        return jax.vmap(lambda state: step(state, blocks)[0])(states), None
 
     return jax.lax.scan(body, states, batches)[0]
 
 
 @partial(jax.jit, static_argnames="component")
-def _all_factors(component: Component, problem: Problem, states: StochasticState, total: Array) -> Factors:
+def _all_factors(component: Component, problem: MixtureProblem, states: StochasticState, total: Array) -> Factors:
     return jax.vmap(lambda state: factors_at(component, problem, state, total))(states)
 
 
 def check_end(rejected: np.ndarray, objectives: np.ndarray) -> None:
-    """Raise where batches were rejected.
+    """Raise where batches were rejected, or no objective is finite.
 
     Raises:
-        FloatingPointError: If some were, or no objective is finite.
+        FloatingPointError: If so.
     """
     if not np.any(np.isfinite(objectives)):
         raise FloatingPointError(
@@ -224,9 +199,3 @@ def check_end(rejected: np.ndarray, objectives: np.ndarray) -> None:
             f"{int(rejected.max())} batches were rejected: their statistics were not finite, or step_size gave a "
             "number outside of (0, 1]."
         )
-
-
-def _bar(total: int) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, unit=" blocks")

@@ -1,78 +1,97 @@
-"""Checks of what a user gives a mixture, and data as the loops want them."""
+"""Checks of what a user gives a mixture; rows and weights in the form that the drivers read."""
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.blocks import host_mean
-from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.sharding import automatic, beside
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Rows,
+    as_dtype,
+    check_is_component,
+    missing_form,
+    namespace,
+    translate_by,
+)
 
 
-class Prepared(NamedTuple):
-    """Data ready for blocks.
+class MixtureData(NamedTuple):
+    """Data of a component, checked and centred.
 
     Attributes:
         component: Without its prior, for data with missing entries where there are some.
         prior: Of data moved by ``-centre``.
-        rows: ``(n, d)``, with ``centre`` taken off.
+        rows: ``(n, d)``, with ``centre`` taken off; of chunks, those that starts see.
         weight: ``(n,)``; 0 for rows without an observed entry.
         centre: ``(d,)``; None where the data may not be moved.
-        total: The sum of the weights.
+        total: The sum of the weights of all data.
     """
 
     component: Component
-    prior: Any
+    prior: Hyperparameters
     rows: Array
     weight: Array
     centre: np.ndarray | None
     total: float
 
 
-def prepare(x: Any, component: Component, sample_weight: ArrayLike | None) -> Prepared:
+def prepare(x: ArrayLike, component: Component, sample_weight: ArrayLike | None) -> MixtureData:
     """Check data and weights, choose the form for missing entries, and move the data to their mean.
 
     Raises:
         TypeError: If the data are traced, or not numbers.
         ValueError: If they are not data of this family, or the weights do not fit.
     """
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         raise TypeError(
             "a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit "
             "and vmap."
         )
-    if not isinstance(component, Component):
-        raise TypeError(
-            f"component is a {type(component).__name__}; expected a component such as nt.mixtures.gaussian(dim)."
-        )
+    check_is_component(component)
     rows = component.check(automatic(x))
-    weight = check_weight(sample_weight, rows)
-    component, structure = missing_form(component, rows), component.prior
-    empty = jnp.all(jnp.isnan(rows), axis=1)
-    weight = jnp.where(empty, 0.0, weight)
-    total = float(jnp.sum(weight))
+    weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows))
+    centre = None if component.translate is None else column_means(rows, weight)
+    return centre_data(component, missing_form(component, rows), rows, weight, centre, float(jnp.sum(weight)))
+
+
+def centre_data(
+    component: Component, form: Component, rows: Rows, weight: Array, centre: np.ndarray | None, total: float
+) -> MixtureData:
+    """The data moved to their mean, with the prior; ``form`` is the component's for missing entries.
+
+    Raises:
+        ValueError: If no row counts.
+    """
     if not total > 0:
         raise ValueError("no row has both a positive weight and an observed entry.")
-    centre = None
-    if component.translate is not None:
-        if isinstance(rows, np.ndarray):
-            centre = host_mean(rows, weight)
-        else:
-            observed = ~jnp.isnan(rows)
-            held = jnp.where(observed, weight[:, None], 0.0)
-            mass = jnp.sum(held, axis=0)
-            mean = jnp.sum(jnp.where(observed, rows, 0.0) * held, axis=0) / jnp.where(mass > 0, mass, 1.0)
-            centre = np.asarray(mean)
-    prior = as_dtype(structure, weight.dtype)
-    moved = prior if centre is None else component.translate(prior, jnp.asarray(-centre, weight.dtype))  # type: ignore[misc]
-    return Prepared(component._replace(prior=None), moved, move(rows, centre), weight, centre, total)
+    shift = None if centre is None else jnp.asarray(-centre, weight.dtype)
+    prior = translate_by(component, as_dtype(component.prior, weight.dtype), shift)
+    return MixtureData(form._replace(prior=None), prior, move(rows, centre), weight, centre, total)
 
 
-def move(rows: Any, centre: np.ndarray | None) -> Array:
+def column_means(rows: Rows, weight: Rows) -> np.ndarray:
+    """Weighted mean of the observed entries of each column ``(d,)``; 0 for an empty one.
+
+    In double precision where the rows are on the host.
+    """
+    library = namespace(rows)
+    if library is np:
+        rows, weight = np.asarray(rows, np.float64), np.asarray(weight, np.float64)
+    observed = ~library.isnan(rows)
+    each = library.where(observed, weight[:, None], 0.0)
+    total = library.sum(each, axis=0)
+    return np.asarray(
+        library.sum(library.where(observed, rows, 0.0) * each, axis=0) / library.where(total > 0, total, 1.0)
+    )
+
+
+def move(rows: Rows, centre: np.ndarray | None) -> Array:
     """Rows with the centre taken off, in double precision where they are on the host, and then on the device."""
     if centre is None:
         return jnp.asarray(rows)
@@ -81,30 +100,7 @@ def move(rows: Any, centre: np.ndarray | None) -> Array:
     return rows - jnp.asarray(centre, rows.dtype)
 
 
-def as_dtype(tree: Any, dtype: Any) -> Any:
-    """Arrays in one floating dtype."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
-
-
-def missing_form(component: Component, rows: Any) -> Component:
-    """The component for these rows.
-
-    Raises:
-        ValueError: If entries are missing and the family cannot marginalise them.
-    """
-    missing = bool(jnp.any(jnp.isnan(rows)))
-    if not missing:
-        return component
-    if component.with_missing is None:
-        column = int(jnp.argmax(jnp.any(jnp.isnan(rows), axis=0)))
-        raise ValueError(
-            f"{component.name}: column {column} has missing entries (NaN), which this family does not "
-            "marginalise. Take one with independent columns, such as diagonal_gaussian, or leave the rows out."
-        )
-    return component.with_missing()
-
-
-def check_weight(sample_weight: ArrayLike | None, rows: Any) -> Array:
+def weight_of(sample_weight: ArrayLike | None, rows: Rows) -> Array:
     """Weights of the rows, 1 by default.
 
     Raises:
@@ -112,44 +108,37 @@ def check_weight(sample_weight: ArrayLike | None, rows: Any) -> Array:
     """
     dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
     if sample_weight is None:
-        return beside(np.ones(rows.shape[0], dtype), rows)
+        return place_beside(np.ones(rows.shape[0], dtype), rows)
     if not isinstance(sample_weight, jax.Array):
         sample_weight = np.asarray(sample_weight, dtype)
-    weight = beside(sample_weight, rows).astype(dtype)
-    if weight.shape != (rows.shape[0],):
-        raise ValueError(f"sample_weight has shape {weight.shape}; expected ({rows.shape[0]},), one a row.")
-    if not bool(jnp.all(jnp.isfinite(weight) & (weight >= 0))):
-        raise ValueError("sample_weight must be finite and not negative.")
+    weight = place_beside(sample_weight, rows).astype(dtype)
+    check_weight(weight, rows)
     return weight
 
 
-def check_alpha(alpha: Any) -> float:
-    """The power on the likelihood.
+def check_weight(weight: Rows, rows: Rows) -> None:
+    """Check the weights of rows.
 
     Raises:
-        TypeError: If it is not a number.
-        ValueError: If it is not positive and finite.
+        ValueError: If they have another shape, or one is negative or not finite.
     """
-    if isinstance(alpha, str | bool):
-        raise TypeError(f"alpha must be a number, got {alpha!r}.")
-    try:
-        value = float(alpha)
-    except TypeError as error:
-        raise TypeError(f"alpha must be a number, got {alpha!r}.") from error
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}.")
-    return value
+    if weight.shape != rows.shape[:1]:
+        raise ValueError(
+            f"sample_weight has shape {weight.shape}; expected ({rows.shape[0]},), a weight for each row."
+        )
+    # Not by check_numbers, which takes an array from the devices to the host.
+    if not is_traced(weight) and not bool((namespace(weight).isfinite(weight) & (weight >= 0)).all()):
+        raise ValueError("sample_weight must be finite and not negative.")
 
 
-def check_count(value: Any, name: str, least: int = 1) -> int:
-    """A whole number that is at least ``least``.
+def check_alpha(alpha: float) -> float:
+    """The power on the likelihood, positive and finite."""
+    return float(check_number(alpha, "alpha", "(0, inf)"))
 
-    Raises:
-        ValueError: If it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-    return int(value)
+
+def check_counts(least: int = 1, **values: int) -> tuple[int, ...]:
+    """Whole numbers of at least ``least``, by the names of the arguments."""
+    return tuple(check_count(value, name, least) for name, value in values.items())
 
 
 def check_concentration(concentration: ArrayLike, num_components: int) -> np.ndarray:
@@ -161,6 +150,68 @@ def check_concentration(concentration: ArrayLike, num_components: int) -> np.nda
     values = np.asarray(concentration, np.float64)
     if values.shape not in ((), (num_components,)):
         raise ValueError(f"concentration has shape {values.shape}; expected () or ({num_components},).")
-    if not np.all(np.isfinite(values) & (values > 0)):
-        raise ValueError(f"concentration must be positive and finite, got {concentration}.")
-    return np.broadcast_to(values, (num_components,))
+    return np.broadcast_to(check_numbers(values, "concentration", "(0, inf)"), (num_components,))
+
+
+def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
+    """Rows over the devices of a mesh, and their weights; what to give :func:`fit`, :func:`em` and their kin.
+
+    JAX shards rows evenly. Where their number is not a multiple of the number of devices, copies of the last row
+    with weight 0 fill up: weights of 0 change no sum. A start that is random draws other rows than without them.
+
+    Args:
+        x: All rows ``(n, d)``, on this host. With several processes each makes its own global array from its own
+            rows by ``jax.make_array_from_process_local_data`` instead.
+        mesh: A mesh, such as ``jax.make_mesh((jax.device_count(),), ("rows",))``; rows go over all its axes.
+        sample_weight: How often each row counts, ``(n,)``.
+
+    Returns:
+        Rows ``(m, d)`` and weights ``(m,)``, m >= n, for ``fit(key, rows, ..., sample_weight=weights)``.
+
+    Raises:
+        ValueError: If there is no row, or the weights do not fit.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("rows",))
+        >>> rows, weight = nt.mixtures.shard_rows(np.ones((5, 2)), mesh)
+        >>> float(weight.sum())
+        5.0
+    """
+    rows = np.asarray(x)
+    if rows.ndim == 0 or rows.shape[0] == 0:
+        raise ValueError(f"x has shape {rows.shape}; at least one row is needed.")
+    floating = rows.dtype if np.issubdtype(rows.dtype, np.floating) else float
+    weight = np.ones(len(rows), floating) if sample_weight is None else np.asarray(sample_weight, floating)
+    check_weight(weight, rows)
+    missing = -len(rows) % mesh.size
+    rows = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
+    weight = np.concatenate([weight, np.zeros(missing, floating)])
+    sharding = NamedSharding(Mesh(mesh.devices, mesh.axis_names), PartitionSpec(mesh.axis_names))
+    return jax.device_put(rows, sharding), jax.device_put(weight, sharding)
+
+
+def automatic(x: ArrayLike) -> ArrayLike:
+    """The same array under a mesh whose axes are the compiler's business; other values as they are.
+
+    Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
+    sharding of its result.
+
+    Raises:
+        ValueError: If the columns are sharded.
+    """
+    if is_traced(x) or not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+        return x
+    if x.sharding.shard_shape(x.shape)[1:] != x.shape[1:]:
+        raise ValueError(f"the columns of x are sharded by {x.sharding.spec}; shard rows alone.")
+    mesh = x.sharding.mesh
+    return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), x.sharding.spec))
+
+
+def place_beside(values: ArrayLike, rows: Rows) -> Array:
+    """A value for each row, on the devices of the rows."""
+    if not isinstance(rows, jax.Array) or not isinstance(rows.sharding, NamedSharding):
+        return jnp.asarray(values)
+    spec = PartitionSpec(*rows.sharding.spec[:1])
+    return jax.device_put(automatic(values), NamedSharding(rows.sharding.mesh, spec))

@@ -1,19 +1,27 @@
-"""A fitted mixture."""
+"""A fitted mixture, and what it is to other algorithms: a fit of a guide, and draws with their model."""
 
+import math
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
+from numpyro.distributions import constraints
 
 from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.evidence import Bound
-from numpyro_tempered.mixtures.factors import Factors, Problem, penalty
-from numpyro_tempered.mixtures.prepare import as_dtype
-from numpyro_tempered.report.run import Run
+from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.handlers.likelihood import get_trace, observed_values
+from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, WEIGHTS, mixture_guide, mixture_model
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_by
+from numpyro_tempered.mixtures.evidence import BoundEstimate
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, penalty
 
 # A component of less than one datum is empty.
 OCCUPIED = 1.0
@@ -43,10 +51,10 @@ class MixtureFit(NamedTuple):
     component: Component
     alpha: float
     factors: Factors
-    problem: Problem
+    problem: MixtureProblem
     centre: np.ndarray | None
     objective: float
-    bound: Bound | None
+    bound: BoundEstimate | None
     counts: np.ndarray
     trace: np.ndarray
     objectives: np.ndarray
@@ -78,12 +86,14 @@ class MixtureFit(NamedTuple):
             return float(_penalty(self.component, problem, factors))
 
     @property
-    def posterior(self) -> Any:
+    def posterior(self) -> Hyperparameters:
         """Hyperparameters of the components ``(K, ...)``, in the data's own coordinates."""
-        if self.centre is None:
-            return self.factors.posterior
-        shift = jnp.asarray(self.centre, self.factors.concentration.dtype)
-        return self.component.translate(self.factors.posterior, shift)  # type: ignore[misc]
+        return translate_by(self.component, self.factors.posterior, _shift(self))
+
+    @property
+    def prior(self) -> Hyperparameters:
+        """Hyperparameters of one component, in the data's own coordinates."""
+        return translate_by(self.component, self.problem.prior, _shift(self))
 
     def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
         """Draws of the factors with their NumPyro model, for :func:`to_inference_data`.
@@ -91,15 +101,218 @@ class MixtureFit(NamedTuple):
         Raises:
             ValueError: If the data or the key are missing.
         """
-        from numpyro_tempered.mixtures.bridges.results import from_mixture
+        key = check_run_arguments(self, data, rng_key, "x")
+        return from_mixture(key, self, data[0], num_samples=num_samples, **kwargs)
 
-        if len(data) != 1 or rng_key is None:
-            raise ValueError(
-                "a mixture is to_inference_data(fit, x, rng_key=key): the data that it was fitted to, and a key."
-            )
-        return from_mixture(rng_key, self, data[0], num_samples=num_samples, **kwargs)
+    def as_elbo(self) -> TemperedELBO:
+        """E1, which model selection is about, for :func:`compare`.
+
+        Raises:
+            ValueError: If the fit has none.
+        """
+        if self.bound is None:
+            raise ValueError("this fit has no E1: fit with num_samples >= 2, draws for it.")
+        kl = self.kl
+        return TemperedELBO(self.bound.value, self.bound.se, (self.bound.value + kl) / self.alpha, kl)
+
+    def summarise_data(self) -> DataSummary:
+        """The sum of the weights and the means of the columns, for :func:`compare`."""
+        means = {} if self.centre is None else {COLUMNS: self.centre}
+        return DataSummary(numbers={"sum of the weights": self.total, **means})
 
 
 @partial(jax.jit, static_argnames="component")
-def _penalty(component: Component, problem: Problem, factors: Factors) -> Array:
+def _penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
     return penalty(component, problem, factors)
+
+
+def _shift(fit: MixtureFit) -> Array | None:
+    return None if fit.centre is None else jnp.asarray(fit.centre, fit.factors.concentration.dtype)
+
+
+def check_fit(fit: object) -> None:
+    """Raise TypeError where this is not a fitted mixture."""
+    if not isinstance(fit, MixtureFit):
+        raise TypeError(f"expected the result of nt.mixtures.fit, got a {type(fit).__name__}.")
+
+
+def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
+    """The same fit with its components in another order.
+
+    A mixture's components have no order of their own, and two restarts end in two orders.
+
+    Args:
+        fit: A fitted mixture.
+        order: The old number of each component, a permutation of 0 ... K-1; by default from the largest to
+            the smallest count.
+
+    Returns:
+        The fit, relabelled.
+
+    Raises:
+        ValueError: If ``order`` is not a permutation.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [9.0], [9.1], [9.2]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.relabel(nt.mixtures.fit(jax.random.key(0), x, component, num_components=2))
+        >>> fit.counts.round(1).tolist()
+        [3.0, 1.0]
+    """
+    indices = np.argsort(-fit.counts, kind="stable") if order is None else np.asarray(order)
+    whole = np.issubdtype(indices.dtype, np.integer)
+    if not whole or sorted(indices.tolist()) != list(range(fit.num_components)):
+        raise ValueError(f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}.")
+    return fit._replace(
+        factors=jax.tree.map(lambda leaf: leaf[indices], fit.factors),
+        problem=fit.problem._replace(concentration=fit.problem.concentration[indices]),
+        counts=fit.counts[indices],
+    )
+
+
+def as_tempered_fit(
+    rng_key: Array, fit: MixtureFit, x: ArrayLike, *, sample_weight: ArrayLike | None = None
+) -> TemperedFit:
+    """A fitted mixture in the form of :func:`fit_svi`'s results, without any fitting.
+
+    With it :func:`compare` compares mixtures with other models of the same data.
+
+    Args:
+        rng_key: Key for what is drawn from the result afterwards.
+        fit: A fitted mixture.
+        x: The data that it was fitted to.
+        sample_weight: Their weights, as in the fit.
+
+    Returns:
+        The tempered :func:`numpyro_model` with :func:`numpyro_guide`. Its ``elbo`` is E1 of the fit, its
+        ``losses`` are minus F.
+
+    Raises:
+        TypeError: If ``fit`` is not a fit.
+        ValueError: If the data are not of the family, or the fit has no E1.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
+        >>> tempered = nt.mixtures.as_tempered_fit(jax.random.key(1), fit, x)
+        >>> tempered.elbo.value == fit.bound.value
+        True
+    """
+    check_fit(fit)
+    return _tempered_fit(rng_key, fit, x, sample_weight, fit.as_elbo())
+
+
+def _tempered_fit(
+    rng_key: Array, fit: MixtureFit, x: ArrayLike, sample_weight: ArrayLike | None, elbo: TemperedELBO
+) -> TemperedFit:
+    _warn_if_unresolved(fit, x)
+    prior, concentration = fit.problem.prior, fit.factors.concentration
+    guide = mixture_guide(fit.component, prior, concentration, fit.posterior, lambda name, fn: fn)
+    model = temper(mixture_model(fit.component, fit.prior, fit.problem.concentration), fit.alpha)
+    args = (x,) if sample_weight is None else (x, sample_weight)
+    return TemperedFit(
+        model=model,
+        guide=guide,
+        params={},
+        alpha=fit.alpha,
+        losses=jnp.asarray(-fit.trace),
+        elbo=elbo,
+        observed=observed_values(get_trace(handlers.seed(model, rng_key), args, {})),
+        args=args,
+        kwargs={},
+        rng_key=rng_key,
+    )
+
+
+def _warn_if_unresolved(fit: MixtureFit, x: ArrayLike) -> None:
+    """Warn where the data's own coordinates, in which NumPyro's model works, lose digits that the fit kept."""
+    if fit.centre is None:
+        return
+    dtype = fit.factors.concentration.dtype
+    deviation = np.reshape(np.nanstd(np.asarray(x, np.float64), axis=0), -1)
+    rounding = float(np.finfo(dtype).eps) * np.abs(fit.centre) / np.where(deviation > 0, deviation, np.inf)
+    if rounding.max() > 1e-3:
+        column = int(rounding.argmax())
+        warnings.warn(
+            f"column {column} of the data is so far from 0 that {dtype} keeps it to {rounding[column]:.1g} of "
+            "its standard deviation: likelihoods and draws of the NumPyro model are off by as much. Subtract a "
+            "constant from the column, or let jax have 64 bits.",
+            stacklevel=4,
+        )
+
+
+def from_mixture(
+    rng_key: Array,
+    fit: MixtureFit,
+    x: ArrayLike,
+    *,
+    sample_weight: ArrayLike | None = None,
+    num_samples: int = 1000,
+    order: ArrayLike | None = None,
+) -> Run:
+    """Draws of the factors with their model.
+
+    Args:
+        rng_key: Key of the draws.
+        fit: A fitted mixture.
+        x: The data that it was fitted to.
+        sample_weight: Their weights, as in the fit.
+        num_samples: S.
+        order: The old number of each component; by default from the largest to the smallest count.
+    """
+    check_fit(fit)
+    ordered = relabel(fit, order)
+    no_elbo = TemperedELBO(*[math.nan] * 4)
+    tempered = _tempered_fit(rng_key, ordered, x, sample_weight, no_elbo)
+    run = tempered.as_run(num_samples=num_samples)
+    variational = {
+        "objective_trace": ("iteration", ordered.trace),
+        "objective_by_restart": ("restart", ordered.objectives),
+        "concentration": ("component", np.asarray(ordered.factors.concentration)),
+        "count": ("component", ordered.counts),
+    }
+    attrs = {
+        "algorithm": "cavi",
+        "component": ordered.component.name,
+        "num_components": ordered.num_components,
+        "num_occupied": ordered.num_occupied,
+        "objective": ordered.objective,
+        **({} if ordered.bound is None else {"elbo": ordered.bound.value, "elbo_se": ordered.bound.se}),
+        # Files of netCDF know no booleans.
+        "converged": int(ordered.converged),
+        "num_iter": ordered.num_iter,
+    }
+    groups = {"variational": {name: values for name, (_, values) in variational.items()}}
+    dims = {name: [dim] for name, (dim, _) in variational.items()} | _dims(tempered)
+    return run._replace(groups=groups, attrs=attrs, dims=dims)
+
+
+def _dims(fit: TemperedFit) -> dict[str, list[str]]:
+    """Names of the dimensions of the model's sites."""
+    trace = get_trace(handlers.seed(fit.model, fit.rng_key), fit.args, fit.kwargs)
+    sizes = {"component": trace[WEIGHTS]["value"].shape[0], "feature": trace[DATA]["value"].shape[1]}
+    names = {WEIGHTS: ["component"], DATA: ["row", "feature"]}
+    for name, site in trace.items():
+        if site["type"] != "sample" or name in names:
+            continue
+        shape = jnp.shape(site["value"])
+        dims = ["component"] if any(frame.name == COMPONENTS for frame in site["cond_indep_stack"]) else []
+        is_matrix = _base(site["fn"].support) is constraints.positive_definite
+        dims += ["feature", "other_feature" if is_matrix else "level"][: len(shape) - len(dims)]
+        # Two sites may have different columns, or different levels.
+        names[name] = [
+            dim if sizes.setdefault(dim, size) == size else f"{name}_{dim}"
+            for dim, size in zip(dims, shape, strict=True)
+        ]
+    return names
+
+
+def _base(support: constraints.Constraint) -> constraints.Constraint:
+    while isinstance(support, IndependentConstraint):
+        support = support.base_constraint
+    return support

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.em import MixtureEM, em
 from numpyro_tempered.mixtures.fit import fit
-from numpyro_tempered.mixtures.prepare import check_count
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.report.arviz import assemble, dataset, group, group_names, versions
+from numpyro_tempered.report.arviz import assemble, dataset, versions, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
-from numpyro_tempered.select.compare import LogPrior, check_log_prior, dyadic
+from numpyro_tempered.select.ranking import LogPrior, check_log_prior, dyadic, rank_models
 
 
 class ComponentSelection(NamedTuple):
@@ -26,7 +27,7 @@ class ComponentSelection(NamedTuple):
         fit: Its fit.
         fits: All fits by K.
         data: ArviZ data; group ``model_comparison`` has dim ``num_components``, the other groups are those of
-            the selected fit. :func:`selection_table` turns the comparison into pandas.
+            the selected fit. :func:`numpyro_tempered.table` turns the comparison into pandas.
         uncertain: Whether the spread of restarts and the Monte Carlo error of the selected K or of the runner-up
             exceed the margin between the two: raise ``num_restarts``, or ``num_samples``.
     """
@@ -36,6 +37,10 @@ class ComponentSelection(NamedTuple):
     fits: dict[int, MixtureFit]
     data: Any
     uncertain: bool
+
+    def as_run(self, *data: Any, **options: Any) -> Run:
+        """Draws of the selected fit, for :func:`to_inference_data`."""
+        return self.fit.as_run(*data, **options)
 
 
 def select_num_components(
@@ -125,7 +130,6 @@ def select_num_components(
     )
     uncertain = bool(np.any(columns["uncertain"][columns["rank"] < 2]))
     attrs = {
-        **best.attrs,
         "selected": selected,
         "prior_weights": np.exp(log_weights).tolist(),
         "label_multiplicity": int(label_multiplicity),
@@ -137,8 +141,8 @@ def select_num_components(
         dims={name: ["num_components"] for name in columns},
         attrs={"alpha": fits[selected].alpha, "selected": selected},
     )
-    groups = {"model_comparison": comparison} | {name: group(best, name) for name in group_names(best)}
-    return ComponentSelection(selected, fits[selected], fits, assemble(groups, attrs), uncertain)
+    data = with_group(best, "model_comparison", comparison, attrs)
+    return ComponentSelection(selected, fits[selected], fits, data, uncertain)
 
 
 def check_orders(num_components: Iterable[int]) -> list[int]:
@@ -170,33 +174,24 @@ def criterion_columns(
         raise ValueError("num_samples=0 leaves out E1, which the number of components is selected by.")
     elbo = np.array([bound.value for bound in bounds])
     labels = np.array([label_term(fitted) if label_multiplicity else 0.0 for fitted in fits.values()])
-    criterion = elbo + labels + log_weights
-    order = np.argsort(-criterion, kind="stable")
-    rank = np.empty(len(order), dtype=int)
-    rank[order] = np.arange(len(order))
-    distance = criterion.max() - criterion
-    if len(order) > 1:
-        distance[order[0]] = distance[order[1]]
-    else:
-        distance[order[0]] = np.inf
     spread = np.array([fitted.spread for fitted in fits.values()])
     se = np.array([bound.se for bound in bounds])
     kl = np.array([fitted.kl for fitted in fits.values()])
-    unnormalised = np.exp(criterion - criterion.max())
+    ranking = rank_models(elbo + labels, log_weights, error=spread + 2.0 * se)
     return {
         "elbo": elbo,
         "se": se,
         "objective": np.array([fitted.objective for fitted in fits.values()]),
         "log_prior": log_weights,
         **({"log_labels": labels} if label_multiplicity else {}),
-        "criterion": criterion,
-        "rank": rank,
-        "weight": unnormalised / unnormalised.sum(),
+        "criterion": ranking.criterion,
+        "rank": ranking.rank,
+        "weight": ranking.weight,
         "expected_log_lik": (elbo + kl) / np.array([fitted.alpha for fitted in fits.values()]),
         "kl": kl,
         "num_occupied": np.array([fitted.num_occupied for fitted in fits.values()]),
         "spread": spread,
-        "uncertain": spread + 2.0 * se > distance,
+        "uncertain": ranking.uncertain,
         "converged": np.array([fitted.converged for fitted in fits.values()]),
     }
 
@@ -226,30 +221,6 @@ def baseline_columns(
         "bic": np.array([math.nan if r is None else r.bic for r in results]),
         "icl": np.array([math.nan if r is None else r.icl for r in results]),
     }
-
-
-def selection_table(selection: ComponentSelection | Any) -> Any:
-    """The comparison over K as a pandas DataFrame, indexed by K.
-
-    Args:
-        selection: The result of :func:`select_num_components`, or its ``data``.
-
-    Returns:
-        A ``pandas.DataFrame``.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> import numpyro_tempered as nt
-        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
-        >>> choice = nt.mixtures.select_num_components(
-        ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
-        ... )
-        >>> nt.mixtures.selection_table(choice)["rank"].to_dict()
-        {1: 1, 2: 0}
-    """
-    data = selection.data if isinstance(selection, ComponentSelection) else selection
-    return group(data, "model_comparison").to_dataframe()
 
 
 def num_components_path(

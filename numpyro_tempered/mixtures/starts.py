@@ -1,14 +1,21 @@
 """Where coordinate ascent starts: first responsibilities, as values."""
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
+
+
+class Assign(Protocol):
+    """First responsibilities of rows; see :class:`Start`."""
+
+    def __call__(self, rng_key: Array, data: Any, points: Array, weight: Array, num_components: int, /) -> Array:
+        """Labels ``(n,)`` or responsibilities ``(n, K)``."""
 
 
 class Start(NamedTuple):
@@ -16,20 +23,20 @@ class Start(NamedTuple):
 
     Attributes:
         assign: ``(rng_key, data, points (n, p), weight (n,), num_components)`` to labels ``(n,)`` or
-            responsibilities ``(n, K)``. ``points`` are the data in coordinates whose distances tell components
-            apart, columns standardised.
+            responsibilities ``(n, K)``. ``points`` are the data in coordinates whose distances separate
+            the components, columns standardised.
         data: Arrays of the start itself, passed on to ``assign``.
         random: Whether two keys give two starts.
     """
 
-    assign: Callable[[Array, Any, Array, Array, int], Array]
+    assign: Assign
     data: Any = ()
     random: bool = True
 
 
 @lru_cache
 def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
-    """Seeds drawn with probability proportional to the squared distance to the nearest so far.
+    """Seeds drawn with probability proportional to the squared distance to the nearest seed so far.
 
     Each row belongs to its nearest seed. Duplicate rows are never two seeds while others are left.
 
@@ -45,7 +52,7 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
         True
     """
 
-    def assign(rng_key: Array, data: Any, points: Array, weight: Array, num_components: int) -> Array:
+    def assign(rng_key: Array, data: object, points: Array, weight: Array, num_components: int) -> Array:
         keys = jax.random.split(rng_key, num_components)
         seeds = jnp.zeros((num_components, points.shape[1]), points.dtype)
         first = points[draw_row(keys[0], weight)]
@@ -54,7 +61,7 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
         def add(j: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             seeds, nearest = carry
             mass = weight * nearest
-            # All rows are seeds already: what follows is empty.
+            # All rows are seeds already: further components are empty.
             mass = jnp.where(jnp.sum(mass) > 0, mass, weight)
             seed = points[draw_row(keys[j], mass)]
             return seeds.at[j].set(seed), jnp.minimum(nearest, squared_distance(points, seed))
@@ -62,10 +69,10 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
         seeds, _ = jax.lax.fori_loop(1, num_components, add, (seeds.at[0].set(first), nearest))
 
         def lloyd(_: Array, centres: Array) -> Array:
-            mine = jax.nn.one_hot(nearest_centre(points, centres), num_components, dtype=points.dtype)
-            mine = mine * weight[:, None]
-            counts = jnp.sum(mine, axis=0)[:, None]
-            means = mine.T @ points / jnp.where(counts > 0, counts, 1.0)
+            members = jax.nn.one_hot(nearest_centre(points, centres), num_components, dtype=points.dtype)
+            members = members * weight[:, None]
+            counts = jnp.sum(members, axis=0)[:, None]
+            means = members.T @ points / jnp.where(counts > 0, counts, 1.0)
             return jnp.where(counts > 0, means, centres)
 
         return nearest_centre(points, jax.lax.fori_loop(0, num_lloyd, lloyd, seeds))
@@ -112,7 +119,7 @@ def random_responsibilities(concentration: float = 1.0) -> Start:
         True
     """
 
-    def assign(rng_key: Array, data: Any, points: Array, weight: Array, num_components: int) -> Array:
+    def assign(rng_key: Array, data: object, points: Array, weight: Array, num_components: int) -> Array:
         shape = (points.shape[0], num_components)
         log_gamma = jax.random.loggamma(rng_key, concentration, shape, points.dtype)
         return jax.nn.softmax(log_gamma, axis=1)
@@ -135,18 +142,18 @@ def given_responsibilities(responsibilities: ArrayLike) -> Start:
     if values.ndim == 1:
         if not np.issubdtype(values.dtype, np.integer) or (values.size and values.min() < 0):
             raise ValueError(f"labels must be integers from 0, got dtype {values.dtype}.")
-        return Start(_given, jnp.asarray(values, jnp.int32), random=False)
+        return Start(_stored, jnp.asarray(values, jnp.int32), random=False)
     if values.ndim != 2:
         raise ValueError(f"expected labels (n,) or responsibilities (n, K), got shape {values.shape}.")
     if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-4):
         raise ValueError("responsibilities must not be negative, and each row must sum to 1.")
-    return Start(_given, jnp.asarray(values, jnp.result_type(float)), random=False)
+    return Start(_stored, jnp.asarray(values, jnp.result_type(float)), random=False)
 
 
-def _given(rng_key: Array, data: Array, points: Array, weight: Array, num_components: int) -> Array:
+def _stored(rng_key: Array, data: Array, points: Array, weight: Array, num_components: int) -> Array:
     if data.shape[0] != points.shape[0]:
         raise ValueError(f"the start has {data.shape[0]} rows, the data have {points.shape[0]}.")
-    if data.ndim == 1 and not isinstance(data, jax.core.Tracer) and int(jnp.max(data)) >= num_components:
+    if data.ndim == 1 and not is_traced(data) and int(jnp.max(data)) >= num_components:
         raise ValueError(f"the start has label {int(jnp.max(data))}, num_components is {num_components}.")
     if data.ndim == 2 and data.shape[1] != num_components:
         raise ValueError(f"the start has {data.shape[1]} components, num_components is {num_components}.")

@@ -1,57 +1,99 @@
 """Stochastic and streaming variational Bayes for mixtures: natural-gradient steps."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.blocks import Blocks, block_size, in_blocks, make_blocks
-from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.factors import Factors, Problem, coefficients, update
-from numpyro_tempered.mixtures.prepare import as_dtype, check_alpha, check_concentration, check_count
+from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate_by
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, update
+from numpyro_tempered.mixtures.prepare import check_alpha, check_concentration, check_counts
 from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.sweep import Sums, accumulate, base_sum, sweep
+from numpyro_tempered.mixtures.sweep import (
+    Blocks,
+    Sums,
+    accumulate,
+    base_sum,
+    block_size,
+    in_blocks,
+    make_blocks,
+    sweep,
+)
+
+
+class Schedule(Protocol):
+    """A step size that depends on the step."""
+
+    def __call__(self, count: Array, /) -> ArrayLike:
+        """The step size of step ``count`` (1, 2, ...)."""
+
+
+StepSize: TypeAlias = float | Schedule
 
 
 class StochasticState(NamedTuple):
-    """What a stochastic ascent knows; arrays, so that it scans, maps and pickles.
+    """The state of a stochastic ascent; arrays, so that it scans, maps and pickles.
 
     Attributes:
-        counts: Average responsibilities of a datum, ``(K,)``.
-        statistics: Average of omega_j T(x) of a datum, ``(K, F)``.
-        seen: The sum of the weights so far.
+        counts: Responsibilities, averaged over the data, ``(K,)``.
+        statistics: omega_j T(x), averaged over the data, ``(K, F)``.
+        total_weight: The sum of the weights of the data so far.
         num_steps: Batches that counted, shape ().
-        rejected: Batches that did not, because they or their step size were not finite or out of range, shape ().
+        rejected: Batches left out, as they or their step size were not finite or out of range, shape ().
     """
 
     counts: Array
     statistics: Array
-    seen: CompensatedSum
+    total_weight: CompensatedSum
     num_steps: Array
     rejected: Array
+
+
+class Init(Protocol):
+    """See :class:`StochasticRule`."""
+
+    def __call__(self, rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None) -> StochasticState:
+        """The state before the first batch."""
+
+
+class Update(Protocol):
+    """See :class:`StochasticRule`."""
+
+    def __call__(
+        self, state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> tuple[StochasticState, Array]:
+        """The state after a batch, and the batch's log density."""
+
+
+class LogDensity(Protocol):
+    """See :class:`StochasticRule`."""
+
+    def __call__(self, state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None) -> Array:
+        """The average log density of rows."""
 
 
 class StochasticRule(NamedTuple):
     """Stochastic variational Bayes as pure functions, made by :func:`stochastic`.
 
     Attributes:
-        init: ``(rng_key, x, sample_weight=None)`` to the state before the first batch. The rows tell the
-            components apart for the first responsibilities and do not count as seen.
+        init: ``(rng_key, x, sample_weight=None)`` to the state before the first batch. The rows
+            serve the first responsibilities alone; they do not count as data.
         update: ``(state, x, sample_weight=None)`` to the state after a batch, and the batch's log density (see
             ``log_density``) under the factors before it.
         factors: A state to the Dirichlet and the posteriors of the components, in the data's own coordinates.
         log_density: ``(state, x, sample_weight=None)`` to the average of log Σ_j exp(l_ij), shape (): a lower
-            bound on the expected log density of a datum, untempered; for data held out.
+            bound on the expected log density of a datum, untempered; for held-out data.
     """
 
-    init: Callable[..., StochasticState]
-    update: Callable[..., tuple[StochasticState, Array]]
+    init: Init
+    update: Update
     factors: Callable[[StochasticState], Factors]
-    log_density: Callable[..., Array]
+    log_density: LogDensity
 
 
 class RobbinsMonro(NamedTuple):
@@ -65,7 +107,7 @@ class RobbinsMonro(NamedTuple):
     kappa: float
     tau: float
 
-    def __call__(self, count: Any) -> Any:
+    def __call__(self, count: Array) -> Array:
         """The step size of step ``count`` (1, 2, ...)."""
         return (count + self.tau) ** (-self.kappa)
 
@@ -74,7 +116,7 @@ def robbins_monro(kappa: float = 0.7, tau: float = 1.0) -> RobbinsMonro:
     r"""Step sizes :math:`(t + \tau)^{-\kappa}`, whose sum diverges and whose squares' sum does not.
 
     Args:
-        kappa: In (1/2, 1]; the larger, the sooner early batches are no longer forgotten.
+        kappa: In (1/2, 1]; the larger, the less later batches count against early ones.
         tau: At least 0; the larger, the smaller the first steps. With 0 the first step forgets the start.
 
     Raises:
@@ -88,8 +130,7 @@ def robbins_monro(kappa: float = 0.7, tau: float = 1.0) -> RobbinsMonro:
         >>> nt.mixtures.robbins_monro(kappa=1.0, tau=0.0)(4)
         0.25
     """
-    if not (0.5 < kappa <= 1.0 and 0.0 <= tau < np.inf):
-        raise ValueError(f"kappa must be in (1/2, 1] and tau at least 0, got {kappa} and {tau}.")
+    check_number(kappa, "kappa", "(0.5, 1]"), check_number(tau, "tau", "[0, inf)")
     return RobbinsMonro(float(kappa), float(tau))
 
 
@@ -99,14 +140,14 @@ def stochastic(
     num_components: int,
     alpha: float = 1.0,
     concentration: ArrayLike = 1.0,
-    step_size: float | Callable[..., Any] | None = None,
+    step_size: StepSize | None = None,
     total: float | None = None,
     num_inner: int = 1,
     centre: ArrayLike | None = None,
     missing: bool = False,
     start: Start | None = None,
 ) -> StochasticRule:
-    r"""Natural-gradient steps on the global factors, one a batch, for data that stream.
+    r"""Natural-gradient steps on the global factors, one for each batch, for data that stream.
 
     Under conjugacy the natural parameters are the prior's plus alpha times sums of statistics, so that a
     natural-gradient step is an average of sums. With :math:`s_t` the average statistics of batch t under its
@@ -128,16 +169,16 @@ def stochastic(
         concentration: Dirichlet prior of the weights, one number or ``(K,)``.
         step_size: In (0, 1], or a function of the step's number (1, 2, ...) such as :func:`robbins_monro`.
         total: n, the sum of the weights of the data that the posterior is for.
-        num_inner: Responsibilities and step of a batch are repeated so often, each from the state before the
-            batch.
-        centre: Taken off the data for the digits of sums, ``(d,)``, such as the mean of the first batch; results
-            are in the data's own coordinates.
+        num_inner: How often the responsibilities and the step of a batch are computed, each time from the state
+            before the batch.
+        centre: Subtracted from the data so that sums keep their digits, ``(d,)``, such as the mean of the first
+            batch; results are in the data's own coordinates.
         missing: Whether entries may be missing (NaN).
         start: First responsibilities, :func:`kmeans_plus_plus` by default.
 
     Returns:
-        A :class:`StochasticRule`. Inside of ``jit`` a batch that holds values that are not data of the family
-        is rejected as a whole; outside of it an error says which.
+        A :class:`StochasticRule`. Inside of ``jit`` a batch with values that are not data of the family
+        is rejected as a whole; outside of it an error names them.
 
     Raises:
         TypeError: If an argument is of another kind than above.
@@ -156,28 +197,26 @@ def stochastic(
         >>> state = jax.jit(rule.init)(jax.random.key(0), batches[0])
         >>> state, log_density = jax.lax.scan(rule.update, state, batches)
         >>> factors = jax.jit(rule.factors)(state)
-        >>> print(float(state.seen.value), np.sort(factors.posterior.loc[:, 0]).round(1))
+        >>> print(float(state.total_weight.value), np.sort(factors.posterior.loc[:, 0]).round(1))
         20.0 [0.1 8.9]
     """
-    num_components, num_inner = check_count(num_components, "num_components"), check_count(num_inner, "num_inner")
+    num_components, num_inner = check_counts(num_components=num_components, num_inner=num_inner)
     check_step_size(step_size)
-    if total is not None and not (np.isfinite(total) and total > 0):
-        raise ValueError(f"total must be positive and finite, got {total}.")
+    if total is not None:
+        check_number(total, "total", "(0, inf)")
     if missing and component.with_missing is None:
         raise ValueError(f"{component.name} does not marginalise missing entries.")
     if centre is not None and component.translate is None:
         raise ValueError(f"{component.name}: data of this family may not be moved; leave out centre.")
-    structure = component.with_missing() if missing and component.with_missing else component
-    structure = structure._replace(prior=None)
+    form = (component.with_missing() if missing and component.with_missing else component)._replace(prior=None)
     shift = None if centre is None else jnp.asarray(centre, float)
-    prior = component.prior if shift is None else component.translate(component.prior, -shift)  # type: ignore[misc]
-    weights = check_concentration(concentration, num_components)
-    numbers = (prior, weights, check_alpha(alpha), 0.0)
-    chosen = start_or_default(start)
+    prior = translate_by(component, component.prior, None if shift is None else -shift)
+    weights, power = check_concentration(concentration, num_components), check_alpha(alpha)
+    start = start_or_default(start)
 
-    def batch(x: Any, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
+    def batch(x: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
         rows = jnp.asarray(component.check(x))
-        if not isinstance(rows, jax.core.Tracer) and not missing and bool(jnp.any(jnp.isnan(rows))):
+        if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
             raise ValueError(f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True).")
         weight = jnp.ones(rows.shape[0], rows.dtype) if sample_weight is None else jnp.asarray(sample_weight)
         if weight.shape != rows.shape[:1]:
@@ -185,37 +224,37 @@ def stochastic(
         weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight.astype(rows.dtype))
         return (rows if shift is None else rows - shift.astype(rows.dtype)), weight
 
-    def problem(dtype: Any) -> Problem:
-        return Problem(*as_dtype(numbers, dtype))
+    def problem(dtype: np.dtype) -> MixtureProblem:
+        numbers = (jnp.asarray(value, dtype) for value in (weights, power, 0.0))
+        return MixtureProblem(as_dtype(prior, dtype), *numbers)
 
-    def init(rng_key: Array, x: Any, sample_weight: ArrayLike | None = None) -> StochasticState:
+    def init(rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None) -> StochasticState:
         rows, weight = batch(x, sample_weight)
-        points = structure.coordinates(rows)
-        assigned = chosen.assign(rng_key, chosen.data, points, weight, num_components)
-        if assigned.ndim == 1:
-            assigned = jax.nn.one_hot(assigned, num_components)
+        labels = start.assign(rng_key, start.data, form.coordinates(rows), weight, num_components)
+        if labels.ndim == 1:
+            labels = jax.nn.one_hot(labels, num_components)
         size = block_size(rows.shape[0], num_components)
-        sums = accumulate(
-            structure, in_blocks(assigned.astype(rows.dtype), size), make_blocks(rows, weight, size)
-        )
-        return start_state(sums, jnp.sum(weight))
+        omega = in_blocks(labels.astype(rows.dtype), size)
+        return start_state(accumulate(form, omega, make_blocks(rows, weight, size)), jnp.sum(weight))
 
-    def step(state: StochasticState, x: Any, sample_weight: ArrayLike | None = None) -> Any:
+    def step(
+        state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> tuple[StochasticState, Array]:
         rows, weight = batch(x, sample_weight)
         blocks = make_blocks(rows, weight, block_size(rows.shape[0], num_components))
-        return stochastic_step(structure, problem(rows.dtype), state, blocks, step_size, total, num_inner)
+        return stochastic_step(
+            form, problem(rows.dtype), state, blocks, step_size=step_size, total=total, num_inner=num_inner
+        )
 
     def factors(state: StochasticState) -> Factors:
-        found = factors_at(structure, problem(state.counts.dtype), state, total)
-        if shift is None:
-            return found
-        return found._replace(posterior=structure.translate(found.posterior, shift))  # type: ignore[misc]
+        result = factors_at(form, problem(state.counts.dtype), state, total)
+        return result._replace(posterior=translate_by(form, result.posterior, shift))
 
-    def log_density(state: StochasticState, x: Any, sample_weight: ArrayLike | None = None) -> Array:
+    def log_density(state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None) -> Array:
         rows, weight = batch(x, sample_weight)
         blocks = make_blocks(rows, weight, block_size(rows.shape[0], num_components))
-        mixture = coefficients(structure, factors_at(structure, problem(rows.dtype), state, total))
-        return (sweep(structure, mixture, blocks).log_sum + base_sum(structure, blocks)) / jnp.sum(weight)
+        mixture = coefficients(form, factors_at(form, problem(rows.dtype), state, total))
+        return (sweep(form, mixture, blocks).log_sum + base_sum(form, blocks)) / jnp.sum(weight)
 
     return StochasticRule(init, step, factors, log_density)
 
@@ -228,19 +267,20 @@ def start_state(sums: Sums, total: Array) -> StochasticState:
 
 
 def factors_at(
-    component: Component, problem: Problem, state: StochasticState, total: ArrayLike | None
+    component: Component, problem: MixtureProblem, state: StochasticState, total: ArrayLike | None
 ) -> Factors:
-    """The factors of a state, for ``total`` data or else for those seen."""
-    n = state.seen.value if total is None else jnp.asarray(total, state.counts.dtype)
+    """The factors of a state, for ``total`` data or, without it, for those so far."""
+    n = state.total_weight.value if total is None else jnp.asarray(total, state.counts.dtype)
     return update(component, problem, Sums(problem.base, n * state.counts, n * state.statistics))
 
 
 def stochastic_step(
     component: Component,
-    problem: Problem,
+    problem: MixtureProblem,
     state: StochasticState,
     blocks: Blocks,
-    step_size: float | Callable[..., Any] | None,
+    *,
+    step_size: StepSize | None,
     total: ArrayLike | None,
     num_inner: int,
 ) -> tuple[StochasticState, Array]:
@@ -251,16 +291,16 @@ def stochastic_step(
     """
     dtype = state.counts.dtype
     weight = jnp.sum(blocks.weight)
-    seen = state.seen.add(weight)
+    total_weight = state.total_weight.add(weight)
     if step_size is None:
-        rate = weight / seen.value
+        rate = weight / total_weight.value
     else:
         rate = jnp.asarray(step_size(state.num_steps + 1) if callable(step_size) else step_size, dtype)
     before = state
     if total is None:
         # Before the first batch the factors are the prior's, which all components share.
-        known = jnp.where(state.seen.value > 0, state.seen.value, weight)
-        before = state._replace(seen=CompensatedSum.start(known))
+        n = jnp.where(state.total_weight.value > 0, state.total_weight.value, weight)
+        before = state._replace(total_weight=CompensatedSum.start(n))
 
     def sums_at(at: StochasticState) -> Sums:
         return sweep(component, coefficients(component, factors_at(component, problem, at, total)), blocks)
@@ -270,32 +310,27 @@ def stochastic_step(
             return (1.0 - rate) * old + rate * (new / weight)
 
         counts, statistics = average(state.counts, sums.counts), average(state.statistics, sums.statistics)
-        return StochasticState(counts, statistics, seen, state.num_steps + 1, state.rejected)
+        return StochasticState(counts, statistics, total_weight, state.num_steps + 1, state.rejected)
 
     sums = sums_at(before)
     log_density = (sums.log_sum + base_sum(component, blocks)) / weight
     after = towards(sums)
     if num_inner > 1:
         after = jax.lax.fori_loop(1, num_inner, lambda _, at: towards(sums_at(at)), after)
-    good = jnp.isfinite(log_density) & (rate > 0) & (rate <= 1)
-    good = good & jnp.all(jnp.isfinite(after.counts)) & jnp.all(jnp.isfinite(after.statistics))
+    is_valid = jnp.isfinite(log_density) & (rate > 0) & (rate <= 1)
+    is_valid = is_valid & jnp.all(jnp.isfinite(after.counts)) & jnp.all(jnp.isfinite(after.statistics))
     # A batch without a row leaves the state as it is.
-    refused = state._replace(rejected=state.rejected + jnp.where(weight != 0, 1, 0))
-    return jax.tree.map(lambda new, old: jnp.where(good, new, old), after, refused), log_density
+    unchanged = state._replace(rejected=state.rejected + jnp.where(weight != 0, 1, 0))
+    return jax.tree.map(lambda new, old: jnp.where(is_valid, new, old), after, unchanged), log_density
 
 
-def check_step_size(step_size: Any) -> None:
-    """A step size.
+def check_step_size(step_size: StepSize | None) -> None:
+    """Raise where a step size is neither a number in (0, 1], a function nor None.
 
     Raises:
-        TypeError: If it is neither a number, a function nor None.
+        TypeError: If it is of another kind.
         ValueError: If a number is not in (0, 1].
     """
-    if step_size is None or callable(step_size):
-        return
-    if isinstance(step_size, bool) or not isinstance(step_size, int | float | np.number):
-        raise TypeError(
-            f"step_size must be a number in (0, 1], a function of the step or None, got {step_size!r}."
-        )
-    if not 0 < step_size <= 1:
-        raise ValueError(f"step_size must be in (0, 1], got {step_size}.")
+    if step_size is not None and not callable(step_size):
+        hint = "Give a number in (0, 1], a function of the step, or None."
+        check_number(step_size, "step_size", "(0, 1]", hint=hint)

@@ -1,15 +1,68 @@
-"""One pass over the data: responsibilities, and the sums that follow from them."""
+"""One pass over the data: blocks of rows, responsibilities, and the sums that follow from them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.blocks import Blocks
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component
+
+T = TypeVar("T")
+# Rows of a block times components times restarts: an array of this many numbers stays in the cache.
+BLOCK = 2**15
+
+
+class Blocks(NamedTuple):
+    """Rows in blocks, features first: what a pass over the data reads.
+
+    Attributes:
+        columns: Shape ``(P, B, d, b)``: P shards on their devices, B blocks of b rows each.
+        weight: Shape ``(P, B, b)``, 0 where a row is padding.
+    """
+
+    columns: Array
+    weight: Array
+
+
+def block_size(num_rows: int, num_components: int) -> int:
+    """Rows of a block, a multiple of 128 unless there are fewer."""
+    size = min(max(BLOCK // num_components // 128 * 128, 128), 1024)
+    return min(size, num_rows)
+
+
+def num_shards(x: ArrayLike) -> int:
+    """The number of pieces that the rows of an array are in, one on each device; 1 while traced."""
+    if is_traced(x) or not isinstance(x, jax.Array):
+        return 1
+    return x.shape[0] // x.sharding.shard_shape(x.shape)[0]
+
+
+def in_blocks(rows: Array, size: int, shards: int = 1) -> Array:
+    """Rows ``(n, ...)`` as ``(P, B, ..., b)``; the last block is filled with copies of the last row."""
+    n = rows.shape[0] // shards
+    rows = jnp.reshape(rows, (shards, n, *rows.shape[1:]))
+    filling = [(0, 0), (0, -n % size)] + [(0, 0)] * (rows.ndim - 2)
+    rows = jnp.pad(rows, filling, mode="edge")
+    return jnp.moveaxis(jnp.reshape(rows, (shards, -1, size, *rows.shape[2:])), 2, -1)
+
+
+def make_blocks(rows: Array, weight: Array, size: int, shards: int = 1) -> Blocks:
+    """Rows ``(n, d)`` and their weights ``(n,)`` in blocks; padding has weight 0."""
+    n = rows.shape[0] // shards
+    weights = jnp.pad(jnp.reshape(weight, (shards, n)), [(0, 0), (0, -n % size)])
+    return Blocks(in_blocks(rows, size, shards), jnp.reshape(weights, (shards, -1, size)))
+
+
+def out_of_blocks(values: Array, num_rows: int) -> Array:
+    """Values in blocks ``(P, B, ..., b)`` as rows ``(n, ...)``; the inverse of :func:`in_blocks`."""
+    values = jnp.moveaxis(values, -1, 2)
+    shards = values.shape[0]
+    rows = jnp.reshape(values, (shards, -1, *values.shape[3:]))[:, : num_rows // shards]
+    return jnp.reshape(rows, (num_rows, *rows.shape[2:]))
 
 
 class Coefficients(NamedTuple):
@@ -81,20 +134,20 @@ def contract(omega: Array, statistics: Array) -> Array:
     return jax.lax.dot_general(omega, statistics, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
-def over_blocks(block_sums: Callable[..., Sums], blocks: Blocks, *more: Array) -> Sums:
+def over_blocks(block_sums: Callable[..., T], blocks: Blocks, *more: Array) -> T:
     """Sums over all blocks, compensated from block to block, and over shards by the compiler."""
 
-    def scan_shard(columns: Array, weight: Array, *rest: Array) -> Sums:
+    def scan_shard(columns: Array, weight: Array, *rest: Array) -> T:
         if columns.shape[0] == 1:
             return block_sums(columns[0], weight[0], *(each[0] for each in rest))
 
-        def body(carry: Sums, block: tuple[Array, ...]) -> tuple[Sums, None]:
-            return jax.tree.map(CompensatedSum.add, carry, block_sums(*block), is_leaf=_is_sum), None
+        def body(running: T, block: tuple[Array, ...]) -> tuple[T, None]:
+            return add_terms(running, block_sums(*block)), None
 
         first = jax.eval_shape(block_sums, columns[0], weight[0], *(each[0] for each in rest))
         start = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros(leaf.shape, leaf.dtype)), first)
-        carry, _ = jax.lax.scan(body, start, (columns, weight, *rest))
-        return jax.tree.map(lambda total: total.value + total.error, carry, is_leaf=_is_sum)
+        running, _ = jax.lax.scan(body, start, (columns, weight, *rest))
+        return total_of(running)
 
     arrays = (blocks.columns, blocks.weight, *more)
     if blocks.columns.shape[0] == 1:
@@ -104,12 +157,18 @@ def over_blocks(block_sums: Callable[..., Sums], blocks: Blocks, *more: Array) -
 
 def base_sum(component: Component, blocks: Blocks) -> Array:
     """The weighted sum of log h."""
-
-    def block_sums(columns: Array, weight: Array) -> Array:
-        return jnp.sum(weight * component.log_base(columns))
-
-    return over_blocks(block_sums, blocks)  # type: ignore[arg-type,return-value]
+    return over_blocks(lambda columns, weight: jnp.sum(weight * component.log_base(columns)), blocks)
 
 
-def _is_sum(value: Any) -> bool:
+def add_terms(running: T, terms: T) -> T:
+    """A tree of compensated sums with one more term each."""
+    return jax.tree.map(CompensatedSum.add, running, terms, is_leaf=_is_sum)
+
+
+def total_of(running: T) -> T:
+    """The values of a tree of compensated sums."""
+    return jax.tree.map(lambda total: total.value + total.error, running, is_leaf=_is_sum)
+
+
+def _is_sum(value: object) -> bool:
     return isinstance(value, CompensatedSum)

@@ -3,17 +3,19 @@
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.gaussian.families.mean_field import MeanField
+from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
+from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
+
+T = TypeVar("T")
 
 
 class Losses(NamedTuple):
@@ -48,9 +50,9 @@ class OnlineState(NamedTuple):
         floored: Rounds whose negative curvature was floored.
     """
 
-    posterior: Any
-    prior: Any
-    memory: Any
+    posterior: Gaussian
+    prior: Gaussian
+    memory: PyTree
     count: Array  # type: ignore[assignment]
     rejected: Array
     cumulative: CumulativeLosses
@@ -69,6 +71,33 @@ class Box(NamedTuple):
     scale: ArrayLike = math.inf
 
 
+Data: TypeAlias = tuple[PyTree, ...]
+
+
+class Step(Protocol):
+    """A round as a whole."""
+
+    def __call__(
+        self,
+        expectation: Expectation,
+        state: OnlineState,
+        data: Data,
+        rng_key: Array | None,
+        mask: Array | None,
+        /,
+    ) -> tuple[OnlineState, Losses]:
+        """The next state, and the losses before it."""
+
+
+class Refine(Protocol):
+    """Another evaluation of a datum, at posteriors that it leads to."""
+
+    def __call__(
+        self, evaluate: Callable[[Gaussian], Evaluation], first: Evaluation, state: OnlineState, /
+    ) -> Evaluation:
+        """The evaluation to update with."""
+
+
 class Rule(NamedTuple):
     """An online rule as a pair of pure functions.
 
@@ -81,26 +110,28 @@ class Rule(NamedTuple):
         point: Whether the rule moves a point, so that its posterior has scale 0.
         step: ``(expectation, state, data, rng_key, mask) -> (state, losses)``, a round as a whole, for rules
             that are more than an evaluation and an update; None for these.
-        quadratic: Whether the rule is for losses that are quadratic in the parameters alone.
-        relook: ``(evaluate, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
+        quadratic: Whether the rule is only for losses that are quadratic in the parameters.
+        refine: ``(evaluate, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
             again at posteriors that it leads to; None for others.
         box: The bounds that the rule projects on, or None.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
     """
 
-    init: Callable[[Any], OnlineState]
+    init: Callable[[Gaussian], OnlineState]
     update: Callable[[Evaluation, OnlineState], OnlineState]
     curvature: str
     name: str
     point: bool = False
-    step: Callable[..., tuple[OnlineState, Losses]] | None = None
+    step: Step | None = None
     quadratic: bool = False
-    relook: Callable[..., Evaluation] | None = None
+    refine: Refine | None = None
     holds_evidence: bool = False
     box: Box | None = None
 
 
-StepSize: TypeAlias = float | Callable[..., Any]
+# A number, or a function of the count, or of the count and q.
+StepSize: TypeAlias = float | Callable[..., Scalar]
+Schedule: TypeAlias = Callable[[Array, Gaussian], Scalar]
 
 
 class SVBRate(NamedTuple):
@@ -108,11 +139,11 @@ class SVBRate(NamedTuple):
 
     constant: float
 
-    def __call__(self, count: Array, q: MeanField) -> Array:
-        """The rate at round ``count`` (1, 2, ...), one a coordinate."""
-        return self.times_variance(count, q) / jnp.square(q.scale)
+    def __call__(self, count: Array, q: Gaussian) -> Array:
+        """The rates at round ``count`` (1, 2, ...), one for each coordinate."""
+        return self.times_variance(count, q) / jnp.square(family_of(q).marginal_scale(q))
 
-    def times_variance(self, count: Array, q: MeanField) -> Array:
+    def times_variance(self, count: Array, q: Gaussian) -> Array:
         """The rate times σ², which neither overflows nor divides by zero."""
         return self.constant * jax.lax.rsqrt(count.astype(q.loc.dtype))
 
@@ -136,12 +167,10 @@ def svb_rate(c: float) -> SVBRate:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.svb(step_size=nt.online.svb_rate(0.5))
     """
-    if not isinstance(c, jax.core.Tracer) and not (math.isfinite(c) and c > 0):
-        raise ValueError(f"c must be a positive finite number, got {c!r}.")
-    return SVBRate(c)
+    return SVBRate(check_number(c, "c", "(0, inf)"))
 
 
-def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array, Any], Any]:
+def as_schedule(step_size: StepSize, name: str = "step_size") -> Schedule:
     """The step size as a function of ``(count, q)``; ``count`` is 1 in the first round.
 
     Args:
@@ -149,45 +178,33 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Callable[[Array
         name: The argument's name, for error messages.
 
     Raises:
-        ValueError: If a float is not positive and finite. A callable that returns a negative rate makes
-            the round one that is rejected.
+        ValueError: If it is an array, or a number that is not positive and finite. Where a callable returns a
+            negative rate, the round is rejected.
         TypeError: If it is neither a number nor a callable of one or two arguments.
     """
-    if isinstance(step_size, jax.core.Tracer):
-        # A traced rate lets a grid of rates run under one vmap.
-        return lambda count, q: _not_negative(step_size, q)
     if not callable(step_size):
-        try:
-            value = float(step_size)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{name} must be a float, a callable of the count or of (count, q), "
-                f"got {type(step_size).__name__}."
-            ) from error
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be positive and finite, got {value}.")
+        if is_traced(step_size):
+            # A traced rate lets a grid of rates run under one vmap.
+            return lambda count, q: _not_negative(step_size, q)
+        hint = "A callable of the count or of (count, q) will do too."
+        value = float(check_number(step_size, name, "(0, inf)", hint=hint))
         return lambda count, q: value
-    required = [
-        parameter
-        for parameter in inspect.signature(step_size).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(required) == 1:
-        return lambda count, q: _not_negative(step_size(count), q)
-    if len(required) == 2:
-        return lambda count, q: _not_negative(step_size(count, q), q)
-    raise TypeError(
-        f"{name} must take the count or (count, q), but {step_size!r} requires {len(required)} arguments."
-    )
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(step_size).parameters.values()
+    num_required = sum(p.default is p.empty and p.kind in positional for p in parameters)
+    if num_required not in (1, 2):
+        raise TypeError(
+            f"{name} must take the count or (count, q), but {step_size!r} requires {num_required} arguments."
+        )
+    return lambda count, q: _not_negative(step_size(*(count, q)[:num_required]), q)
 
 
-def _not_negative(rate: ArrayLike, q: Any) -> Array:
+def _not_negative(rate: ArrayLike, q: Gaussian) -> Array:
     rate = jnp.asarray(rate, q.loc.dtype)
     return jnp.where(rate >= 0, rate, jnp.nan)
 
 
-def check_prior(prior: Any) -> Any:
+def check_prior(prior: Q) -> Q:
     """The prior as floating arrays of one dtype.
 
     Raises:
@@ -203,15 +220,12 @@ def check_box(box: Box | None) -> Box | None:
     Raises:
         ValueError: If a bound is not positive.
     """
-    if box is None:
-        return None
-    for name, bound in zip(box._fields, box, strict=True):
-        if not isinstance(bound, jax.core.Tracer) and not np.all(np.asarray(bound) > 0):
-            raise ValueError(f"box.{name} must be positive, got {bound}.")
+    for name, bound in {} if box is None else box._asdict().items():
+        check_numbers(bound, f"box.{name}", "(0, inf]")
     return box
 
 
-def project(q: Any, box: Box | None) -> Any:
+def project(q: Q, box: Box | None) -> Q:
     """The nearest point of the box, coordinate by coordinate.
 
     Raises:
@@ -219,20 +233,44 @@ def project(q: Any, box: Box | None) -> Any:
     """
     if box is None:
         return q
-    if not isinstance(q, MeanField):
+    family = family_of(q)
+    if not family.diagonal_only:
         raise TypeError(
-            f"a box is for MeanField, whose coordinates it bounds one by one; on {type(q).__name__} the "
+            f"a box is for MeanField, whose coordinates it bounds one by one; on {family.name} the "
             "projection is a quadratic program. Leave the box out."
         )
-    dtype = q.loc.dtype
-    bound, largest = jnp.asarray(box.loc, dtype), jnp.asarray(box.scale, dtype)
-    for name, limit in (("loc", bound), ("scale", largest)):
+    loc, scale = (jnp.asarray(bound, q.loc.dtype) for bound in box)
+    for name, limit in (("loc", loc), ("scale", scale)):
         if limit.shape not in ((), q.loc.shape):
             raise ValueError(f"box.{name} must have shape () or {q.loc.shape}, got {limit.shape}.")
-    return MeanField(jnp.clip(q.loc, -bound, bound), jnp.minimum(q.scale, largest))
+    return family.with_root(jnp.clip(q.loc, -loc, loc), jnp.minimum(family.root(q), scale))
 
 
-def start(prior: Any, posterior: Any, memory: Any) -> OnlineState:
+def in_box(rule: Rule, box: Box | None) -> Rule:
+    """The rule with its prior checked, and projected on a box before the first and after every round.
+
+    Raises:
+        ValueError: If a bound is not positive.
+    """
+    box = check_box(box)
+
+    def init(prior: Gaussian) -> OnlineState:
+        state = rule.init(check_prior(prior))
+        return state._replace(posterior=project(state.posterior, box))
+
+    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+        state = rule.update(evaluation, state)
+        return state._replace(posterior=project(state.posterior, box))
+
+    return rule._replace(init=init, update=update, box=box)
+
+
+def choose(condition: Array, new: T, old: T) -> T:
+    """The new tree where the condition holds, the old one elsewhere."""
+    return jax.tree.map(partial(jnp.where, condition), new, old)
+
+
+def start(prior: Gaussian, posterior: Gaussian, memory: PyTree) -> OnlineState:
     """A state before the first round."""
     # Distinct buffers, so that the state can be donated to a compiled update.
     zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(4)]
@@ -247,7 +285,9 @@ def start(prior: Any, posterior: Any, memory: Any) -> OnlineState:
     )
 
 
-def advance(state: OnlineState, posterior: Any, memory: Any = (), floored: Array | None = None) -> OnlineState:
+def advance(
+    state: OnlineState, posterior: Gaussian, memory: PyTree = (), floored: Array | None = None
+) -> OnlineState:
     """The state after a round that led to ``posterior``."""
     state = state._replace(posterior=posterior, memory=memory, count=state.count + 1)
     return state if floored is None else state._replace(floored=state.floored + floored.astype(jnp.int32))

@@ -3,18 +3,22 @@
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_choice
+from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.online.base import Losses, OnlineState, Rule
+from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
 from numpyro_tempered.online.stream import check_data, compiled_loop
 from numpyro_tempered.online.streams.diagnose import diagnose
-from numpyro_tempered.online.streams.padding import grow
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 KEEP = ("rounds", "blocks", "nothing")
 
@@ -23,7 +27,7 @@ def run_chunks(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    chunks: Iterable[Any],
+    chunks: Iterable[Data],
     *,
     rng_key: Array | None = None,
     size: int = 16384,
@@ -57,8 +61,8 @@ def run_chunks(
         total: Number of rows, where known, for the bar.
 
     Returns:
-        The state, and :class:`Losses` of NumPy arrays, shape ``(T,)`` for rounds or one a block, or None for
-        nothing.
+        The state, and :class:`Losses` of NumPy arrays, shape ``(T,)`` for rounds or one entry for each block, or
+        None for nothing.
 
     Raises:
         ValueError: If there is no chunk (an iterator is used up by a pass), a chunk does not look like the
@@ -75,47 +79,41 @@ def run_chunks(
         >>> int(state.count), losses.at_mean.shape
         (3, (3,))
     """
-    if keep not in KEEP:
-        raise ValueError(f"keep must be one of {KEEP}, got {keep!r}.")
-    kept: list[Any] = []
+    check_choice(keep, "keep", KEEP)
+    history: list[list[np.ndarray]] = []
 
-    def keep_losses(losses: Losses) -> int:
-        # Waits for the block to be computed, while the next one is under way.
+    def collect(losses: Losses) -> int:
         on_host = [np.asarray(loss) for loss in losses]
-        if keep == "rounds":
-            kept.append(on_host)
-        elif keep == "blocks":
-            kept.append([_average(loss) for loss in on_host])
+        if keep != "nothing":
+            history.append(on_host if keep == "rounds" else [_average(loss) for loss in on_host])
         return len(on_host[0])
 
     iterator = iter(chunks)
     first = next(iterator, None)
     stream = iterator if first is None else itertools.chain([first], iterator)
-    waiting: Losses | None = None
+    pending: Losses | None = None
     with _bar(total) if progress_bar else contextlib.nullcontext() as bar:
         passes = iterate_chunks(rule, expectation, state, stream, rng_key=rng_key, size=size, skip=skip)
-        for after, losses in passes:
-            state = after
-            done = 0 if waiting is None else keep_losses(waiting)
-            waiting = losses
+        # The losses of a block are waited for while the next one is under way.
+        for after, losses in itertools.chain(passes, [(None, None)]):
+            state = state if after is None else after
+            num_rows = 0 if pending is None else collect(pending)
+            pending = losses
             if bar is not None:
-                bar.update(done)
-        done = 0 if waiting is None else keep_losses(waiting)
-        if bar is not None:
-            bar.update(done)
+                bar.update(num_rows)
     if isinstance(state, OnlineState):
         diagnose(rule, state, _features(first, size))
     if keep == "nothing":
         return state, None
-    columns: list[Any] = [np.concatenate(column) for column in zip(*kept, strict=True)] or [np.empty(0)] * 2
-    return state, Losses(*columns)
+    columns = [np.concatenate(column) for column in zip(*history, strict=True)] or [np.empty(0)] * 2
+    return state, Losses(*columns)  # type: ignore[arg-type]
 
 
 def iterate_chunks(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    chunks: Iterable[Any],
+    chunks: Iterable[Data],
     *,
     rng_key: Array | None = None,
     size: int = 16384,
@@ -134,7 +132,7 @@ def iterate_chunks(
 
     Yields:
         The state after each block of ``size`` rows (the last may have fewer), and its :class:`Losses`, one
-        entry a round. They may still be under way: JAX waits for them where they are read.
+        entry for each round. They may still be under way: JAX waits for them where they are read.
 
     Raises:
         ValueError: As :func:`run_chunks`.
@@ -155,7 +153,7 @@ def iterate_chunks(
     for block, num_rounds in blocks(chunks, size, skip):
         check_data(expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
         state, losses = compiled_loop(
-            rule, expectation, state, jax.tree.map(jnp.asarray, block), rng_key, num_rounds, None
+            rule, expectation, state, jax.tree.map(jnp.asarray, block), rng_key, num_rounds, mask=None
         )
         # A reader that is faster than the rule would fill the memory with blocks that wait.
         jax.block_until_ready(before)
@@ -163,84 +161,12 @@ def iterate_chunks(
         yield state, losses if num_rounds == size else jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], losses)
 
 
-def blocks(chunks: Iterable[Any], size: int, skip: int = 0) -> Iterator[tuple[Any, int]]:
-    """The rows of the chunks in blocks of exactly ``size`` rows, the last one padded, and their number.
-
-    Raises:
-        ValueError: If ``size`` is less than 2, there is no chunk, or a chunk does not look like the first.
-    """
-    if size < 2:
-        # A loop over a single row is compiled to other arithmetic.
-        raise ValueError(f"size must be at least 2, got {size}.")
-    first: Any = None
-    parts: list[Any] = []
-    held = 0
-    for number, chunk in enumerate(chunks):
-        if not isinstance(chunk, tuple | list):
-            raise ValueError(f"a chunk must be a tuple of arrays, such as (x, y), got {type(chunk).__name__}.")
-        chunk = jax.tree.map(np.asarray, tuple(chunk))
-        shapes = [leaf.shape for leaf in jax.tree.leaves(chunk)]
-        if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
-            raise ValueError(f"chunk {number} needs arrays with one common leading axis, got shapes {shapes}.")
-        if first is None:
-            first = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), chunk)
-        chunk = like_first(chunk, first, number)
-        num_rows = shapes[0][0]
-        start = min(skip, num_rows)
-        skip -= start
-        while start < num_rows:
-            stop = min(num_rows, start + size - held)
-            parts.append(jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], chunk))
-            held += stop - start
-            start = stop
-            if held == size:
-                yield _join(parts), size
-                parts, held = [], 0
-    if first is None:
-        raise ValueError(
-            "the stream has no chunk. An iterator is used up by one pass: make it anew for each, or give a list."
-        )
-    if held:
-        yield jax.tree.map(lambda leaf: grow(leaf, size), _join(parts)), held
-
-
-def like_first(chunk: Any, first: Any, number: int) -> Any:
-    """The chunk with the dtypes of the first.
-
-    Raises:
-        ValueError: If the structure or the shape of a row differ, or a dtype does not fit.
-    """
-
-    def row(part: Any) -> list[tuple[Any, ...]]:
-        return [leaf.shape[1:] for leaf in jax.tree.leaves(part)]
-
-    structures: list[Any] = [jax.tree.structure(part) for part in (chunk, first)]
-    if structures[0] != structures[1] or row(chunk) != row(first):
-        raise ValueError(
-            f"chunk {number} has rows of shapes {row(chunk)}, the first chunk of {row(first)}: all must agree."
-        )
-
-    def cast(leaf: np.ndarray, model: np.ndarray) -> np.ndarray:
-        if not np.can_cast(leaf.dtype, model.dtype, "same_kind"):
-            raise ValueError(
-                f"chunk {number} holds {leaf.dtype} where the first chunk holds {model.dtype}: give one dtype to "
-                "all, such as float."
-            )
-        return leaf.astype(model.dtype, copy=False)
-
-    return jax.tree.map(cast, chunk, first)
-
-
-def _join(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-
-
-def _average(loss: Any) -> np.ndarray:
+def _average(loss: np.ndarray) -> np.ndarray:
     finite = loss[np.isfinite(loss)].astype(float)
     return np.asarray([finite.mean() if finite.size else np.nan])
 
 
-def _features(chunk: Any, size: int) -> np.ndarray | None:
+def _features(chunk: Data | None, size: int) -> np.ndarray | None:
     """The first rows of a chunk's first array, where that is a matrix of features."""
     leaves = jax.tree.leaves(chunk)
     if not leaves or np.ndim(leaves[0]) < 2:
@@ -249,7 +175,7 @@ def _features(chunk: Any, size: int) -> np.ndarray | None:
     return np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None
 
 
-def _bar(total: int | None) -> Any:
+def _bar(total: int | None) -> "tqdm":
     from tqdm.auto import tqdm
 
     return tqdm(total=total, unit=" rows", unit_scale=True, mininterval=0.5)

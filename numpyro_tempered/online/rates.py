@@ -1,141 +1,21 @@
-r"""Step sizes of the regret theorems, and the constants of data and box that they need (CA19).
+r"""Step sizes of the regret theorems (Chérief-Abdellatif et al. 2019, "CA19").
 
-The theorems ask for
-
-- L, a Lipschitz constant of the expected losses in μ = (m, C), in the Euclidean norm. A loss that is L-Lipschitz
-  in θ has an expectation that is L-Lipschitz in μ, because E‖Δm + ΔC z‖ ≤ (‖Δm‖² + ‖ΔC‖²)^½ for z ~ N(0, I):
-  the 2L of the paper is not needed. :func:`lipschitz` and :func:`lipschitz_squared`;
-- D, the size of the box. :func:`diameter`;
-- γ, the strong convexity of KL(q_μ, prior) in μ. :func:`strong_convexity`.
-
-They hold for losses that are convex in θ. :mod:`numpyro_tempered.bounds` has the bounds themselves.
+Their constants are in :mod:`numpyro_tempered.bounds`: L by :func:`~numpyro_tempered.bounds.lipschitz` or
+:func:`~numpyro_tempered.bounds.lipschitz_squared`, D by :func:`~numpyro_tempered.bounds.diameter` and γ by
+:func:`~numpyro_tempered.bounds.strong_convexity`.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.checks import check_number, check_positive
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.mean_field import MeanField
-from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, SVBRate
-
-
-def lipschitz(x: ArrayLike, slope: float = 1.0) -> float:
-    r"""The constant L of losses :math:`\ell(x^\top\theta, y)` whose slope in the predictor is bounded.
-
-    :math:`L = \texttt{slope} \cdot \max_t \lVert x_t\rVert`. The slope is 1 for the hinge with labels ±1, the
-    logistic, the absolute and the pinball loss (max(τ, 1 - τ) serves there). The squared loss has none: see
-    :func:`lipschitz_squared`.
-
-    Args:
-        x: Features, shape ``(d,)`` or ``(T, d)``, one row a round; for rounds that are batches of n rows whose
-            losses are summed, multiply by n.
-        slope: Largest absolute slope of the loss in the predictor.
-
-    Returns:
-        L, positive.
-
-    Raises:
-        ValueError: If the features are not finite or all 0, or the slope is not positive.
-
-    Example:
-        >>> import numpyro_tempered as nt
-        >>> nt.online.lipschitz([[3.0, 4.0], [1.0, 0.0]])
-        5.0
-    """
-    _positive(slope=slope)
-    rows = np.atleast_2d(np.asarray(x, np.float64))
-    return _positive(L=slope * math.sqrt(np.max(np.sum(np.square(rows), axis=-1))))
-
-
-def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box) -> float:
-    r"""The constant L of expected squared losses :math:`E_q(y - x^\top\theta)^2` over a box.
-
-    The gradients are -2(y - m·x) x in the means and 2σ_j x_j² in the scales, so that with bounds M on the means
-    and S on the scales L² is the largest of :math:`4(|y| + \sum_j M_j|x_j|)^2\lVert x\rVert^2 +
-    4\sum_j S_j^2x_j^4`.
-
-    Args:
-        x: Features, shape ``(T, d)``.
-        y: Outcomes, shape ``(T,)``.
-        box: Finite bounds.
-
-    Returns:
-        L, positive.
-
-    Raises:
-        ValueError: If a bound is not finite.
-
-    Example:
-        >>> import numpyro_tempered as nt
-        >>> nt.online.lipschitz_squared([[1.0]], [2.0], nt.online.Box(loc=1.5, scale=2.0))
-        8.06225774829855
-    """
-    rows, y = np.atleast_2d(np.asarray(x, np.float64)), np.asarray(y, np.float64)
-    loc, scale = _finite_box(box, rows.shape[-1])
-    residual = np.abs(y) + np.abs(rows) @ loc
-    in_loc = np.square(residual) * np.sum(np.square(rows), axis=-1)
-    in_scale = np.sum(np.square(scale * np.square(rows)), axis=-1)
-    return _positive(L=2.0 * math.sqrt(np.max(in_loc + in_scale)))
-
-
-def diameter(box: Box, d: int, *, point: bool = False) -> float:
-    r"""The size D of a box: :math:`D^2 = \sup\lVert m - m'\rVert^2 + 2\sup\lVert\sigma\rVert^2`.
-
-    The factor 2 is what SVB's recursion in σ proves, whose step is half of that in m (CA19, Theorem 3; the D
-    printed in section 4 is D²).
-
-    Args:
-        box: Finite bounds, each a scalar or ``(d,)``.
-        d: Number of coordinates.
-        point: Whether the rule moves a point (OGA), for which the scales do not count.
-
-    Returns:
-        D, positive.
-
-    Raises:
-        ValueError: If a bound that counts is not finite.
-
-    Example:
-        >>> import numpyro_tempered as nt
-        >>> nt.online.diameter(nt.online.Box(loc=1.0, scale=2.0), d=4)
-        6.928203230275509
-    """
-    loc, scale = _finite_box(box._replace(scale=1.0) if point else box, d)
-    return math.sqrt(4.0 * np.sum(np.square(loc)) + (0.0 if point else 2.0 * np.sum(np.square(scale))))
-
-
-def strong_convexity(prior: Any) -> float:
-    r"""The constant γ of KL(q_μ, prior) in μ = (m, σ), or (m, C) for a full covariance C'C.
-
-    One over the largest variance of the prior: the Hessian of KL is that of ‖μ‖²/2 in the prior's metric plus
-    one of -log det, which is positive (CA19, section 4).
-
-    Args:
-        prior: A ``MeanField`` or ``FullRank``.
-
-    Returns:
-        γ, positive.
-
-    Raises:
-        TypeError: If the family is another.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpyro_tempered as nt
-        >>> nt.online.strong_convexity(nt.families.MeanField(jnp.zeros(2), jnp.array([0.5, 2.0])))
-        0.25
-    """
-    if hasattr(prior, "scale_tril"):
-        return 1.0 / float(np.linalg.norm(np.asarray(prior.scale_tril, np.float64), 2)) ** 2
-    if isinstance(prior, MeanField):
-        return 1.0 / float(np.max(np.square(np.asarray(prior.scale, np.float64))))
-    raise TypeError(f"strong_convexity is known for MeanField and FullRank priors, got {type(prior).__name__}.")
+from numpyro_tempered.gaussian.families.base import Gaussian
+from numpyro_tempered.online.base import OnlineState, Rule, StepSize, SVBRate, choose
 
 
 def sva_rate(num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: float) -> float:
@@ -161,7 +41,7 @@ def sva_rate(num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: 
         >>> nt.online.sva_rate(100, kl=4.0, lipschitz=2.0, strong_convexity=1.0)
         0.1
     """
-    _positive(num_rounds=num_rounds, kl=kl, lipschitz=lipschitz, strong_convexity=strong_convexity)
+    check_positive(num_rounds=num_rounds, kl=kl, lipschitz=lipschitz, strong_convexity=strong_convexity)
     return math.sqrt(strong_convexity * kl / num_rounds) / lipschitz
 
 
@@ -185,7 +65,7 @@ def ewa_rate(num_rounds: int, *, kl: float, loss_range: float) -> float:
         >>> nt.online.ewa_rate(200, kl=1.0, loss_range=2.0)
         0.1
     """
-    _positive(num_rounds=num_rounds, kl=kl, loss_range=loss_range)
+    check_positive(num_rounds=num_rounds, kl=kl, loss_range=loss_range)
     return math.sqrt(8.0 * kl / num_rounds) / loss_range
 
 
@@ -207,17 +87,17 @@ def svb_constant(*, lipschitz: float, diameter: float) -> float:
     Example:
         >>> import numpyro_tempered as nt
         >>> box = nt.online.Box(loc=20.0, scale=1.0)
-        >>> c = nt.online.svb_constant(lipschitz=5.0, diameter=nt.online.diameter(box, d=2))
+        >>> c = nt.online.svb_constant(lipschitz=5.0, diameter=nt.bounds.diameter(box, d=2))
         >>> rule = nt.online.svb(nt.online.svb_rate(c), box=box)
     """
-    _positive(lipschitz=lipschitz, diameter=diameter)
+    check_positive(lipschitz=lipschitz, diameter=diameter)
     return diameter / (math.sqrt(2.0) * lipschitz)
 
 
 class StronglyConvexRate(SVBRate):
     """The step size c / (t σ²); made by :func:`svb_strongly_convex_rate`."""
 
-    def times_variance(self, count: Array, q: MeanField) -> Array:
+    def times_variance(self, count: Array, q: Gaussian) -> Array:
         """The rate times σ², which neither overflows nor divides by zero."""
         return self.constant / count.astype(q.loc.dtype)
 
@@ -239,7 +119,7 @@ def svb_strongly_convex_rate(curvature: float) -> StronglyConvexRate:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.svb(nt.online.svb_strongly_convex_rate(2.0), box=nt.online.Box(5.0, 1.0))
     """
-    return StronglyConvexRate(2.0 / _positive(curvature=curvature))
+    return StronglyConvexRate(2.0 / check_number(curvature, "curvature", "(0, inf)"))
 
 
 def oga_rate(*, lipschitz: float, diameter: float) -> Callable[[Array], Array]:
@@ -261,7 +141,7 @@ def oga_rate(*, lipschitz: float, diameter: float) -> Callable[[Array], Array]:
     Example:
         >>> import numpyro_tempered as nt
         >>> box = nt.online.Box(loc=20.0)
-        >>> rate = nt.online.oga_rate(lipschitz=5.0, diameter=nt.online.diameter(box, d=2, point=True))
+        >>> rate = nt.online.oga_rate(lipschitz=5.0, diameter=nt.bounds.diameter(box, d=2, point=True))
         >>> rule = nt.online.oga(rate, box=box)
     """
     c = svb_constant(lipschitz=lipschitz, diameter=diameter)
@@ -295,9 +175,7 @@ def doubling(make_rule: Callable[[StepSize], Rule], rate: float) -> Rule:
         >>> nt.online.doubling(partial(nt.online.sva, box=nt.online.Box(loc=20.0)), rate).name
         'sva, doubling'
     """
-    if not isinstance(rate, jax.core.Tracer):
-        # A traced rate lets a grid of them run under one vmap.
-        _positive(rate=rate)
+    check_positive(rate=rate)
     if make_rule(rate).step is not None:
         raise TypeError(
             "doubling starts rules again that are an evaluation and an update, not aggregates of them."
@@ -315,34 +193,7 @@ def doubling(make_rule: Callable[[StepSize], Rule], rate: float) -> Rule:
         following = state.count + 1
         last = (following & state.count) == 0
         fresh = rule.init(state.prior)
-        posterior, memory = jax.tree.map(
-            lambda new, old: jnp.where(last, new, old),
-            (fresh.posterior, fresh.memory),
-            (state.posterior, state.memory),
-        )
-        return state._replace(posterior=posterior, memory=memory)
+        posterior = choose(last, fresh.posterior, state.posterior)
+        return state._replace(posterior=posterior, memory=choose(last, fresh.memory, state.memory))
 
     return rule._replace(update=update, name=f"{rule.name}, doubling")
-
-
-def _positive(**value: float) -> float:
-    """The last of the values, each of them positive and finite."""
-    number = math.nan
-    for name, number in value.items():
-        if not (math.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be positive and finite, got {number!r}.")
-    return float(number)
-
-
-def _finite_box(box: Box, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Both bounds as ``(d,)`` arrays."""
-    bounds = []
-    for name, bound in zip(box._fields, box, strict=True):
-        array = np.asarray(bound, np.float64)
-        if not np.all(np.isfinite(array) & (array > 0)):
-            raise ValueError(
-                f"the theorem needs a bounded set, got box.{name} = {bound}: give it a finite positive bound, "
-                "and run the rule in that box."
-            )
-        bounds.append(np.broadcast_to(array, (d,)))
-    return bounds[0], bounds[1]

@@ -1,23 +1,24 @@
 """Drivers: one round, and a compiled loop over many."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.chunks import common_rows
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.online.base import CumulativeLosses, Losses, OnlineState, Rule
+from numpyro_tempered.online.base import CumulativeLosses, Data, Gaussian, Losses, OnlineState, Rule, choose
 
 
 def step(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    data: tuple[Any, ...],
+    data: Data,
     rng_key: Array | None,
     mask: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
@@ -38,18 +39,17 @@ def step(
             rng_key = round_key(rng_key, state.count + state.rejected)
         options = {} if rows is None else {"mask": rows}
 
-        def evaluate(q: Any) -> Evaluation:
+        def evaluate(q: Gaussian) -> Evaluation:
             return expectation.evaluate(q, *data, rng_key=rng_key, curvature=rule.curvature, **options)
 
         evaluation = evaluate(state.posterior)
-        taken = evaluation if rule.relook is None else rule.relook(evaluate, evaluation, state)
-        after = accept_finite(state, rule.update(taken, state), evaluation, data)
+        gradients = evaluation if rule.refine is None else rule.refine(evaluate, evaluation, state)
+        after = accept_finite(state, rule.update(gradients, state), evaluation, data)
         losses = Losses(evaluation.at_mean, evaluation.expected)
     if mask is None:
         return after, losses
     some = jnp.any(mask)
-    losses = jax.tree.map(lambda loss: jnp.where(some, loss, jnp.zeros_like(loss)), losses)
-    return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, state), losses
+    return choose(some, after, state), choose(some, losses, jax.tree.map(jnp.zeros_like, losses))
 
 
 def round_key(rng_key: Array | None, number: Array) -> Array:
@@ -72,48 +72,45 @@ def require_quadratic(rule: Rule, expectation: Expectation) -> None:
         )
 
 
-def fill_rows(data: Any, mask: Array) -> Any:
+def fill_rows(data: Data, mask: Array) -> Data:
     """Data whose rows that are off are copies of the first that is on, so that no NaN reaches the sums."""
     first = jnp.argmax(mask)
 
     def fill(leaf: Array) -> Array:
         if jnp.ndim(leaf) == 0 or leaf.shape[0] != mask.shape[0]:
             return leaf
-        kept = jnp.reshape(mask, (-1,) + (1,) * (leaf.ndim - 1))
-        return jnp.where(kept, leaf, jax.lax.dynamic_index_in_dim(leaf, first))
+        on = jnp.reshape(mask, (-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.where(on, leaf, jax.lax.dynamic_index_in_dim(leaf, first))
 
     return jax.tree.map(fill, data)
 
 
 def accept_finite(
-    state: OnlineState, proposal: OnlineState, evaluation: Evaluation, data: Any = ()
+    state: OnlineState, proposal: OnlineState, evaluation: Evaluation, data: Data = ()
 ) -> OnlineState:
     """The proposal, or the old state with one more rejection where anything is not finite."""
     losses = Losses(evaluation.at_mean, evaluation.expected)
-    # Sums propagate every NaN and infinity. Of rows of data the weights: the data are looked at below.
+    # Sums propagate every NaN and infinity. The last leaf of rows is their weights: the data are checked below.
     q, curvature = proposal.posterior, jax.tree.leaves(evaluation.grad_var)[-1]
-    looked_at = evaluation.grad_loc + family_of(q).witness(q)
-    apart = jnp.zeros((), looked_at.dtype)
-    if curvature.shape == looked_at.shape:
-        looked_at = looked_at + curvature
+    terms = evaluation.grad_loc + family_of(q).witness(q)
+    rest = jnp.zeros((), terms.dtype)
+    if curvature.shape == terms.shape:
+        terms = terms + curvature
     else:
-        apart = jnp.sum(curvature)
+        rest = jnp.sum(curvature)
     # A product with ones, which is vectorised where a sum over the last axis is not.
-    witness = jnp.dot(looked_at, jnp.ones_like(looked_at)) + apart
+    witness = jnp.dot(terms, jnp.ones_like(terms)) + rest
     accept = jnp.isfinite(losses.at_mean + losses.expected + witness)
     for leaf in jax.tree.leaves(data):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             accept = accept & jnp.all(jnp.isfinite(leaf))
 
-    def choose(new: Array, old: Array) -> Array:
-        return jnp.where(accept, new, old)
-
     cumulative = CumulativeLosses(*(c.add(loss) for c, loss in zip(state.cumulative, losses, strict=True)))
-    kept = OnlineState(*(jax.tree.map(choose, new, old) for new, old in zip(proposal, state, strict=True)))
-    return kept._replace(
+    after = OnlineState(*(choose(accept, new, old) for new, old in zip(proposal, state, strict=True)))
+    return after._replace(
         prior=state.prior,
         rejected=state.rejected + (~accept).astype(state.rejected.dtype),
-        cumulative=jax.tree.map(choose, cumulative, state.cumulative),
+        cumulative=choose(accept, cumulative, state.cumulative),
     )
 
 
@@ -121,10 +118,11 @@ def loop(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    data: tuple[Any, ...],
+    data: Data,
     rng_key: Array | None,
     num_rounds: Array | int,
-    mask: Array | None = None,
+    *,
+    mask: Array | None,
 ) -> tuple[OnlineState, Losses]:
     """The first ``num_rounds`` rows of ``data`` and ``mask``, one after the other, as one loop to trace.
 
@@ -146,10 +144,8 @@ def loop(
     def body(carry: tuple[Array, OnlineState, Losses]) -> tuple[Array, OnlineState, Losses]:
         i, state, losses = carry
         state, loss = one(state, i)
-        losses = jax.tree.map(
-            lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, i, 0), losses, loss
-        )
-        return i + 1, state, losses
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+        return i + 1, state, jax.tree.map(put, losses, loss)
 
     carry = (jnp.zeros((), jnp.int32), state, losses)
     _, state, losses = jax.lax.while_loop(lambda c: c[0] < num_rounds, body, carry)
@@ -160,37 +156,34 @@ def single(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    data: tuple[Any, ...],
+    data: Data,
     rng_key: Array | None,
     num_rounds: Array | int,
-    mask: Array | None = None,
+    *,
+    mask: Array | None,
 ) -> tuple[OnlineState, Losses]:
     """One round by :func:`loop`, on the only row of ``data``."""
     twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (data, mask))
     # The barrier keeps the compiler from seeing that both rows are one.
     twice, masks = jax.lax.optimization_barrier(twice)
-    state, losses = loop(rule, expectation, state, twice, rng_key, num_rounds, masks)
+    state, losses = loop(rule, expectation, state, twice, rng_key, num_rounds, mask=masks)
     return state, jax.tree.map(lambda leaf: leaf[0], losses)
 
 
-compiled_loop = partial(jax.jit, static_argnums=(0, 1))(loop)
-compiled_single = partial(jax.jit, static_argnums=(0, 1))(single)
+compiled_loop, compiled_single = (jax.jit(f, static_argnums=(0, 1)) for f in (loop, single))
 
 
-def check_data(expectation: Expectation, data: tuple[Any, ...], mask: Array | None = None) -> None:
+def check_data(expectation: Expectation, data: Data, mask: Array | None = None) -> None:
     """Raise ValueError where concrete data, in rows that are on, are not what the loss admits."""
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((data, mask)))
-    if expectation.check is None or traced:
+    if expectation.check is None or is_traced(data, mask):
         return
     if mask is not None:
         on = np.asarray(mask)
-        data = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[on] if leaf.shape[: on.ndim] == on.shape else leaf, data
-        )
+        data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
     expectation.check(*data)
 
 
-def check_mask(mask: Any, data: tuple[Any, ...], num_axes: int) -> Array | None:
+def check_mask(mask: ArrayLike | None, data: Data, num_axes: int) -> Array | None:
     """The mask as an array of at most ``num_axes`` axes, the leading ones of the data.
 
     Raises:
@@ -215,8 +208,8 @@ def update(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    *data: Any,
-    mask: Any = None,
+    *data: object,
+    mask: ArrayLike | None = None,
     rng_key: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
     """One round on one datum or one batch (losses summed).
@@ -250,18 +243,18 @@ def update(
         >>> int(state.count), int(state.rejected)
         (0, 1)
     """
-    data = jax.tree.map(jnp.asarray, data)
-    mask = check_mask(mask, data, num_axes=1)
-    check_data(expectation, data, mask)
-    return compiled_single(rule, expectation, state, data, rng_key, 1, mask)
+    arrays = jax.tree.map(jnp.asarray, data)
+    rows = check_mask(mask, arrays, num_axes=1)
+    check_data(expectation, arrays, rows)
+    return compiled_single(rule, expectation, state, arrays, rng_key, 1, mask=rows)
 
 
 def run(
     rule: Rule,
     expectation: Expectation,
     state: OnlineState,
-    *data: Any,
-    mask: Any = None,
+    *data: object,
+    mask: ArrayLike | None = None,
     rng_key: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
     """One pass over a stream: each row is a round, in one compiled loop.
@@ -298,17 +291,17 @@ def run(
         >>> losses.at_mean
         Array([1., 1.], dtype=float32)
     """
-    data = jax.tree.map(jnp.asarray, data)
-    num_rounds = check_rows(jax.tree.leaves(data))
-    mask = check_mask(mask, data, num_axes=2)
-    if mask is not None and mask.ndim == 0:
+    arrays = jax.tree.map(jnp.asarray, data)
+    num_rounds = check_rows(jax.tree.leaves(arrays))
+    rows = check_mask(mask, arrays, num_axes=2)
+    if rows is not None and rows.ndim == 0:
         raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
-    check_data(expectation, data, mask)
+    check_data(expectation, arrays, rows)
     if num_rounds == 1:
-        row, on = jax.tree.map(lambda leaf: leaf[0], (data, mask))
+        row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))
         state, losses = update(rule, expectation, state, *row, mask=on, rng_key=rng_key)
         return state, jax.tree.map(lambda leaf: leaf[None], losses)
-    return compiled_loop(rule, expectation, state, data, rng_key, num_rounds, mask)
+    return compiled_loop(rule, expectation, state, arrays, rng_key, num_rounds, mask=rows)
 
 
 def check_rows(arrays: list[Array]) -> int:
@@ -317,11 +310,4 @@ def check_rows(arrays: list[Array]) -> int:
     Raises:
         ValueError: If there is no array, no leading axis, no row, or they disagree.
     """
-    shapes = [array.shape for array in arrays]
-    lengths = {shape[0] if shape else None for shape in shapes}
-    if len(lengths) != 1 or None in lengths or lengths == {0}:
-        raise ValueError(
-            f"run needs arrays with one common leading axis of at least one round, got shapes "
-            f"{shapes}; constants belong inside the model or the loss."
-        )
-    return shapes[0][0]
+    return common_rows(arrays, "run", 1, hint=" Constants belong inside the model or the loss.")

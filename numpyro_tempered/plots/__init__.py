@@ -1,4 +1,4 @@
-"""The pictures that ArviZ has not; matplotlib is imported when one is drawn."""
+"""Plots that ArviZ does not have; importing them does not import matplotlib."""
 
 from numpyro_tempered.plots.alpha import plot_alpha
 from numpyro_tempered.plots.comparison import plot_comparison

@@ -1,11 +1,13 @@
-"""A choice of alpha, drawn."""
-
-from typing import Any
+"""The plot of a choice of alpha."""
 
 import numpy as np
 
+from numpyro_tempered.plots.axes import TwoAxes, two_axes
+from numpyro_tempered.report.arviz import ArviZData
+from numpyro_tempered.report.table import HoldsData, table
 
-def plot_alpha(choice: Any, axes: Any = None) -> Any:
+
+def plot_alpha(choice: "HoldsData | ArviZData", axes: "TwoAxes | None" = None) -> "TwoAxes":
     r"""The criterion along the grid of alphas, and fit against complexity.
 
     Left, the criterion less its least value, with its standard errors where it has them; without a criterion
@@ -44,41 +46,33 @@ def plot_alpha(choice: Any, axes: Any = None) -> Any:
         >>> right.get_xlabel()
         'effective parameters'
     """
-    import matplotlib.pyplot as plt
-
-    from numpyro_tempered.select.alpha.report import alpha_table
-
-    table = alpha_table(choice)
-    if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
-    if np.size(axes) != 2:
-        raise ValueError(f"plot_alpha draws on two axes, got {np.size(axes)}.")
-    left, right = np.ravel(axes)
-    alpha, chosen = table.index.to_numpy(), table["selected"].to_numpy()
-    if "criterion" in table:
-        shown = table["criterion"].notna().to_numpy()
-        height, error = table["criterion"] - table["criterion"].min(), table.get("criterion_se")
+    rows = table(choice, "alpha_selection")
+    left, right = two_axes(axes, "plot_alpha")
+    alpha, selected = rows.index.to_numpy(), rows["selected"].to_numpy()
+    if "criterion" in rows:
+        visible = rows["criterion"].notna().to_numpy()
+        height, error = rows["criterion"] - rows["criterion"].min(), rows.get("criterion_se")
         left.set_ylabel("criterion above its least")
     else:
-        shown = np.full(len(table), True)
-        height, error = table["expected_log_lik"] - table["expected_log_lik"].max(), table["expected_log_lik_se"]
+        visible = np.full(len(rows), True)
+        height, error = rows["expected_log_lik"] - rows["expected_log_lik"].max(), rows["expected_log_lik_se"]
         left.set_ylabel("expected log-likelihood below its largest (nats)")
-    bars = None if error is None else error[shown]
-    left.errorbar(alpha[shown], height[shown], yerr=bars, fmt="o-", markersize=4, capsize=3)
+    bars = None if error is None else error[visible]
+    left.errorbar(alpha[visible], height[visible], yerr=bars, fmt="o-", markersize=4, capsize=3)
     left.axvline(
-        alpha[chosen][0], color="0.3", linestyle="--", linewidth=1.0, label=f"chosen: {alpha[chosen][0]:.3g}"
+        alpha[selected][0], color="0.3", linestyle="--", linewidth=1.0, label=f"chosen: {alpha[selected][0]:.3g}"
     )
     left.set_xscale("log")
     left.set_xlabel("alpha")
     left.legend(frameon=False)
     right.plot(
-        table["effective_parameters"], table["expected_log_lik"], "o-", markersize=5, markerfacecolor="white"
+        rows["effective_parameters"], rows["expected_log_lik"], "o-", markersize=5, markerfacecolor="white"
     )
-    right.plot(table["effective_parameters"][chosen], table["expected_log_lik"][chosen], "o", color="C0")
-    for k in {0, int(np.flatnonzero(chosen)[0]), len(table) - 1}:
+    right.plot(rows["effective_parameters"][selected], rows["expected_log_lik"][selected], "o", color="C0")
+    for k in {0, int(np.flatnonzero(selected)[0]), len(rows) - 1}:
         right.annotate(
             f"{alpha[k]:.3g}",
-            (table["effective_parameters"].iloc[k], table["expected_log_lik"].iloc[k]),
+            (rows["effective_parameters"].iloc[k], rows["expected_log_lik"].iloc[k]),
             xytext=(6, -10),
             textcoords="offset points",
         )

@@ -1,11 +1,13 @@
-"""Compared models, drawn."""
-
-from typing import Any
+"""The plot of a comparison of models."""
 
 import numpy as np
 
+from numpyro_tempered.plots.axes import Axes, one_axes
+from numpyro_tempered.report.arviz import ArviZData
+from numpyro_tempered.report.table import table
 
-def plot_comparison(data: Any, ax: Any = None) -> Any:
+
+def plot_comparison(data: ArviZData, ax: "Axes | None" = None) -> "Axes":
     """The penalised ELBO of each model, with its Monte Carlo error.
 
     Args:
@@ -29,18 +31,13 @@ def plot_comparison(data: Any, ax: Any = None) -> Any:
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['one']
     """
-    import matplotlib.pyplot as plt
-
-    from numpyro_tempered.select.compare import comparison_table
-
-    table = comparison_table(data)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.4, 1.2 + 0.45 * len(table)), layout="constrained")
-    position = np.arange(len(table))
-    gap = table["criterion"] - table["criterion"].max()
-    ax.errorbar(gap, position, xerr=2.0 * table["se"], fmt="o", capsize=3)
+    rows = table(data, "model_comparison")
+    ax = one_axes(ax, 1.2 + 0.45 * len(rows))
+    position = np.arange(len(rows))
+    gap = rows["criterion"] - rows["criterion"].max()
+    ax.errorbar(gap, position, xerr=2.0 * rows["se"], fmt="o", capsize=3)
     ax.axvline(0.0, color="0.3", linestyle="--", linewidth=1.0)
-    ax.set_yticks(position, [str(name) for name in table.index])
+    ax.set_yticks(position, [str(name) for name in rows.index])
     ax.invert_yaxis()
     ax.set_xlabel("penalised ELBO minus the best (nats, ± 2 Monte Carlo standard errors)")
     ax.grid(axis="x", alpha=0.3)

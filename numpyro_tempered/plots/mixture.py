@@ -1,13 +1,17 @@
-"""Mixtures, drawn."""
-
-from typing import Any
+"""The plots of mixtures."""
 
 import numpy as np
 
 from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.mixtures.predict import log_predictive, predict, predictive_parts
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.plots.axes import Axes, TwoAxes, one_axes, two_axes
+from numpyro_tempered.report.arviz import ArviZData, group, group_names
 
 
-def plot_mixture(fit: Any, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: Any = None) -> Any:
+def plot_mixture(
+    fit: MixtureFit, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: "Axes | None" = None
+) -> "Axes":
     """The data and a fitted mixture of them.
 
     One column: a histogram, the predictive density (Student's t for Gaussian components) and the parts of the
@@ -37,11 +41,8 @@ def plot_mixture(fit: Any, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: 
         >>> nt.plots.plot_mixture(fit, x).get_ylabel()
         'predictive density'
     """
-    import matplotlib.pyplot as plt
-
     rows = np.asarray(fit.component.check(np.asarray(x)))
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    ax = one_axes(ax)
     if rows.shape[1] == 1:
         _plot_one_column(fit, rows[:, 0], ax)
     else:
@@ -49,9 +50,7 @@ def plot_mixture(fit: Any, x: ArrayLike, columns: tuple[int, int] = (0, 1), ax: 
     return ax
 
 
-def _plot_one_column(fit: Any, x: np.ndarray, ax: Any) -> None:
-    from numpyro_tempered.mixtures.predictions import log_predictive, predictive_parts
-
+def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
     x = x[~np.isnan(x)]
     whole = fit.component.translate is None and bool(np.all(x == np.round(x)))
     if whole:
@@ -76,17 +75,15 @@ def _plot_one_column(fit: Any, x: np.ndarray, ax: Any) -> None:
     ax.legend(frameon=False)
 
 
-def _plot_two_columns(fit: Any, rows: np.ndarray, columns: tuple[int, int], ax: Any) -> None:
-    from numpyro_tempered.mixtures.predictions import log_predictive, predict
-
+def _plot_two_columns(fit: MixtureFit, rows: np.ndarray, columns: tuple[int, int], ax: "Axes") -> None:
     i, j = columns
     if i == j or not all(0 <= c < rows.shape[1] for c in columns):
         raise ValueError(f"columns must be two different ones of 0 ... {rows.shape[1] - 1}, got {columns}.")
     labels = np.asarray(predict(fit, rows))
     for rank, k in enumerate(np.argsort(-fit.counts)):
-        mine = rows[labels == k]
-        if len(mine):
-            ax.scatter(mine[:, i], mine[:, j], s=10, alpha=0.7, color=f"C{rank % 10}")
+        members = rows[labels == k]
+        if len(members):
+            ax.scatter(members[:, i], members[:, j], s=10, alpha=0.7, color=f"C{rank % 10}")
     if rows.shape[1] == 2 and fit.component.translate is not None:
         low, high = np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
         margin = np.where(high > low, 0.1 * (high - low), 1.0)
@@ -99,7 +96,7 @@ def _plot_two_columns(fit: Any, rows: np.ndarray, columns: tuple[int, int], ax: 
     ax.set(xlabel=f"column {i}", ylabel=f"column {j}")
 
 
-def plot_num_components_path(data: Any, axes: Any = None) -> Any:
+def plot_num_components_path(data: ArviZData, axes: "TwoAxes | None" = None) -> "TwoAxes":
     """The number of components against alpha, and the criterion behind it.
 
     Args:
@@ -126,27 +123,21 @@ def plot_num_components_path(data: Any, axes: Any = None) -> Any:
         >>> left.get_xlabel()
         'alpha'
     """
-    import matplotlib.pyplot as plt
-
-    from numpyro_tempered.report.arviz import group, group_names
+    from matplotlib import colormaps
 
     if "num_components_path" not in group_names(data):
         raise ValueError(
             f"plot_num_components_path needs the result of num_components_path, got groups {group_names(data)}."
         )
     path = group(data, "num_components_path")
-    if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
-    if np.size(axes) != 2:
-        raise ValueError(f"plot_num_components_path draws on two axes, got {np.size(axes)}.")
-    left, right = np.ravel(axes)
+    left, right = two_axes(axes, "plot_num_components_path")
     alpha, orders = path["alpha"].to_numpy(), path["num_components"].to_numpy()
     left.step(alpha, path["selected"], where="mid", color="0.6", linewidth=1.0)
     left.plot(alpha, path["selected"], "o", label="selected")
     occupied = path["num_occupied"].sel(num_components=path["selected"])
     left.plot(alpha, occupied, "x", color="C1", label="of these occupied")
     left.set(xlabel="alpha", ylabel="number of components", ylim=(0.5, orders.max() + 0.5))
-    left.yaxis.get_major_locator().set_params(integer=True)
+    left.locator_params(axis="y", integer=True)
     left.grid(alpha=0.3)
     left.legend(frameon=False)
     for row, value in enumerate(alpha):
@@ -158,12 +149,12 @@ def plot_num_components_path(data: Any, axes: Any = None) -> Any:
             "o-",
             markersize=3.5,
             label=f"{value:g}",
-            color=plt.get_cmap("viridis")(shade),
+            color=colormaps["viridis"](shade),
         )
     right.set(xlabel="number of components K", ylabel="(criterion - its maximum) / alpha, nats")
     # Far below the best all curves fall alike.
     right.set_ylim(-60.0, 3.0)
-    right.xaxis.get_major_locator().set_params(integer=True)
+    right.locator_params(axis="x", integer=True)
     right.grid(alpha=0.3)
     right.legend(frameon=False, title="alpha")
     return left, right

@@ -1,11 +1,13 @@
-"""The path of tempered posteriors, drawn."""
-
-from typing import Any
+"""The plot of a path of tempered posteriors."""
 
 import numpy as np
 
+from numpyro_tempered.plots.axes import TwoAxes, two_axes
+from numpyro_tempered.report.arviz import ArviZData
+from numpyro_tempered.report.table import table
 
-def plot_path(data: Any, axes: Any = None) -> Any:
+
+def plot_path(data: ArviZData, axes: "TwoAxes | None" = None) -> "TwoAxes":
     r"""The expected log-likelihood and the evidence (or the ELBO) along a path of tempered posteriors.
 
     Alpha is drawn on the scale of its fifth root, on which the default grid is even. Bars are two Monte Carlo
@@ -38,23 +40,15 @@ def plot_path(data: Any, axes: Any = None) -> Any:
         >>> right.get_ylabel()
         'ELBO (nats)'
     """
-    import matplotlib.pyplot as plt
-
-    from numpyro_tempered.select.path import path_table
-
-    table = path_table(data)
-    if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
-    if np.size(axes) != 2:
-        raise ValueError(f"plot_path draws on two axes, got {np.size(axes)}.")
-    left, right = np.ravel(axes)
-    sampled = "log_z" in table
-    alpha = table.index.to_numpy()
-    mean = table["expected_log_lik"].where(np.isfinite(table["expected_log_lik"]))
-    bar = 2.0 * table["expected_log_lik_se"]
-    shown = alpha > 1e-3 * alpha.max()
-    left.errorbar(alpha, mean, yerr=bar.where(shown), fmt="o-", markersize=4, capsize=3)
-    bottom, top = (mean - bar)[shown].min(), (mean + bar)[shown].max()
+    rows = table(data, "tempered_path")
+    left, right = two_axes(axes, "plot_path")
+    sampled = "log_z" in rows
+    alpha = rows.index.to_numpy()
+    mean = rows["expected_log_lik"].where(np.isfinite(rows["expected_log_lik"]))
+    bar = 2.0 * rows["expected_log_lik_se"]
+    visible = alpha > 1e-3 * alpha.max()
+    left.errorbar(alpha, mean, yerr=bar.where(visible), fmt="o-", markersize=4, capsize=3)
+    bottom, top = (mean - bar)[visible].min(), (mean + bar)[visible].max()
     left.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
     left.set_ylabel("expected log-likelihood (nats)")
     rule, check, label, check_label = (
@@ -63,11 +57,11 @@ def plot_path(data: Any, axes: Any = None) -> Any:
         else ("elbo", "elbo_integral", "by draws", "by integration")
     )
     right.errorbar(
-        alpha, table[rule], yerr=2.0 * table[f"{rule}_se"], fmt="o-", markersize=4, capsize=3, label=label
+        alpha, rows[rule], yerr=2.0 * rows[f"{rule}_se"], fmt="o-", markersize=4, capsize=3, label=label
     )
-    right.errorbar(alpha, table[check], yerr=2.0 * table[f"{check}_se"], fmt="x--", capsize=3, label=check_label)
+    right.errorbar(alpha, rows[check], yerr=2.0 * rows[f"{check}_se"], fmt="x--", capsize=3, label=check_label)
     name = "log_z" if sampled else "elbo"
-    lower, upper = table[f"{name}_left"], table[f"{name}_right"]
+    lower, upper = rows[f"{name}_left"], rows[f"{name}_right"]
     right.fill_between(alpha, lower, upper, where=np.isfinite(lower), alpha=0.2, label="Riemann sums")
     right.set_ylabel("log evidence (nats)" if sampled else "ELBO (nats)")
     right.set_title("not to be maximised over alpha", fontsize="medium")

@@ -1,10 +1,10 @@
 """Probabilistic PCA by tempered variational Bayes, and its number of factors."""
 
-from numpyro_tempered.ppca.base import Posterior, PPCAFit, Prior, Scores, prior
+from numpyro_tempered.ppca.base import Posterior, Prior, Scores, prior
 from numpyro_tempered.ppca.driver import fit
+from numpyro_tempered.ppca.model import Draws
 from numpyro_tempered.ppca.predict import (
     Axes,
-    Draws,
     Imputed,
     LogDensity,
     impute,
@@ -16,6 +16,7 @@ from numpyro_tempered.ppca.predict import (
     transform,
 )
 from numpyro_tempered.ppca.rank import FactorSelection, num_occupied, select_num_factors
+from numpyro_tempered.ppca.result import PPCAFit
 
 __all__ = [
     "Axes",

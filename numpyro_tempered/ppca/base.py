@@ -1,15 +1,18 @@
-"""What the modules of probabilistic PCA share: prior, posterior, result, and data as they take them."""
+"""Prior, posterior and data of probabilistic PCA."""
 
-import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.checks import check_number, check_real
+from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Prior(NamedTuple):
@@ -61,17 +64,16 @@ def prior(scale: float = 1.0, mean: ArrayLike = 0.0) -> Prior:
         >>> nt.ppca.prior(scale=10.0)._replace(noise_shape=2.0).mean_scale
         100.0
     """
-    if not (math.isfinite(scale) and scale > 0.0):
-        raise ValueError(f"scale must be positive and finite, got {scale}.")
-    square = float(scale) ** 2
-    return Prior(mean, 10.0 * float(scale), 1.0, square, 0.5, 1e-3 * square, 1.0 / square)
+    scale = float(check_number(scale, "scale", "(0, inf)"))
+    square = scale**2
+    return Prior(mean, 10.0 * scale, 1.0, square, 0.5, 1e-3 * square, 1.0 / square)
 
 
 class Posterior(NamedTuple):
     r"""The variational posterior :math:`\prod_j N(\tilde w_j)\,\mathrm{Ga}(\tau)\prod_k\mathrm{Ga}(\lambda_k)`.
 
     :math:`\tilde w_j = (W_j, m_j)`: the loadings of column j and its mean, together. The shapes of the Gammas
-    follow from the size of the data: their means say all.
+    follow from the size of the data, so that their means determine them.
 
     Attributes:
         loc: Mean of :math:`\tilde w`, shape ``(d, K + 1)``; its last column is relative to an origin.
@@ -99,114 +101,56 @@ class Scores(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Data as the updates take them.
+    """Data of the updates.
 
     Attributes:
         x: Entries minus the origin, 0 where missing, shape ``(n, d)``.
         mask: 1 where observed and 0 where missing, ``(n, d)``; None where all are observed.
     """
 
-    x: Array
-    mask: Array | None
+    x: Numbers
+    mask: Numbers | None
 
 
-class PPCAFit(NamedTuple):
-    """A fitted model, by :func:`fit`.
-
-    Attributes:
-        posterior: The variational posterior; its loadings are in the order of E|W_k|², and their second moments
-            E[W'W] are diagonal.
-        origin: What ``posterior.loc[:, -1]`` is relative to: the means of the columns, float64, shape ``(d,)``.
-        noise_shape: Shape of the Gamma posterior of τ.
-        ard_shape: Shape of those of λ_k; None without ARD.
-        prior: The prior.
-        alpha: Power on the likelihood.
-        elbo: The bound on the log of the tempered evidence, every constant in it, in float64.
-        trace: ELBO after each sweep, float64, shape ``(num_iter,)``.
-        num_iter: Sweeps of the best start.
-        converged: Whether the best start met the tolerance.
-        restart_elbos: ELBO of every start in the precision of the fit, shape ``(num_restarts,)``.
-        num_observed: Number of observed entries.
-    """
-
-    posterior: Posterior
-    origin: np.ndarray
-    noise_shape: float
-    ard_shape: float | None
-    prior: Prior
-    alpha: float
-    elbo: float
-    trace: np.ndarray
-    num_iter: int
-    converged: bool
-    restart_elbos: np.ndarray
-    num_observed: int
-
-    @property
-    def num_factors(self) -> int:
-        """K."""
-        return self.posterior.loc.shape[1] - 1
-
-    @property
-    def loadings(self) -> np.ndarray:
-        """Posterior mean of W, shape ``(d, K)``."""
-        return np.asarray(self.posterior.loc)[:, :-1]
-
-    @property
-    def mean(self) -> np.ndarray:
-        """Posterior mean of m in units of the data, float64, shape ``(d,)``."""
-        return self.origin + np.asarray(self.posterior.loc, np.float64)[:, -1]
-
-    @property
-    def noise_variance(self) -> float:
-        """1 / E[τ], in squared units of the data."""
-        return 1.0 / float(self.posterior.noise_precision)
-
-
-def as_matrix(x: Any, num_columns: int | None = None) -> np.ndarray:
+def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
     """Data as float64, NaN where missing.
 
     Raises:
         ValueError: If they are no matrix, have another number of columns, or an entry is infinite.
         TypeError: If they are not real numbers.
     """
-    given = np.asarray(x)
-    if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":
-        raise TypeError(
-            f"x must hold real numbers, got dtype {given.dtype}: pass a float array, NaN where missing."
-        )
-    if given.ndim != 2 or given.shape[1] == 0:
-        raise ValueError(f"x must have shape (n, d) with d > 0, got {given.shape}: one row a datum.")
-    if num_columns is not None and given.shape[1] != num_columns:
-        raise ValueError(f"x has {given.shape[1]} columns, the fit {num_columns}.")
-    values = given.astype(np.float64)
+    table = np.asarray(x)
+    check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
+    if table.ndim != 2 or table.shape[1] == 0:
+        raise ValueError(f"x must have shape (n, d) with d > 0, got {table.shape}.")
+    if num_columns is not None and table.shape[1] != num_columns:
+        raise ValueError(f"x has {table.shape[1]} columns, the fit {num_columns}.")
+    values = table.astype(np.float64)
     if np.any(np.isinf(values)):
         i, j = np.argwhere(np.isinf(values))[0]
         raise ValueError(f"x is infinite in row {i}, column {j}: pass NaN where an entry is missing.")
     return values
 
 
-def in_full_precision(fn: Callable[..., Any]) -> Callable[..., Any]:
+def in_full_precision(fn: Callable[P, T]) -> Callable[P, T]:
     """A function with products in full precision: accelerators multiply in fewer bits unless told otherwise."""
 
     @wraps(fn)
-    def precise(*args: Any, **kwargs: Any) -> Any:
+    def precise(*args: P.args, **kwargs: P.kwargs) -> T:
         with jax.default_matmul_precision("highest"):
             return fn(*args, **kwargs)
 
     return precise
 
 
-def in_double(record: Any) -> Any:
+def in_double(record: T) -> T:
     """A NamedTuple of arrays in float64 on the host."""
-    return type(record)(*(None if part is None else np.asarray(part, np.float64) for part in record))
+    return jax.tree.map(lambda part: np.asarray(part, np.float64), record)
 
 
-def as_rows(values: np.ndarray, origin: np.ndarray, dtype: Any) -> Rows:
-    """Rows about an origin, with a mask if an entry is NaN; ``dtype`` None keeps them on the host in float64."""
+def as_rows(values: np.ndarray, origin: np.ndarray, dtype: np.dtype | None) -> Rows:
+    """Rows relative to an origin, with a mask if an entry is NaN; float64 on the host if ``dtype`` is None."""
     observed = ~np.isnan(values)
-    x: Any = np.where(observed, values - origin, 0.0)
-    mask: Any = None if observed.all() else observed.astype(np.float64)
-    if dtype is None:
-        return Rows(x, mask)
-    return Rows(jnp.asarray(x, dtype), None if mask is None else jnp.asarray(mask, dtype))
+    mask = None if observed.all() else observed.astype(np.float64)
+    rows = Rows(np.where(observed, values - origin, 0.0), mask)
+    return rows if dtype is None else jax.tree.map(lambda part: jnp.asarray(part, dtype), rows)

@@ -1,33 +1,32 @@
 """The ELBO of tempered probabilistic PCA, with every constant."""
 
 import math
-from typing import Any
+from types import ModuleType
 
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, Numbers, Scalar
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores, in_double
 
 
-def second_moments(mask: Any, loc: Any, cov: Any, xp: Any = jnp) -> Any:
+def second_moments(mask: Numbers | None, loc: Array, cov: Array, xp: ModuleType = jnp) -> Array:
     """Sums of E[v v'] over the rows of ``mask``, one for each of its columns; a single one without a mask.
 
-    The same sum serves both ways: over rows with the z of rows, and over features with the w of features and
-    the mask transposed.
+    v is the z of rows, or with the mask transposed the w of features.
     """
     if mask is None:
         return (loc.T @ loc + loc.shape[0] * cov[0])[None]
     return xp.einsum("ij,ikl->jkl", mask, cov + loc[:, :, None] * loc[:, None, :])
 
 
-def with_one(z: Scores, xp: Any = jnp) -> Scores:
+def with_one(z: Scores, xp: ModuleType = jnp) -> Scores:
     """The Gaussians of (z, 1)."""
     loc = xp.concatenate([z.loc, xp.ones_like(z.loc[:, :0], shape=(z.loc.shape[0], 1))], axis=1)
     return Scores(loc, xp.pad(z.cov, ((0, 0), (0, 1), (0, 1))))
 
 
-def squared_error(q: Posterior, z: Scores, rows: Rows, xp: Any = jnp) -> Any:
+def squared_error(q: Posterior, z: Scores, rows: Rows, xp: ModuleType = jnp) -> Array:
     """Sum over observed entries of E[(x - w̃'(z, 1))²], as squares and traces, which do not cancel."""
     d, augmented = q.loc.shape[0], with_one(z, xp)
     residual = rows.x - augmented.loc @ q.loc.T
@@ -44,30 +43,38 @@ def squared_error(q: Posterior, z: Scores, rows: Rows, xp: Any = jnp) -> Any:
     )
 
 
-def squared_loadings(q: Posterior, xp: Any = jnp) -> Any:
+def squared_loadings(q: Posterior, xp: ModuleType = jnp) -> Array:
     """E|W_k|² of each column of W, shape ``(K,)``."""
     d = q.loc.shape[0]
     variances = xp.diagonal(q.cov[:, :-1, :-1], axis1=1, axis2=2)
     return xp.sum(q.loc[:, :-1] ** 2, axis=0) + d // q.cov.shape[0] * xp.sum(variances, axis=0)
 
 
-def log_det(cov: Any, xp: Any = jnp) -> Any:
+def log_det(cov: Array, xp: ModuleType = jnp) -> Array:
     """The sum of the log determinants of a stack of positive definite matrices."""
     return 2.0 * xp.sum(xp.log(xp.diagonal(xp.linalg.cholesky(cov), axis1=1, axis2=2)))
 
 
-def shapes(prior: Prior, alpha: Any, num_observed: Any, d: int, ard: bool) -> tuple[Any, Any]:
+def shapes(prior: Prior, alpha: Scalar, num_observed: Array | int, d: int, ard: bool) -> tuple[Scalar, float]:
     """Shapes of the Gamma posteriors of τ and of λ; without ARD d/2, the power of λ in the density of W."""
     return prior.noise_shape + 0.5 * alpha * num_observed, 0.5 * d + (prior.ard_shape if ard else 0.0)
 
 
 def varying_terms(
-    q: Posterior, z: Scores, rows: Rows, prior: Prior, alpha: Any, ard: bool, active: Any = None, xp: Any = jnp
+    q: Posterior,
+    z: Scores,
+    rows: Rows,
+    prior: Prior,
+    alpha: Scalar,
+    ard: bool,
+    *,
+    active: Numbers | None = None,
+    xp: ModuleType = jnp,
 ) -> Array:
-    r"""The terms of the ELBO that depend on the factors; :func:`constant` has the others.
+    r"""The terms of the ELBO that depend on the factors; :func:`constant` gives the others.
 
     The z carry alpha in model and guide. As a Gamma posterior keeps its shape a, the digammas in
-    :math:`E\log\tau` and in its KL cancel, and what is left of them is :math:`a\log E\tau - b_0 E\tau`.
+    :math:`E\log\tau` and in its KL cancel up to :math:`a\log E\tau - b_0 E\tau`.
     """
     (n, d), k = rows.x.shape, z.loc.shape[1]
     num_observed = n * d if rows.mask is None else xp.sum(rows.mask)
@@ -97,7 +104,7 @@ def constant(prior: Prior, alpha: float, num_observed: int, d: int, k: int, ard:
     a, c = shapes(prior, alpha, num_observed, d, ard)
     likelihood = -0.5 * alpha * num_observed * math.log(2.0 * math.pi)
     mean = -d * math.log(prior.mean_scale)
-    gammas = _gamma_constant(a, prior.noise_shape, prior.noise_rate)
+    gammas = _gamma_constant(float(a), prior.noise_shape, prior.noise_rate)
     if ard:
         gammas += k * _gamma_constant(c, prior.ard_shape, prior.ard_rate)
     return likelihood + mean + 0.5 * d * (k + 1) + gammas

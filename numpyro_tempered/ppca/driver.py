@@ -1,23 +1,22 @@
-"""Fitting tempered probabilistic PCA: starts, the compiled loop, and what it returned."""
+"""Fitting tempered probabilistic PCA: starts, the compiled loop, and its result."""
 
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.ppca.arguments import check_arguments, check_prior, warn_of_scale
-from numpyro_tempered.ppca.ascent import update_loadings, update_noise, update_scores
+from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
+from numpyro_tempered.core.checks import check_count, check_number
+from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
+from numpyro_tempered.ppca.arguments import check_prior, check_table, warn_of_scale
 from numpyro_tempered.ppca.base import (
     Posterior,
-    PPCAFit,
     Prior,
     Rows,
-    Scores,
     as_matrix,
     as_rows,
     in_double,
@@ -25,8 +24,9 @@ from numpyro_tempered.ppca.base import (
 )
 from numpyro_tempered.ppca.base import prior as weak_prior
 from numpyro_tempered.ppca.bound import constant, elbo, shapes, varying_terms
-from numpyro_tempered.ppca.rotation import rotate, translate
-from numpyro_tempered.ppca.starts import Start, padded, starts_of
+from numpyro_tempered.ppca.result import PPCAFit
+from numpyro_tempered.ppca.starts import Start, starts_of
+from numpyro_tempered.ppca.updates import sweep, update_scores
 
 # A sum of millions of float32 terms is off by some multiple of their rounding; a real fall is far larger.
 ROUNDING = 100.0
@@ -34,7 +34,7 @@ ROUNDING = 100.0
 
 def fit(
     rng_key: Array,
-    x: Any,
+    x: ArrayLike,
     *,
     num_factors: int,
     alpha: float = 1.0,
@@ -42,7 +42,7 @@ def fit(
     ard: bool = True,
     num_restarts: int = 1,
     init: PPCAFit | None = None,
-    tol: float = 1e-6,
+    tolerance: float = 1e-6,
     max_iter: int = 2000,
 ) -> PPCAFit:
     r"""Tempered mean-field variational Bayes for probabilistic PCA.
@@ -54,35 +54,36 @@ def fit(
     maximises :math:`\alpha\,(E\log p(x, z|W, m, \tau) - E\log q(z)) - \mathrm{KL}(q(W, m, \tau, \lambda), \pi)`,
     a bound on the log of :math:`\int p(x|W, m, \tau)^\alpha\,d\pi`, over
     :math:`\prod_iq(z_i)\prod_jq(W_j, m_j)\,q(\tau)\prod_kq(\lambda_k)`. The z are local: they carry alpha in
-    model and guide. Every constant is in the ELBO, so it compares numbers of factors; K = 0 is independent
-    columns with one noise. Each sweep also moves along the invariances of the likelihood, so that tens of sweeps
-    are enough.
+    model and guide. The ELBO includes every constant, so it compares numbers of factors; K = 0 is the model of
+    independent columns with one noise. Each sweep also moves along the invariances of the likelihood, so that
+    tens of sweeps are enough.
 
     A missing entry (NaN) is marginalised: the likelihood is that of the observed entries, and every row and every
-    column has a covariance of its own. Rows without any entry count for nothing. Constant columns are fitted like
-    others; the noise is common to all columns, so give them comparable units.
+    column has a covariance of its own. Rows without any entry are ignored. Constant columns are fitted like the
+    others. The noise is common to all columns, so bring them to comparable units.
 
     Args:
-        rng_key: Key of the random starts; one start needs none of it.
+        rng_key: Key of the random starts; the first start does not use it.
         x: Data, shape ``(n, d)``, NaN where missing.
         num_factors: K, from 0 to d.
         alpha: Power on the likelihood, positive.
         prior: Priors; :func:`prior` at scale 1 by default, which is meant for columns of about unit deviation.
         ard: Learn a precision λ_k for each column of W; else all are ``prior.loading_precision``.
-        num_restarts: Starts, run side by side. The first is at principal axes; the others are in turn the first
-            with its last 1, 2, ... columns near 0, and random. ARD has optima with more and with fewer columns:
-            before counting columns by :func:`num_occupied`, take ``2 * num_factors``. To compare K one is enough.
-        init: An earlier fit to start from, in the place of the principal axes.
-        tol: A start has converged once a sweep gains less than this for each row, in nats.
-        max_iter: Most sweeps of a start.
+        num_restarts: Number of starts, run side by side. The first is at the principal axes; the others alternate
+            between the first with its last 1, 2, ... columns near 0 and random loadings. ARD has optima with more
+            and with fewer columns: before you count columns by :func:`num_occupied`, take ``2 * num_factors``. To
+            compare K, one start is enough.
+        init: An earlier fit to start from, instead of the principal axes.
+        tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
+        max_iter: Limit of the sweeps of a start.
 
     Returns:
-        A :class:`PPCAFit`, of the start with the largest ELBO. If that one has not converged, a warning says so.
+        A :class:`PPCAFit` of the start with the largest ELBO. A warning says if that start has not converged.
 
     Raises:
         ValueError: If ``x`` is not a matrix, is infinite somewhere, or a column has no entry; or an argument is
             out of range.
-        TypeError: If ``x`` is not of real numbers, or ``num_factors`` not an integer.
+        TypeError: If ``x`` is not of real numbers.
         RuntimeError: If the ELBO fell in a sweep, by more than rounding.
 
     References:
@@ -96,157 +97,126 @@ def fit(
         >>> print(np.abs(nt.ppca.principal_axes(fit).directions[:, 0]).round(1))
         [0.6 0.6 0.6]
     """
-    return fit_each(
-        [rng_key],
-        x,
-        [num_factors],
-        alpha=alpha,
-        prior=prior,
-        ard=ard,
-        num_restarts=num_restarts,
-        init=init,
-        tol=tol,
-        max_iter=max_iter,
-    )[0]
+    options = Options(alpha, prior, ard, num_restarts, init, tolerance, max_iter)
+    return fit_each([rng_key], x, [num_factors], options)[0]
+
+
+class Options(NamedTuple):
+    """The arguments of :func:`fit` that all numbers of factors share."""
+
+    alpha: float = 1.0
+    prior: Prior | None = None
+    ard: bool = True
+    num_restarts: int = 1
+    init: PPCAFit | None = None
+    tolerance: float = 1e-6
+    max_iter: int = 2000
 
 
 def fit_each(
-    rng_keys: Any,
-    x: Any,
-    orders: Sequence[int],
-    *,
-    alpha: float = 1.0,
-    prior: Prior | None = None,
-    ard: bool = True,
-    num_restarts: int = 1,
-    init: PPCAFit | None = None,
-    tol: float = 1e-6,
-    max_iter: int = 2000,
+    rng_keys: Sequence[Array] | Array, x: ArrayLike, orders: Sequence[int], options: Options
 ) -> list[PPCAFit]:
-    """Fits with several numbers of factors, as :func:`fit` makes one, by a single compiled program."""
+    """Fits with several numbers of factors, by a single compiled program."""
+    alpha, prior, ard, num_restarts, init, tolerance, max_iter = options
     values = as_matrix(x)
     values = values[~np.all(np.isnan(values), axis=1)]
-    for k in orders:
-        check_arguments(values, k, alpha, tol, max_iter, num_restarts)
+    check_table(values, orders)
+    check_number(alpha, "alpha", "(0, inf)")
+    check_number(tolerance, "tolerance", "[0, inf)")
+    check_count(num_restarts, "num_restarts")
+    check_count(max_iter, "max_iter")
     prior = check_prior(weak_prior() if prior is None else prior, values.shape[1])
     origin = np.nanmean(values, axis=0)
-    about = prior._replace(mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin)
-    warn_of_scale(values, about)
+    centred = prior._replace(mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin)
+    warn_of_scale(values, centred)
     dtype = jnp.result_type(float)
     exact, rows = as_rows(values, origin, None), as_rows(values, origin, dtype)
-    each = [
-        padded(starts_of(key, exact, int(k), about, num_restarts, init, origin), max(orders))
-        for key, k in zip(rng_keys, orders, strict=True)
-    ]
-    starts = Start(*(np.stack(part) for part in zip(*each, strict=True)))
-    traced = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (starts, about, float(alpha), float(tol)))
-    found = jax.device_get(_ascend(traced[0], rows, *traced[1:], ard=bool(ard), max_iter=int(max_iter)))
-    problem = Problem(exact, origin, prior, about, float(alpha), bool(ard), float(tol), dtype)
+    shared = {"width": max(orders), "num_restarts": num_restarts, "init": init, "origin": origin}
+    each = [starts_of(key, exact, int(k), centred, **shared) for key, k in zip(rng_keys, orders, strict=True)]
+    starts = jax.tree.map(lambda *parts: jnp.asarray(np.stack(parts), dtype), *each)
+    numbers = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (centred, alpha, tolerance))
+    ascents = jax.device_get(_ascend(starts, rows, *numbers, ard=bool(ard), max_iter=max_iter))
+    task = Task(exact, origin, prior, centred, float(alpha), bool(ard), float(tolerance))
     fits = []
     for i, k in enumerate(orders):
-        fits.append(_finish(Ascent(*(part[i] for part in found)), int(k), problem))
+        fits.append(_finish(jax.tree.map(lambda leaf, i=i: leaf[i], ascents), int(k), task))
     return fits
 
 
-class Problem(NamedTuple):
-    """What the fits of one table share."""
+class Task(NamedTuple):
+    """What fits with several numbers of factors have in common."""
 
-    exact: Rows
+    rows: Rows
     origin: np.ndarray
     prior: Prior
-    about: Prior
+    centred: Prior
     alpha: float
     ard: bool
-    tol: float
-    dtype: Any
+    tolerance: float
 
 
-class Ascent(NamedTuple):
-    """What the compiled loop leaves, with leading axes of starts: the fields of a posterior, and how it went."""
-
-    loc: Any
-    cov: Any
-    noise_precision: Any
-    loading_precision: Any
-    trace: Any
-    num_iter: Any
-    converged: Any
-    fell: Any
-
-
-def _finish(found: Ascent, k: int, problem: Problem) -> PPCAFit:
+def _finish(ascent: Ascent[Posterior], k: int, task: Task) -> PPCAFit:
     """The best start as a fit with k factors."""
-    exact, about, alpha, ard = problem.exact, problem.about, problem.alpha, problem.ard
-    d = len(problem.origin)
-    num_observed = exact.x.size if exact.mask is None else int(exact.mask.sum())
-    offset = constant(about, alpha, num_observed, d, k, ard)
-    last = found.num_iter - 1
-    ends = np.take_along_axis(found.trace, last[:, None], axis=1)[:, 0].astype(np.float64) + offset
+    rows, centred, alpha, ard = task.rows, task.centred, task.alpha, task.ard
+    d, dtype = len(task.origin), ascent.objective.dtype
+    num_observed = rows.x.size if rows.mask is None else int(rows.mask.sum())
+    offset = constant(centred, alpha, num_observed, d, k, ard)
+    ends = np.asarray(ascent.objective, np.float64) + offset
     if not np.all(np.isfinite(ends)):
         raise ValueError(
             f"the ELBO of a start is {ends[~np.isfinite(ends)][0]}: the data or the prior exceed the range of "
-            f"{np.dtype(problem.dtype)}. Rescale the columns to about unit deviation."
+            f"{dtype}. Rescale the columns to about unit deviation."
         )
-    if np.any(found.fell):
-        at = int(np.argmax(found.fell))
-        before, after = found.trace[at, last[at] - 1] + offset, ends[at]
+    if np.any(ascent.fall > 0.0):
+        start = int(np.argmax(ascent.fall))
         raise RuntimeError(
-            f"the ELBO fell from {before:.6f} to {after:.6f} in sweep {last[at] + 1}, more than rounding in "
-            f"{np.dtype(problem.dtype)} explains: rescale the columns to about unit deviation, or use float64."
+            f"the ELBO fell from {ends[start] + ascent.fall[start]:.6f} to {ends[start]:.6f} in sweep "
+            f"{ascent.num_iter[start]}, more than rounding in "
+            f"{dtype} explains: rescale the columns to about unit deviation, or use float64."
         )
     best = int(np.argmax(ends))
-    if not found.converged[best]:
+    if not ascent.converged[best]:
         warnings.warn(
-            f"the fit with {k} factors still gained more than {problem.tol:.1g} nats a row after "
-            f"{found.trace.shape[1]} sweeps: take a larger max_iter before comparing its ELBO.",
+            f"the fit with {k} factors still gained more than {task.tolerance:.1g} nats a row after "
+            f"{len(ascent.trace)} sweeps: take a larger max_iter before comparing its ELBO.",
             stacklevel=4,
         )
-    # Columns beyond k are padding: loadings that are 0.
-    kept = np.append(np.arange(k), found.loc.shape[-1] - 1)
-    q = Posterior(
-        found.loc[best][:, kept],
-        found.cov[best][:, kept][:, :, kept],
-        found.noise_precision[best],
-        found.loading_precision[best][:k],
+    # Columns beyond k are padding, with loadings of 0.
+    q = Posterior(*(part[best] for part in ascent.point))
+    columns = np.append(np.arange(k), q.loc.shape[-1] - 1)
+    q = q._replace(
+        loc=q.loc[:, columns],
+        cov=q.cov[:, columns][:, :, columns],
+        loading_precision=q.loading_precision[:k],
     )
-    at_end = in_double(q)
-    noise_shape, loading_shape = shapes(problem.prior, alpha, num_observed, d, ard)
+    num_iter = int(ascent.num_iter[best])
+    wide = in_double(q)
+    noise_shape, loading_shape = shapes(task.prior, alpha, num_observed, d, ard)
     return PPCAFit(
         posterior=jax.tree.map(jnp.asarray, q),
-        origin=problem.origin,
-        noise_shape=noise_shape,
+        origin=task.origin,
+        noise_shape=float(noise_shape),
         ard_shape=loading_shape if ard else None,
-        prior=problem.prior,
+        prior=task.prior,
         alpha=alpha,
-        elbo=elbo(at_end, update_scores(at_end, exact, np), exact, about, alpha, ard),
-        trace=found.trace[best, : last[best] + 1].astype(np.float64) + offset,
-        num_iter=int(last[best]) + 1,
-        converged=bool(found.converged[best]),
+        elbo=elbo(wide, update_scores(wide, rows, np), rows, centred, alpha, ard),
+        trace=np.asarray(ascent.trace[:num_iter, best], np.float64) + offset,
+        num_iter=num_iter,
+        converged=bool(ascent.converged[best]),
         restart_elbos=ends,
         num_observed=num_observed,
     )
 
 
-def sweep(
-    q: Posterior, rows: Rows, prior: Prior, alpha: Any, ard: bool, active: Any = None
-) -> tuple[Posterior, Scores]:
-    """Every half-step once."""
-    z = update_scores(q, rows)
-    q = update_loadings(q, z, rows, prior, alpha, active)
-    q, z = translate(q, z, prior, alpha)
-    q, z = rotate(q, z, prior, alpha, ard, active)
-    return update_noise(q, z, rows, prior, alpha), z
-
-
 @partial(jax.jit, static_argnames=("ard", "max_iter"))
 @in_full_precision
 def _ascend(
-    starts: Start, rows: Rows, prior: Prior, alpha: Array, tol: Array, *, ard: bool, max_iter: int
-) -> Ascent:
+    starts: Start, rows: Rows, prior: Prior, alpha: Array, tolerance: Array, *, ard: bool, max_iter: int
+) -> Ascent[Posterior]:
     n, d = rows.x.shape
-    slack = ROUNDING * jnp.finfo(rows.x.dtype).eps
+    unit = ROUNDING * jnp.finfo(rows.x.dtype).eps
 
-    def from_start(start: Start) -> Ascent:
+    def first(start: Start) -> Posterior:
         k = start.loadings.shape[1]
         loc = jnp.concatenate([start.loadings, start.mean[:, None]], axis=1)
         cov = jnp.zeros((1 if rows.mask is None else d, k + 1, k + 1), loc.dtype)
@@ -254,25 +224,16 @@ def _ascend(
         if ard:
             squares = jnp.sum(start.loadings**2, axis=0)
             precision = (prior.ard_shape + 0.5 * d) / (prior.ard_rate + 0.5 * squares)
-        q = Posterior(loc, cov, start.noise_precision, precision)
+        return Posterior(loc, cov, jnp.asarray(start.noise_precision), precision)
 
-        def going(carry: tuple) -> Array:
-            return ~carry[-2] & ~carry[-1] & (carry[2] < max_iter)
+    def one_pass(q: Posterior, active: Numbers) -> Iterate[Posterior]:
+        q, z = sweep(q, rows, prior, alpha, ard, active)
+        terms = varying_terms(q, z, rows, prior, alpha, ard, active=active)
+        return Iterate(q, jnp.sum(terms), unit * jnp.sum(jnp.abs(terms)))
 
-        def step(carry: tuple) -> tuple:
-            q, trace, i, value, _, _ = carry
-            q, z = sweep(q, rows, prior, alpha, ard, start.active)
-            terms = varying_terms(q, z, rows, prior, alpha, ard, start.active)
-            gain = jnp.sum(terms) - value
-            # Not-a-number compares as False: `fell` would miss it, and the loop run on.
-            bad = ~(gain >= -slack * jnp.sum(jnp.abs(terms)))
-            trace = trace.at[i].set(jnp.sum(terms))
-            return q, trace, i + 1, jnp.sum(terms), gain <= tol * n, bad
-
-        first = (q, jnp.zeros(max_iter, loc.dtype), jnp.asarray(0))
-        carry = (*first, jnp.asarray(-jnp.inf, loc.dtype), jnp.asarray(False), jnp.asarray(False))
-        q, trace, i, _, converged, fell = jax.lax.while_loop(going, step, carry)
-        return Ascent(*q, trace, i, converged, fell)
+    def ascend(starts: Start) -> Ascent[Posterior]:
+        ascent = begin(jax.vmap(first)(starts), max_iter)
+        return advance(lambda q: jax.vmap(one_pass)(q, starts.active), ascent, max_iter, tolerance * n)
 
     # Starts side by side; numbers of factors one after another, as they take different numbers of sweeps.
-    return jax.lax.map(jax.vmap(from_start), starts)
+    return jax.lax.map(ascend, starts)

@@ -1,16 +1,18 @@
-"""What a fitted probabilistic PCA says: scores, imputation, densities, draws and axes."""
+"""Scores, imputation, densities, draws and axes of a fitted probabilistic PCA."""
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.ppca.ascent import update_scores
-from numpyro_tempered.ppca.base import Posterior, PPCAFit, Rows, Scores, as_matrix, as_rows, in_full_precision
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_matrix, as_rows, in_full_precision
 from numpyro_tempered.ppca.bound import with_one
+from numpyro_tempered.ppca.model import Draws, draw, exact_log_density
+from numpyro_tempered.ppca.result import PPCAFit
+from numpyro_tempered.ppca.updates import update_scores
 
 _scores = jax.jit(in_full_precision(update_scores))
 
@@ -19,8 +21,8 @@ class Imputed(NamedTuple):
     """Data with their missing entries filled.
 
     Attributes:
-        x: The data, predictive means in the place of NaN, float64, shape ``(n, d)``.
-        scale: Standard deviations of what was filled in, 0 where observed, shape ``(n, d)``.
+        x: The data with predictive means instead of NaN, float64, shape ``(n, d)``.
+        scale: Standard deviations of the missing entries, 0 where observed, shape ``(n, d)``.
     """
 
     x: np.ndarray
@@ -39,20 +41,6 @@ class LogDensity(NamedTuple):
     se: Array
 
 
-class Draws(NamedTuple):
-    """Draws of the parameters.
-
-    Attributes:
-        mean: m in units of the data, shape ``(num_samples, d)``.
-        loadings: W, shape ``(num_samples, d, K)``.
-        noise_precision: τ, shape ``(num_samples,)``.
-    """
-
-    mean: Array
-    loadings: Array
-    noise_precision: Array
-
-
 class Axes(NamedTuple):
     """Principal axes of the posterior mean of W.
 
@@ -67,7 +55,7 @@ class Axes(NamedTuple):
     noise_variance: float
 
 
-def _prepare(fit: PPCAFit, x: Any) -> tuple[Posterior, Rows]:
+def _prepare(fit: PPCAFit, x: ArrayLike) -> tuple[Posterior, Rows]:
     values = as_matrix(x, len(fit.origin))
     q = fit.posterior
     rows = as_rows(values, fit.origin, q.loc.dtype)
@@ -79,7 +67,7 @@ def _prepare(fit: PPCAFit, x: Any) -> tuple[Posterior, Rows]:
     return q, rows
 
 
-def transform(fit: PPCAFit, x: Any) -> Scores:
+def transform(fit: PPCAFit, x: ArrayLike) -> Scores:
     """The variational posterior of z given rows, new or old; missing entries (NaN) are marginalised.
 
     Args:
@@ -103,7 +91,7 @@ def transform(fit: PPCAFit, x: Any) -> Scores:
     return _scores(*_prepare(fit, x))
 
 
-def impute(fit: PPCAFit, x: Any) -> Imputed:
+def impute(fit: PPCAFit, x: ArrayLike) -> Imputed:
     r"""Fill in missing entries by their predictive means :math:`E_q[m_j + W_jz_i]`.
 
     Args:
@@ -135,8 +123,8 @@ def impute(fit: PPCAFit, x: Any) -> Imputed:
     return Imputed(np.where(missing, filled, values), np.where(missing, scale, 0.0))
 
 
-def reconstruct(fit: PPCAFit, x: Any) -> np.ndarray:
-    """Rows as the factors see them, E[m + W z], at every entry, observed or missing.
+def reconstruct(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
+    """Rows as the factors explain them, E[m + W z], at every entry, observed or missing.
 
     Args:
         fit: A fitted model.
@@ -196,21 +184,8 @@ def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> D
         >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 4).loadings.shape
         (4, 3, 1)
     """
-    draws = _draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
+    draws = draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
     return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))
-
-
-@partial(jax.jit, static_argnames="num_samples")
-@in_full_precision
-def _draw(rng_key: Array, q: Posterior, noise_shape: Any, num_samples: int) -> Draws:
-    """Draws with means relative to the origin."""
-    loc_key, noise_key = jax.random.split(rng_key)
-    normal = jax.random.normal(loc_key, (num_samples, *q.loc.shape), q.loc.dtype)
-    factor = jnp.broadcast_to(jnp.linalg.cholesky(q.cov), (q.loc.shape[0], *q.cov.shape[1:]))
-    weights = q.loc + jnp.einsum("jkl,sjl->sjk", factor, normal)
-    shape = jnp.asarray(noise_shape, q.loc.dtype)
-    tau = jax.random.gamma(noise_key, shape, (num_samples,), q.loc.dtype) * q.noise_precision / shape
-    return Draws(weights[..., -1], weights[..., :-1], tau)
 
 
 def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
@@ -233,7 +208,7 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
         (4, 3)
     """
     draw_key, z_key, noise_key = jax.random.split(rng_key, 3)
-    draws = _draw(draw_key, fit.posterior, fit.noise_shape, num_samples)
+    draws = draw(draw_key, fit.posterior, fit.noise_shape, num_samples)
     z = jax.random.normal(z_key, (num_samples, fit.num_factors), draws.mean.dtype)
     noise = jax.random.normal(noise_key, draws.mean.shape, draws.mean.dtype)
     x = (
@@ -244,11 +219,11 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
     return fit.origin + np.asarray(x, np.float64)
 
 
-def log_density(rng_key: Array, fit: PPCAFit, x: Any, num_samples: int = 1000) -> LogDensity:
+def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1000) -> LogDensity:
     r"""Log predictive density of rows, :math:`\log E_q[p(x_i|W, m, \tau)]`, by Monte Carlo over q.
 
-    z is integrated exactly for each draw of (W, m, τ), missing entries too. The density is that of the model,
-    without alpha.
+    For each draw of (W, m, τ) the z and the missing entries are integrated exactly. The density is that of the
+    model, without alpha.
 
     Args:
         rng_key: Key of the draws.
@@ -271,10 +246,9 @@ def log_density(rng_key: Array, fit: PPCAFit, x: Any, num_samples: int = 1000) -
         >>> bool(density.value[0] > density.value[1])
         True
     """
-    if num_samples < 2:
-        raise ValueError(f"num_samples must be at least 2, got {num_samples}.")
+    check_count(num_samples, "num_samples", 2)
     _, rows = _prepare(fit, x)
-    return _average(_draw(rng_key, fit.posterior, fit.noise_shape, num_samples), rows)
+    return _average(draw(rng_key, fit.posterior, fit.noise_shape, num_samples), rows)
 
 
 @jax.jit
@@ -282,31 +256,14 @@ def log_density(rng_key: Array, fit: PPCAFit, x: Any, num_samples: int = 1000) -
 def _average(draws: Draws, rows: Rows) -> LogDensity:
     count = draws.noise_precision.shape[0]
 
-    def add(sums: tuple[Array, Array], draw: Draws) -> tuple[tuple[Array, Array], None]:
-        value = exact_log_density(draw, rows)
+    def add(sums: tuple[Array, Array], one: Draws) -> tuple[tuple[Array, Array], None]:
+        value = exact_log_density(one, rows)
         return (jnp.logaddexp(sums[0], value), jnp.logaddexp(sums[1], 2.0 * value)), None
 
     start = jnp.full(rows.x.shape[0], -jnp.inf, rows.x.dtype)
     (first, second), _ = jax.lax.scan(add, (start, start), draws)
     relative = jnp.maximum(count * jnp.exp(second - 2.0 * first) - 1.0, 0.0)
     return LogDensity(first - jnp.log(count), jnp.sqrt(relative / (count - 1)))
-
-
-def exact_log_density(draw: Draws, rows: Rows) -> Array:
-    r"""The log of p(x_i) at one draw, by Bayes' rule at the posterior mean of z."""
-    d, k = draw.loadings.shape
-    loc = jnp.concatenate([draw.loadings, draw.mean[:, None]], axis=1)
-    cov = jnp.zeros((1 if rows.mask is None else d, k + 1, k + 1), loc.dtype)
-    tau = draw.noise_precision
-    z = update_scores(Posterior(loc, cov, tau, jnp.ones(k, loc.dtype)), rows)
-    residual = rows.x - with_one(z).loc @ loc.T
-    counts = jnp.full(rows.x.shape[0], float(d), loc.dtype)
-    if rows.mask is not None:
-        residual, counts = residual * rows.mask, jnp.sum(rows.mask, axis=1)
-    value = 0.5 * counts * jnp.log(tau / (2.0 * jnp.pi)) - 0.5 * tau * jnp.sum(residual**2, axis=1)
-    if k == 0:
-        return value
-    return value - 0.5 * jnp.sum(z.loc**2, axis=1) + 0.5 * jnp.linalg.slogdet(z.cov)[1]
 
 
 def principal_axes(fit: PPCAFit) -> Axes:
@@ -316,7 +273,7 @@ def principal_axes(fit: PPCAFit) -> Axes:
         fit: A fitted model.
 
     Returns:
-        :class:`Axes`. Columns that ARD has emptied come last, with directions that mean nothing.
+        :class:`Axes`. Columns that ARD has emptied come last; their directions are arbitrary.
 
     Example:
         >>> import jax, numpy as np

@@ -1,18 +1,18 @@
 """The number of factors by the penalised ELBO, and by what ARD leaves."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.ppca.base import PPCAFit, in_double
+from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.ppca.base import in_double
 from numpyro_tempered.ppca.bound import squared_loadings
-from numpyro_tempered.ppca.driver import fit_each
-
-LogPrior: TypeAlias = Mapping[Any, float] | Callable[[Sequence[Any]], Mapping[Any, float]] | None
+from numpyro_tempered.ppca.driver import Options, fit_each
+from numpyro_tempered.ppca.result import PPCAFit
+from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
 
 
 class FactorSelection(NamedTuple):
@@ -28,7 +28,7 @@ class FactorSelection(NamedTuple):
         converged: Whether each fit has converged.
         selected: The K with the largest criterion.
         margin: Its lead over the runner-up, in nats; infinite if there is none.
-        fits: The fits.
+        fits: The fits by K.
     """
 
     num_factors: np.ndarray
@@ -40,7 +40,15 @@ class FactorSelection(NamedTuple):
     converged: np.ndarray
     selected: int
     margin: float
-    fits: tuple[PPCAFit, ...]
+    fits: dict[int, PPCAFit]
+
+    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+        """Draws of the selected fit, for :func:`to_inference_data`.
+
+        Raises:
+            ValueError: If x or the key are missing.
+        """
+        return self.fits[self.selected].as_run(*data, num_samples=num_samples, rng_key=rng_key)
 
 
 def select_num_factors(
@@ -75,23 +83,21 @@ def select_num_factors(
     orders = list(num_factors)
     if not orders or len(set(orders)) != len(orders):
         raise ValueError(f"num_factors must be different numbers, at least one, got {orders}.")
-    log_weights = _log_weights(orders, log_prior)
+    log_weights = check_log_prior(orders, log_prior)
     keys = jax.random.split(rng_key, len(orders))
-    fits = tuple(fit_each(keys, x, orders, **options))
-    elbos = np.array([each.elbo for each in fits])
-    criterion = elbos + log_weights
-    unnormalised = np.exp(criterion - criterion.max())
-    ranked = np.sort(criterion)[::-1]
+    fits = dict(zip(map(int, orders), fit_each(keys, x, orders, Options(**options)), strict=True))
+    elbos = np.array([each.elbo for each in fits.values()])
+    ranking = rank_models(elbos, log_weights)
     return FactorSelection(
         num_factors=np.array(orders),
         elbo=elbos,
         log_prior=log_weights,
-        criterion=criterion,
-        weight=unnormalised / unnormalised.sum(),
-        restart_spread=np.array([np.ptp(each.restart_elbos) for each in fits]),
-        converged=np.array([each.converged for each in fits]),
-        selected=int(orders[int(np.argmax(criterion))]),
-        margin=float(ranked[0] - ranked[1]) if len(orders) > 1 else math.inf,
+        criterion=ranking.criterion,
+        weight=ranking.weight,
+        restart_spread=np.array([np.ptp(each.restart_elbos) for each in fits.values()]),
+        converged=np.array([each.converged for each in fits.values()]),
+        selected=int(orders[ranking.best]),
+        margin=float(ranking.margin[ranking.best]),
         fits=fits,
     )
 
@@ -116,17 +122,3 @@ def num_occupied(fit: PPCAFit) -> int:
     """
     q = in_double(fit.posterior)
     return int(np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np)))
-
-
-def _log_weights(orders: list[int], log_prior: LogPrior) -> np.ndarray:
-    if log_prior is None:
-        return np.full(len(orders), -math.log(len(orders)))
-    given = log_prior(orders) if callable(log_prior) else log_prior
-    if set(given) != set(orders):
-        raise ValueError(f"log_prior has the numbers {sorted(given)}, the comparison {sorted(orders)}.")
-    values = np.array([float(given[k]) for k in orders])
-    if not np.all(np.isfinite(values)) or np.exp(values).sum() > 1.0 + 1e-6:
-        raise ValueError(
-            f"log_prior must be logarithms of positive weights that sum to at most 1, got {values.tolist()}."
-        )
-    return values

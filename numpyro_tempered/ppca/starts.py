@@ -1,12 +1,13 @@
-"""Where coordinate ascent for probabilistic PCA starts: principal axes, an earlier fit, or at random."""
+"""Starts of probabilistic PCA: principal axes, an earlier fit, or random loadings."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.ppca.base import PPCAFit, Prior, Rows
+from numpyro_tempered.core.typing import Array, Numbers
+from numpyro_tempered.ppca.base import Prior, Rows
+from numpyro_tempered.ppca.result import PPCAFit
 
 
 class Start(NamedTuple):
@@ -16,28 +17,30 @@ class Start(NamedTuple):
         loadings: W, shape ``(d, K)`` each.
         mean: m relative to the origin, ``(d,)``.
         noise_precision: τ.
-        active: 1 for the columns of W that there are and 0 for padding, ``(K,)``.
+        active: 1 for columns of W, 0 for padding, ``(K,)``.
     """
 
-    loadings: Any
-    mean: Any
-    noise_precision: Any
-    active: Any
-
-
-def padded(starts: Start, k: int) -> Start:
-    """Starts with columns of zeros up to k."""
-    more = k - starts.active.shape[-1]
-    return starts._replace(
-        loadings=np.pad(starts.loadings, ((0, 0), (0, 0), (0, more))),
-        active=np.pad(starts.active, ((0, 0), (0, more))),
-    )
+    loadings: Numbers
+    mean: Numbers
+    noise_precision: Numbers | float
+    active: Numbers
 
 
 def starts_of(
-    rng_key: Array, rows: Rows, k: int, prior: Prior, num_restarts: int, init: PPCAFit | None, origin: np.ndarray
+    rng_key: Array,
+    rows: Rows,
+    k: int,
+    prior: Prior,
+    *,
+    width: int,
+    num_restarts: int,
+    init: PPCAFit | None,
+    origin: np.ndarray,
 ) -> Start:
-    """``num_restarts`` starts on the host: one, it with ever fewer columns, and random loadings."""
+    """Starts on the host: the first one, the same with ever fewer columns, and in between random loadings.
+
+    Columns of zeros fill the loadings up to ``width``.
+    """
     first = from_axes(rows, k, prior)
     if init is not None:
         first = from_fit(init, first, origin)
@@ -47,14 +50,17 @@ def starts_of(
     for i in range(1, num_restarts):
         live = k - (i + 1) // 2
         if i % 2 and live >= 0:
-            # Small columns and large ones are different optima of one another.
-            keep = np.where(np.arange(k) < live, 1.0, 1e-3)
-            starts.append(first._replace(loadings=first.loadings * keep))
+            # Optima with small and with large columns differ.
+            factor = np.where(np.arange(k) < live, 1.0, 1e-3)
+            starts.append(first._replace(loadings=first.loadings * factor))
         else:
             # Half of the variance to the factors, half to the noise.
             normal = np.asarray(jax.random.normal(jax.random.fold_in(rng_key, i), (d, k)), np.float64)
             starts.append(Start(np.sqrt(0.5 * total / max(k, 1)) * normal, np.zeros(d), 2.0 / total, np.ones(k)))
-    return Start(*(np.stack(part) for part in zip(*starts, strict=True)))
+    loadings, mean, noise_precision, active = (np.stack(part) for part in zip(*starts, strict=True))
+    padding = (0, width - k)
+    loadings, active = np.pad(loadings, ((0, 0), (0, 0), padding)), np.pad(active, ((0, 0), padding))
+    return Start(loadings, mean, noise_precision, active)
 
 
 def from_axes(rows: Rows, k: int, prior: Prior) -> Start:

@@ -1,16 +1,25 @@
 """Building and reading ArviZ data, in both of ArviZ's generations."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Hashable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+
+from numpyro_tempered.core.typing import ArrayLike
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Coords = Mapping[str, Sequence[Any]]
-Dims = Mapping[str, Sequence[str]]
+# Under ArviZ 1.x; under 0.x an ``arviz.InferenceData``, which has groups and attributes likewise.
+ArviZData: TypeAlias = "xr.DataTree"
+Coords: TypeAlias = Mapping[str, Sequence[object]]
+Dims: TypeAlias = Mapping[str, Sequence[str]]
+Key = TypeVar("Key", bound=Hashable)
+Groups: TypeAlias = Mapping[str, Mapping[str, ArrayLike]]
+
+_SAMPLE_GROUPS = ("posterior", "log_likelihood", "posterior_predictive", "sample_stats")
 
 
 def versions() -> dict[str, str]:
@@ -30,11 +39,11 @@ def variable_name(name: str) -> str:
 
 
 def dataset(
-    values: Mapping[str, Any],
+    values: Mapping[str, ArrayLike],
     sample_dims: Sequence[str] = (),
     coords: Coords | None = None,
     dims: Dims | None = None,
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[Key, object] | None = None,
 ) -> "xr.Dataset":
     """A Dataset of arrays, with ArviZ's default names for unnamed dimensions.
 
@@ -44,8 +53,8 @@ def dataset(
     import xarray as xr
 
     coords, dims = dict(coords or {}), dict(dims or {})
-    variables: dict[str, Any] = {}
-    used: dict[str, int] = {}
+    variables: dict[str, tuple[list[str], np.ndarray]] = {}
+    sizes: dict[str, int] = {}
     for name, value in values.items():
         array = np.asarray(value)
         rest = array.ndim - len(sample_dims)
@@ -56,12 +65,48 @@ def dataset(
             )
         all_dims = [*sample_dims, *named]
         variables[name] = (all_dims, array)
-        used.update(zip(all_dims, array.shape, strict=True))
-    indexes = {dim: coords.get(dim, np.arange(size)) for dim, size in used.items()}
+        sizes.update(zip(all_dims, array.shape, strict=True))
+    indexes = {dim: coords.get(dim, np.arange(size)) for dim, size in sizes.items()}
     return xr.Dataset(variables, coords=indexes, attrs=dict(attrs or {}))
 
 
-def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[str, Any]) -> Any:
+def to_arviz(groups: Groups, attrs: Mapping[str, object], coords: Coords | None, dims: Dims) -> ArviZData:
+    """Groups of arrays by site as ArviZ data, with the versions.
+
+    Raises:
+        ValueError: If two sites have one name, or ``dims`` names no variable.
+    """
+    for values in groups.values():
+        if len({variable_name(name) for name in values}) < len(values):
+            raise ValueError(
+                f"of the sites {sorted(values)} two have one name where slashes are written as dots."
+            )
+    groups = {name: {variable_name(k): v for k, v in values.items()} for name, values in groups.items()}
+    dims = {variable_name(k): v for k, v in dims.items()}
+    variables = {name for values in groups.values() for name in values}
+    if unknown := sorted(set(dims) - variables):
+        raise ValueError(f"dims names {unknown}, which are not among the variables {sorted(variables)}.")
+    attrs = {key: as_attr(value) for key, value in {**attrs, **versions()}.items()}
+    datasets = {}
+    for name, values in groups.items():
+        named = dims
+        if name == "log_likelihood":
+            # A log-probability has no event dimensions.
+            named = {k: dims[k][: np.ndim(v) - 2] for k, v in values.items() if k in dims}
+        elif name == "variational":
+            rounds = {k: ["round"] for k, v in values.items() if k.startswith("loss_") and np.ndim(v) == 1}
+            named = {"loss": ["step"], **dims, **rounds}
+        sample_dims = ("chain", "draw") if name in _SAMPLE_GROUPS else ()
+        datasets[name] = dataset(values, sample_dims, coords, named, attrs)
+    return assemble(datasets, attrs)
+
+
+def as_attr(value: object) -> object:
+    """An attribute as netCDF takes it: values by site in JSON."""
+    return json.dumps({variable_name(k): v for k, v in value.items()}) if isinstance(value, Mapping) else value
+
+
+def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[Key, object]) -> ArviZData:
     """The groups as ArviZ data of the installed generation.
 
     Empty groups are left out.
@@ -76,12 +121,28 @@ def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[str, Any]) -> An
     return az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
 
 
-def group(data: Any, name: str) -> "xr.Dataset":
+def with_group(data: ArviZData, name: str, values: "xr.Dataset", attrs: Mapping[Key, object]) -> ArviZData:
+    """ArviZ data with another group in front and further attributes."""
+    groups = {key: group(data, key) for key in group_names(data)}
+    return assemble({name: values, **groups}, {**data.attrs, **attrs})
+
+
+def group(data: Mapping[str, Any], name: str) -> "xr.Dataset":
     """A group of ArviZ data as a Dataset, in either generation."""
-    found = data[name]
-    return found.to_dataset() if hasattr(found, "to_dataset") else found
+    import xarray as xr
+
+    values = data[name]
+    return values if isinstance(values, xr.Dataset) else values.to_dataset()
 
 
-def group_names(data: Any) -> list[str]:
-    """Names of the groups of ArviZ data, in either generation."""
-    return list(data.children) if hasattr(data, "children") else list(data.groups())
+def group_names(data: Mapping[str, object]) -> list[str]:
+    """Names of the groups of ArviZ data, in either generation.
+
+    Raises:
+        TypeError: If the data are not ArviZ data.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(
+            f"expected ArviZ data, got {type(data).__name__}: pass a result through to_inference_data."
+        )
+    return list(getattr(data, "children", data))

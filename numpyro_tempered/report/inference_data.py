@@ -1,44 +1,31 @@
 """Results of every algorithm as ArviZ data."""
 
-import json
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
-from numpyro.infer import MCMC
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.likelihood import (
-    Trace,
     common_alpha,
     latent_sites,
-    likelihood_sites,
     log_likelihood,
     observed_values,
-    other_scale,
+    replicate,
+    scales_beside_alpha,
     subsamples,
 )
-from numpyro_tempered.handlers.replicate import replicate
 from numpyro_tempered.online.base import Losses
-from numpyro_tempered.report.arviz import Coords, Dims, assemble, dataset, group, variable_name, versions
-from numpyro_tempered.report.run import (
-    Run,
-    from_draws,
-    from_mcmc,
-    is_shown,
-    trace_at_first_draw,
-)
-
-__all__ = ["assemble", "dataset", "group", "to_inference_data"]
+from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
+from numpyro_tempered.report.draws import as_run, is_shown, seeded_model, trace_at_first_draw
 
 
 def to_inference_data(
-    result: Any,
-    *data: Any,
+    result: object,
+    *data: object,
     num_samples: int = 1000,
     rng_key: Array | None = None,
     coords: Coords | None = None,
@@ -47,8 +34,8 @@ def to_inference_data(
     posterior_predictive: bool = False,
     group_by_chain: bool = False,
     losses: Losses | None = None,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> ArviZData:
     """ArviZ data of a tempered result.
 
     Groups: ``posterior`` and ``log_likelihood`` with dims ``(chain, draw)``, the latter untempered and
@@ -56,22 +43,38 @@ def to_inference_data(
     (the trace of the loss and the parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where
     it differs by site), the rule or algorithm, versions. A slash in a site's name becomes a dot.
 
+    ================================================= ====================================================
+    result                                            what follows it
+    ================================================= ====================================================
+    ``TemperedFit``                                   nothing: it holds its data
+    ``MCMC`` of NumPyro that has run, of any kernel   nothing
+    ``OnlineVI``                                      its state, then the data that it has seen
+    ``OnlineVIState``                                 its ``OnlineVI``, then the data
+    ``MixtureFit``, ``ComponentSelection``            ``x, rng_key=key``
+    ``PPCAFit``, ``FactorSelection``                  ``x, rng_key=key``
+    ``LinearFit``, ``LogisticFit``                    ``x, y, rng_key=key``
+    ``AlphaChoice``                                   what its fit takes
+    ``descent.Result``                                ``rng_key=key``
+    dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments
+    ================================================= ====================================================
+
+    A selection gives the fit that it selects. A class of your own is a result if it has the method ``as_run``,
+    which returns a :class:`Run`.
+
     Of a mixture: draws of ``weights`` and of the components' parameters with dims ``component``, ``feature``, and
-    ``level`` (of a category) or ``other_feature`` (of a matrix); the log-likelihood of each row, summed over the
-    components, of its observed entries; in ``variational`` F at each pass and of each restart, concentrations and
-    counts; attributes ``objective`` (F), ``elbo`` and ``elbo_se`` (E1), ``num_components``, ``num_occupied``,
+    ``level`` (of a category) or ``other_feature`` (of a matrix); the log-likelihood of the observed entries of
+    each row, summed over the components; in ``variational`` F at each pass and of each restart, concentrations
+    and counts; attributes ``objective`` (F), ``elbo`` and ``elbo_se`` (E1), ``num_components``, ``num_occupied``,
     ``converged``. The factors tell components apart, so that no draw has labels switched: components stand from
-    the largest to the smallest count, or as ``order`` says.
+    the largest to the smallest count, or as ``order`` says. Of probabilistic PCA: ``loadings`` with dims
+    ``feature``, ``factor``; the z are integrated out of the log-likelihood of a row.
 
     Args:
-        result: A ``TemperedFit``; an ``MCMC`` that has run a model, with any kernel; an ``OnlineVI``, followed
-            by its state and the data it has seen; a ``MixtureFit``, followed by its data; or the
-            draws of any other algorithm, a dictionary of arrays ``(S, ...)`` by site, followed by the tempered
-            model and its arguments.
-        *data: For an online run ``state, *args``, for a mixture ``x``, for draws ``model, *args``.
+        result: A result.
+        *data: What follows it.
         num_samples: Draws from a variational posterior.
         rng_key: For what is drawn here; by default the key kept in the fit or state, or that of the MCMC's
-            last state. Draws given as such bring none; nor does a mixture, which needs one.
+            last state. Draws given as such bring none, and may do without.
         coords: Coordinate values by dimension.
         dims: Names of the event dimensions by variable, without chain and draw.
         log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
@@ -87,8 +90,8 @@ def to_inference_data(
         ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x.
 
     Raises:
-        TypeError: If ``result`` is none of these.
-        ValueError: If the data are missing, an MCMC has not run a model, the draws do not fit their model,
+        TypeError: If ``result`` has no draws.
+        ValueError: If data or key are missing, an MCMC has not run a model, the draws do not fit their model,
             ``dims`` names no variable, or replicates are asked for and there is no key or no sampler.
 
     Example:
@@ -110,119 +113,57 @@ def to_inference_data(
         >>> nt.to_inference_data(draws, nt.temper(model, alpha=0.5), jnp.ones(6)).attrs["alpha"]
         0.5
     """
-    if isinstance(result, MCMC):
-        if data or kwargs:
-            raise ValueError("an MCMC holds its data: pass it alone.")
-        run = from_mcmc(result, rng_key)
-    elif isinstance(result, Mapping):
-        if not data or not callable(data[0]):
-            raise TypeError("draws are to_inference_data(samples, model, *args): the tempered model is missing.")
-        run = from_draws(result, data[0], data[1:], kwargs, group_by_chain, rng_key)
-    elif hasattr(result, "as_run"):
-        if losses is not None:
-            kwargs["losses"] = losses
-        run = result.as_run(*data, num_samples=num_samples, rng_key=rng_key, **kwargs)
-    else:
-        raise TypeError(
-            "to_inference_data takes a TemperedFit, an MCMC, an OnlineVI with its state and data, a "
-            "MixtureFit with its data and a key, or a dictionary of draws with its model and data, got "
-            f"{type(result).__name__}."
-        )
-    groups, attrs = _evaluate(run, log_lik, posterior_predictive)
-    return _to_arviz(groups, attrs | versions(), coords, {**run.dims, **(dims or {})})
+    if losses is not None:
+        kwargs["losses"] = losses
+    run = as_run(result, data, kwargs, num_samples=num_samples, rng_key=rng_key, by_chain=group_by_chain)
+    complete = _evaluate(run, log_lik, posterior_predictive)
+    return to_arviz(complete.groups, complete.attrs, coords, {**run.dims, **(dims or {})})
 
 
-def _evaluate(run: Run, log_lik: bool, predictive: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The groups of a run, and its attributes."""
-    trace = trace_at_first_draw(run)
-    flat = {name: jnp.reshape(value, (-1, *value.shape[2:])) for name, value in run.samples.items()}
+def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
+    """A run with all groups and attributes."""
+    if run.model is None:
+        if predictive:
+            raise ValueError("this result has no model of data: there can be no posterior_predictive group.")
+        return run._replace(groups={"posterior": run.samples, **run.groups})
+    trace, model = trace_at_first_draw(run), seeded_model(run)
+    posterior = {name: value for name, value in run.samples.items() if name in trace and is_shown(trace[name])}
     # The draws of deterministic sites follow from those of the latents.
-    latents = {name: flat[name] for name in latent_sites(trace) if name in flat}
-    missing = sorted(set(latent_sites(trace)) - set(latents))
-    if subsamples(trace):
-        _leave_out("a plate of the model subsamples", "which needs all data", predictive, log_lik)
-        log_lik = False
-    elif missing:
-        _leave_out(
-            f"the draws hold no values of the latent sites {missing} (a sampler that enumerates them keeps none)",
-            "which depends on them",
-            predictive,
-            log_lik,
+    names = latent_sites(trace)
+    latents = {k: jnp.concatenate(v) for k, v in run.samples.items() if k in names}
+    missing, parts = sorted(set(names) - set(latents)), subsamples(trace)
+    groups: dict[str, Mapping[str, ArrayLike]] = {"posterior": posterior}
+    others = {"observed_data": observed_values(trace), **run.groups}
+    attrs = {"alpha": common_alpha(trace), **run.attrs}
+    if not parts and (scales := scales_beside_alpha(trace)):
+        attrs["likelihood_scale"] = scales
+    if parts or missing:
+        reason, why = (
+            ("a plate of the model subsamples", "which needs all data")
+            if parts
+            else (
+                f"the draws hold no values of the latent sites {missing} (a sampler that enumerates them keeps "
+                "none)",
+                "which depends on them",
+            )
         )
+        if predictive:
+            raise ValueError(f"{reason}: there can be no posterior_predictive group, {why}.")
+        if log_lik:
+            warnings.warn(f"{reason}: the log_likelihood group, {why}, is left out.", stacklevel=3)
         log_lik = False
-    chains_draws = next(iter(run.samples.values())).shape[:2]
-    model = run.model if run.rng_key is None else handlers.seed(run.model, run.rng_key)
 
-    def by_chain(values: dict[str, Array]) -> dict[str, Any]:
+    chains_draws = next(iter(run.samples.values())).shape[:2]
+
+    def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
         return {k: np.reshape(v, (*chains_draws, *v.shape[1:])) for k, v in values.items()}
 
-    groups: dict[str, Any] = {
-        "posterior": {k: v for k, v in run.samples.items() if k in trace and is_shown(trace[k])}
-    }
     if log_lik:
-        groups["log_likelihood"] = by_chain(log_likelihood(model, latents, run.args, run.kwargs))
+        groups["log_likelihood"] = by_chain(log_likelihood(model, latents, run.args, dict(run.kwargs)))
     if predictive:
         if run.rng_key is None:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")
         # No split of this key that made the posterior draws reaches as far.
         key = jax.random.fold_in(run.rng_key, 2**31 - 1)
-        groups["posterior_predictive"] = by_chain(replicate(key, model, latents, run.args, run.kwargs))
-    alpha = common_alpha(trace)
-    attrs = {"alpha": alpha if isinstance(alpha, float) else _json(alpha), **run.attrs}
-    scales = _scales(trace)
-    if scales and not subsamples(trace):
-        attrs["likelihood_scale"] = _json(scales)
-    return {**groups, "observed_data": observed_values(trace), **run.groups}, attrs
-
-
-def _leave_out(reason: str, why: str, predictive: bool, log_lik: bool) -> None:
-    if predictive:
-        raise ValueError(f"{reason}: there can be no posterior_predictive group, {why}.")
-    if log_lik:
-        warnings.warn(f"{reason}: the log_likelihood group, {why}, is left out.", stacklevel=4)
-
-
-def _scales(trace: Trace) -> dict[str, float | None]:
-    """Scales of the likelihood beside alpha, where there are; None where they differ within a site."""
-    scales = {name: np.unique(np.asarray(other_scale(site))) for name, site in likelihood_sites(trace).items()}
-    return {
-        name: float(scale[0]) if len(scale) == 1 else None
-        for name, scale in scales.items()
-        if not np.array_equal(scale, [1.0])
-    }
-
-
-_SAMPLE_GROUPS = ("posterior", "log_likelihood", "posterior_predictive", "sample_stats")
-
-
-def _to_arviz(
-    groups: Mapping[str, Mapping[str, Any]], attrs: dict[str, Any], coords: Coords | None, dims: Dims | None
-) -> Any:
-    for values in groups.values():
-        dotted = [variable_name(name) for name in values]
-        if len(set(dotted)) < len(dotted):
-            raise ValueError(
-                f"of the sites {sorted(values)} two have one name where slashes are written as dots."
-            )
-    groups = {name: {variable_name(k): v for k, v in values.items()} for name, values in groups.items()}
-    dims = {variable_name(k): list(v) for k, v in (dims or {}).items()}
-    variables = {name for values in groups.values() for name in values}
-    unknown = sorted(set(dims) - variables)
-    if unknown:
-        raise ValueError(f"dims names {unknown}, which are not among the variables {sorted(variables)}.")
-    datasets = {}
-    for name, values in groups.items():
-        named = dict(dims)
-        if name == "log_likelihood":
-            # A log-probability has no event dimensions.
-            named = {k: named[k][: np.ndim(v) - 2] for k, v in values.items() if k in named}
-        elif name == "variational":
-            named.setdefault("loss", ["step"])
-            named |= {k: ["round"] for k, v in values.items() if k.startswith("loss_") and np.ndim(v) == 1}
-        sample_dims = ("chain", "draw") if name in _SAMPLE_GROUPS else ()
-        datasets[name] = dataset(values, sample_dims, coords, named, attrs)
-    return assemble(datasets, attrs)
-
-
-def _json(by_site: Mapping[str, Any]) -> str:
-    return json.dumps({variable_name(name): value for name, value in by_site.items()})
+        groups["posterior_predictive"] = by_chain(replicate(key, model, latents, run.args, dict(run.kwargs)))
+    return run._replace(groups={**groups, **others}, attrs=attrs)

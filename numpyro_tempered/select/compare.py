@@ -2,50 +2,43 @@
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from numpyro_tempered.handlers.likelihood import is_factor, is_masked, likelihood_sites, other_scale
-from numpyro_tempered.infer.svi import TemperedFit, posterior_trace
-from numpyro_tempered.report.inference_data import assemble, dataset, group, to_inference_data
-from numpyro_tempered.theory.bounds import Certificate, LogTrueDensity, tempered_certificate
+from numpyro_tempered.core.result import DataSummary, Fit, TemperedELBO, fit_attrs
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.handlers.likelihood import (
+    Trace,
+    is_factor,
+    is_masked,
+    likelihood_sites,
+    observed_values,
+    other_scale,
+)
+from numpyro_tempered.report.arviz import ArviZData, as_attr, assemble, dataset, versions, with_group
+from numpyro_tempered.report.draws import trace_at_first_draw
+from numpyro_tempered.report.inference_data import to_inference_data
+from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
+from numpyro_tempered.theory.bounds import LogTrueDensity, tempered_certificate
 
-LogPrior: TypeAlias = Mapping[Any, float] | Callable[[Sequence[Hashable]], Mapping[Any, float]] | None
-
-
-def dyadic(names: Sequence[Hashable]) -> dict[Hashable, float]:
-    """The prior weights b_K = 2^-K of nested models, as logarithms.
-
-    Args:
-        names: Model names. Positive integers are taken for K; otherwise K is the position, from 1.
-
-    Returns:
-        Log weights by name.
-
-    Example:
-        >>> import numpyro_tempered as nt
-        >>> [round(value, 3) for value in nt.dyadic(["line", "parabola"]).values()]
-        [-0.693, -1.386]
-    """
-    orders = list(names)
-    integers = all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in orders)
-    if not (integers and all(k > 0 for k in orders)):  # type: ignore[operator]
-        orders = list(range(1, len(orders) + 1))
-    return {name: -k * math.log(2.0) for name, k in zip(names, orders, strict=True)}  # type: ignore[operator]
+Name = TypeVar("Name", bound=Hashable)
 
 
 def compare(
-    fits: Mapping[Any, TemperedFit],
+    fits: Mapping[Name, Fit],
     log_prior: LogPrior = None,
     *,
     num_samples: int = 1000,
     log_p0: LogTrueDensity | None = None,
     num_data: int | None = None,
     delta: float = 0.05,
-) -> Any:
+    data: tuple[object, ...] = (),
+    rng_key: Array | None = None,
+    **options: Any,
+) -> ArviZData:
     r"""Compare models of the same data by the penalised ELBO.
 
     .. math:: \hat K = \arg\max_K \big\{\mathrm{ELBO}_\alpha(K) - \log(1/b_K)\big\}
@@ -61,12 +54,18 @@ def compare(
       :math:`\int D_\alpha(P_\theta, P_0)\,q(d\theta)`, in nats a datum. With probability at least 1 - ``delta``
       it holds for all models at once.
 
-    The other groups are those of the selected fit. ``comparison_table`` turns the group into pandas.
+    The other groups are those of the selected fit, as :func:`to_inference_data` makes them; of one that does not
+    hold its data only with ``data``. :func:`table` turns the comparison into pandas.
+
+    Any fit with an ELBO takes part: of :func:`fit_svi`, :func:`fit_gaussian`, :func:`round_and_refit`,
+    ``mixtures``, ``ppca`` and ``sparse``, or one of your own. The ELBO of a mixture is its bound E1, that of a
+    logistic regression its objective, which is below the ELBO. The ELBO of a linear regression with estimated
+    noise bounds the evidence at this noise alone: compare it with its like.
 
     Args:
-        fits: Results of :func:`fit_svi` by model name, on the same observed values and with the same
-            alpha. Features may differ. Mixtures take part by
-            :func:`numpyro_tempered.mixtures.as_tempered_fit`.
+        fits: Fits by model name, of the same observed values and with the same alpha, such as the ``fits`` of a
+            selection of components or factors. Features may differ. Fits that do not hold their data are
+            checked by what they know of them, such as numbers and means.
         log_prior: log b_K by name, or a callable from names to that, such as :func:`dyadic`; uniform
             over the given models by default. The weights must be positive and sum to at most 1.
         num_samples: Draws of the selected model's posterior.
@@ -76,14 +75,18 @@ def compare(
         num_data: For certificates, the number of independent data; by default the length of the only observed
             site, if that is a vector without missing values.
         delta: For certificates, their probability of failure.
+        data: What the fits were fitted to, for those that do not hold it, as :func:`to_inference_data` takes it:
+            ``(x,)`` or ``(x, y)``.
+        rng_key: Key of the draws; needed where the selected fit has none.
+        **options: Further arguments of :func:`to_inference_data`, such as ``dims``.
 
     Returns:
         ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x. With certificates the attributes
         say the selected model's, where its ``log_p0`` comes from, and under which condition it is valid.
 
     Raises:
-        TypeError: If ``fits`` is not a mapping, a value not a :class:`TemperedFit`, or ``log_p0`` a bare number.
-        ValueError: If there is no fit, an ELBO is not finite, observed values or alpha differ, or the
+        TypeError: If ``fits`` is not a mapping, a value has no ELBO, or ``log_p0`` is a bare number.
+        ValueError: If there is no fit, an ELBO is not finite, data or alpha differ, or the
             weights are not as above; if certificates are asked for and alpha is not one number in (0, 1), or the
             number of data cannot be told.
 
@@ -109,151 +112,182 @@ def compare(
         raise TypeError(f"compare takes a mapping of names to fits, got {type(fits).__name__}.")
     if not fits:
         raise ValueError("compare needs at least one fit.")
-    for name, fit in fits.items():
-        if not isinstance(fit, TemperedFit):
-            raise TypeError(
-                f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi. A mixture becomes one by "
-                "nt.mixtures.as_tempered_fit(rng_key, fit, x)."
-            )
-        if not math.isfinite(fit.elbo.value):
-            raise ValueError(
-                f"fits[{name!r}] has an ELBO of {fit.elbo.value}: a guide that is a point (AutoDelta) bounds "
-                "nothing. Fit with AutoNormal, for instance."
-            )
-    _check_same_data(fits)
-    names = list(fits)
+    names, elbos = list(fits), [_elbo(name, fit) for name, fit in fits.items()]
+    summaries = {name: fit.summarise_data() for name, fit in fits.items()}
+    alpha = _check_same_data(fits, summaries)
+    # What each fit has to be given to make its draws.
+    data_of = {name: data if summary.observed is None else () for name, summary in summaries.items()}
     log_weights = check_log_prior(names, log_prior)
-    elbos = np.array([fit.elbo.value for fit in fits.values()])
-    criterion = elbos + log_weights
-    order = np.argsort(-criterion, kind="stable")
-    rank = np.empty(len(names), dtype=int)
-    rank[order] = np.arange(len(names))
-    unnormalised = np.exp(criterion - criterion.max())
-    columns = {
-        "elbo": elbos,
-        "se": [fit.elbo.se for fit in fits.values()],
+    value, se = np.array([elbo.value for elbo in elbos]), np.array([elbo.se for elbo in elbos])
+    ranking = rank_models(value, log_weights)
+    columns: dict[str, ArrayLike] = {
+        "elbo": value,
+        "se": se,
         "log_prior": log_weights,
-        "criterion": criterion,
-        "rank": rank,
-        "weight": unnormalised / unnormalised.sum(),
-        "expected_log_lik": [fit.elbo.expected_log_lik for fit in fits.values()],
-        "kl": [fit.elbo.kl for fit in fits.values()],
+        "criterion": ranking.criterion,
+        "rank": ranking.rank,
+        "weight": ranking.weight,
+        "expected_log_lik": np.array([elbo.expected_log_lik for elbo in elbos]),
+        "kl": np.array([elbo.kl for elbo in elbos]),
     }
-    certified = {}
+    winner = names[ranking.best]
+    selected = winner if isinstance(winner, str | int) else str(winner)
+    attrs = {"alpha": as_attr(alpha), "selected": selected}
     if log_p0 is not None:
-        certificates = _certificates(fits, log_weights, log_p0, num_data, delta)
+        if not isinstance(alpha, float):
+            raise ValueError(
+                f"certificates need one alpha in (0, 1) for all data, got {alpha}: fit with one alpha, or "
+                "leave out log_p0."
+            )
+        counts: dict[Name, int | None] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, fit in fits.items():
+            trace = trace_at_first_draw(fit.as_run(*data_of[name], num_samples=1, rng_key=rng_key))
+            observed = summaries[name].observed
+            observed = observed_values(trace) if observed is None else observed
+            counts[name] = _check_certifiable(name, trace, observed)
+            shapes |= {site: np.shape(value) for site, value in observed.items()}
+        certificates = tempered_certificate(
+            value,
+            log_p0,
+            _num_data(counts, shapes) if num_data is None else num_data,
+            alpha=alpha,
+            delta=delta,
+            elbo_se=se,
+            log_prior=log_weights,
+        )
         columns["certificate"] = certificates.value
-        certified = {
-            "certificate": float(certificates.value[order[0]]),
+        attrs |= {
+            "certificate": float(certificates.value[ranking.best]),
             "certificate_delta": certificates.delta,
             "certificate_log_p0": certificates.source,
             "certificate_valid_only_if": certificates.valid_only_if,
         }
-    selected = names[order[0]] if isinstance(names[order[0]], str | int) else str(names[order[0]])
-    best = to_inference_data(fits[names[order[0]]], num_samples=num_samples)
-    attrs = {**best.attrs, "selected": selected, "prior_weights": np.exp(log_weights).tolist(), **certified}
     comparison = dataset(
         columns,
         coords={"model": [str(name) if isinstance(name, tuple) else name for name in names]},
         dims={column: ["model"] for column in columns},
-        attrs={"alpha": attrs["alpha"], "selected": selected, **certified},
+        attrs=attrs,
     )
-    groups = list(best.children) if hasattr(best, "children") else list(best.groups())
-    return assemble({"model_comparison": comparison, **{name: group(best, name) for name in groups}}, attrs)
+    attrs["prior_weights"] = np.exp(log_weights).tolist()
+    best = fits[winner]
+    if summaries[winner].observed is None and not data:
+        return assemble({"model_comparison": comparison}, {**fit_attrs(best), **versions(), **attrs})
+    draws = to_inference_data(best, *data_of[winner], num_samples=num_samples, rng_key=rng_key, **options)
+    return with_group(draws, "model_comparison", comparison, attrs)
 
 
-def comparison_table(data: Any) -> Any:
-    """The ``model_comparison`` group as a pandas DataFrame, best model first.
-
-    Args:
-        data: The result of :func:`compare`.
-
-    Returns:
-        A ``pandas.DataFrame`` indexed by model.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> import numpyro_tempered as nt
-        >>> def model(y):
-        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        ...     with numpyro.plate("n", len(y)):
-        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
-        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, jnp.ones(6), alpha=0.5)
-        >>> nt.comparison_table(nt.compare({"one": fit}))[["rank", "weight"]]
-               rank  weight
-        model
-        one       0     1.0
-    """
-    return group(data, "model_comparison").to_dataframe().sort_values("rank")
-
-
-def check_log_prior(names: list[Any], log_prior: LogPrior) -> np.ndarray:
-    """The logarithms of the prior weights b_K of models, uniform by default.
+def _elbo(name: Hashable, fit: Fit) -> TemperedELBO:
+    """The ELBO of a fit.
 
     Raises:
-        ValueError: If a model has none, one is not positive, or they sum to more than 1.
+        TypeError: If it has none.
+        ValueError: If it is not finite.
     """
-    if log_prior is None:
-        return np.full(len(names), -math.log(len(names)))
-    given = log_prior(names) if callable(log_prior) else log_prior
-    if set(given) != set(names):
-        raise ValueError(
-            f"log_prior has models {sorted(map(str, given))}, the fits are {sorted(map(str, names))}."
+    if not hasattr(fit, "as_elbo"):
+        raise TypeError(
+            f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi, fit_gaussian, mixtures.fit, "
+            "ppca.fit or sparse.fit_linear: it has no ELBO."
         )
-    values = np.array([float(given[name]) for name in names])
-    if not np.all(np.isfinite(values)):
-        raise ValueError(f"log_prior must be finite (weights positive), got {values}.")
-    total = float(np.exp(values).sum())
-    if total > 1.0 + 1e-6:
+    elbo = fit.as_elbo()
+    if not math.isfinite(elbo.value):
         raise ValueError(
-            f"the prior weights b_K = exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms of "
-            "weights that sum to at most 1."
+            f"fits[{name!r}] has an ELBO of {elbo.value}: a guide that is a point (AutoDelta) bounds nothing. "
+            "Fit with AutoNormal, for instance."
         )
-    return values
+    return elbo
 
 
-def _certificates(
-    fits: Mapping[Any, TemperedFit],
-    log_weights: np.ndarray,
-    log_p0: LogTrueDensity,
-    num_data: int | None,
-    delta: float,
-) -> Certificate:
-    """Each model's certificate, valid for all at once."""
-    first = next(iter(fits.values()))
-    if not isinstance(first.alpha, float):
-        raise ValueError(
-            f"certificates need one alpha in (0, 1) for all data, got {first.alpha}: fit with one alpha, or "
-            "leave out log_p0."
-        )
-    counts = [_check_certifiable(name, fit) for name, fit in fits.items()]
-    if num_data is None:
-        if counts[0] is None or len(set(counts)) > 1:
-            shapes = {site: np.shape(value) for site, value in first.observed.items()}
+def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSummary]) -> float | dict[str, float]:
+    """The alpha of all fits, where it is one and their data are the same.
+
+    Raises:
+        ValueError: If it is not, or data differ.
+    """
+    # One that holds its data has most to compare with.
+    first = max(fits, key=lambda name: summaries[name].observed is not None)
+    alpha = _alpha(fits[first])
+    unchecked = []
+    for name, fit in fits.items():
+        other = _alpha(fit)
+        if isinstance(alpha, float) and isinstance(other, float):
+            same = math.isclose(alpha, other, rel_tol=1e-6)
+        else:
+            same = alpha == other
+        if not same:
             raise ValueError(
-                f"the number of independent data cannot be told from observed sites of shapes {shapes}, with "
-                "masks, missing values, event dimensions or in a scan: pass num_data."
+                f"fits[{first!r}] has alpha {alpha} and fits[{name!r}] {other}: their ELBOs bound different "
+                "quantities. Fit all models with one alpha."
             )
-        num_data = counts[0]
-    return tempered_certificate(
-        np.array([fit.elbo.value for fit in fits.values()]),
-        log_p0,
-        num_data,
-        alpha=first.alpha,
-        delta=delta,
-        elbo_se=np.array([fit.elbo.se for fit in fits.values()]),
-        log_prior=log_weights,
-    )
+        if name != first and not _agree((first, name), summaries[first], summaries[name]):
+            unchecked.append(name)
+    if unchecked:
+        warnings.warn(
+            f"fits[{first!r}] and fits[{unchecked[0]!r}] know nothing of their data that could be compared, as "
+            "models that condition by numpyro.factor alone: that their data are the same is not checked.",
+            stacklevel=3,
+        )
+    return alpha
 
 
-def _check_certifiable(name: Any, fit: TemperedFit) -> int | None:
+def _alpha(fit: Fit) -> float | dict[str, float]:
+    return dict(fit.alpha) if isinstance(fit.alpha, Mapping) else float(np.asarray(fit.alpha))
+
+
+def _agree(names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary) -> bool:
+    """Whether two fits know anything of their data in common.
+
+    Raises:
+        ValueError: If they differ in it.
+    """
+    if one.observed is None or two.observed is None:
+        common = sorted(set(one.numbers) & set(two.numbers))
+        for key in common:
+            left, right = np.asarray(one.numbers[key], np.float64), np.asarray(two.numbers[key], np.float64)
+            # In the precision of either, and whatever the order of its sums.
+            scale = 1e-4 * np.max(np.abs(left), initial=1e-30)
+            if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=scale):
+                raise ValueError(
+                    f"the {key} differ between fits[{names[0]!r}] ({left}) and fits[{names[1]!r}] ({right}): "
+                    "ELBOs of different data cannot be compared."
+                )
+        return bool(common)
+    if set(one.observed) != set(two.observed):
+        raise ValueError(
+            f"fits[{names[0]!r}] observes {sorted(one.observed)} and fits[{names[1]!r}] {sorted(two.observed)}: "
+            "models of the same data observe the same sites."
+        )
+    for site, value in one.observed.items():
+        left, right = jax.device_get((value, two.observed[site]))
+        if left.shape != right.shape or not np.array_equal(left, right, equal_nan=True):
+            raise ValueError(
+                f"the observed values of site {site!r} differ between fits[{names[0]!r}] and "
+                f"fits[{names[1]!r}]: ELBOs of different data cannot be compared."
+            )
+    return bool(one.observed)
+
+
+def _num_data(counts: Mapping[Name, int | None], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of data of all fits.
+
+    Raises:
+        ValueError: If it cannot be told.
+    """
+    (count, *others) = set(counts.values())
+    if count is None or others:
+        raise ValueError(
+            f"the number of independent data cannot be told from observed sites of shapes {shapes}, with "
+            "masks, missing values, event dimensions or in a scan: pass num_data."
+        )
+    return count
+
+
+def _check_certifiable(name: Hashable, trace: Trace, observed: Mapping[str, Array]) -> int | None:
     """The number of data of a fit, None where it cannot be told.
 
     Raises:
         ValueError: If the ELBO is not that of a tempered likelihood under a prior that was fixed beforehand.
     """
-    trace = posterior_trace(fit.rng_key, fit.model, fit.guide, fit.params, fit.args, fit.kwargs)
     params = [site for site, message in trace.items() if message["type"] == "param"]
     if params:
         raise ValueError(
@@ -268,33 +302,6 @@ def _check_certifiable(name: Any, fit: TemperedFit) -> int | None:
                 "densities of the data to the power alpha. Leave out log_p0."
             )
     site, message = next(iter(sites.items()))
-    value, fn = np.asarray(fit.observed.get(site)), message["fn"]
+    value, fn = np.asarray(observed.get(site)), message["fn"]
     plain = fn.event_dim == 0 and value.ndim == 1 and not is_masked(fn) and not message.get("_control_flow_done")
-    return value.size if len(fit.observed) == 1 and plain and np.all(value == value) else None
-
-
-def _check_same_data(fits: Mapping[Any, TemperedFit]) -> None:
-    (first_name, first), *others = fits.items()
-    if others and not first.observed:
-        warnings.warn(
-            "the models condition by numpyro.factor alone: that their data are the same is not checked.",
-            stacklevel=3,
-        )
-    for name, fit in others:
-        if fit.alpha != first.alpha:
-            raise ValueError(
-                f"fits[{first_name!r}] has alpha {first.alpha} and fits[{name!r}] {fit.alpha}: their "
-                "ELBOs bound different quantities. Fit all models with one alpha."
-            )
-        if set(fit.observed) != set(first.observed):
-            raise ValueError(
-                f"fits[{first_name!r}] observes {sorted(first.observed)} and fits[{name!r}] "
-                f"{sorted(fit.observed)}: models of the same data observe the same sites."
-            )
-        for site, value in first.observed.items():
-            here, there = jax.device_get((value, fit.observed[site]))
-            if here.shape != there.shape or not np.array_equal(here, there, equal_nan=True):
-                raise ValueError(
-                    f"the observed values of site {site!r} differ between fits[{first_name!r}] and "
-                    f"fits[{name!r}]: ELBOs of different data cannot be compared."
-                )
+    return value.size if len(observed) == 1 and plain and np.all(value == value) else None

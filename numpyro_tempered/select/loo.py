@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_tempered.handlers.temper import check_alpha
-from numpyro_tempered.report.arviz import group, group_names, variable_name
+from numpyro_tempered.report.arviz import ArviZData, group, group_names, variable_name
 
 if TYPE_CHECKING:
     import xarray as xr
+    from arviz import ELPDData
 
 _SAMPLE_DIMS = ["chain", "draw"]
 # With fewer draws the fifth of them that is the tail is too short to fit.
@@ -18,13 +19,13 @@ _MIN_DRAWS = 25
 
 
 def loo(
-    data: Any,
+    data: ArviZData,
     *,
     var_name: str | None = None,
     pointwise: bool | None = None,
     alpha: float | None = None,
     reff: float | None = None,
-) -> Any:
+) -> "ELPDData":
     r"""PSIS-LOO of a tempered posterior, where ``az.loo`` gives another number.
 
     Leaving datum i out of a posterior with power :math:`\alpha` divides its density by :math:`L_i^\alpha`, so
@@ -99,7 +100,7 @@ def _smooth(log_ratios: "xr.DataArray", reff: float) -> tuple["xr.DataArray", "x
         # The accessor takes the logarithms of the inverse weights.
         return (-ratios).azstats.psislw(r_eff=reff, dim=_SAMPLE_DIMS)
 
-    def of_datum(ratios: np.ndarray) -> tuple[np.ndarray, Any]:
+    def of_datum(ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
         try:
             log_weights, pareto_k = smooth(xr.DataArray(ratios, dims=_SAMPLE_DIMS))
         except ValueError:
@@ -121,7 +122,7 @@ def _smooth(log_ratios: "xr.DataArray", reff: float) -> tuple["xr.DataArray", "x
 
 def _loo_of_arviz_0(
     log_lik: "xr.DataArray", log_ratios: "xr.DataArray", reff: float, pointwise: bool | None
-) -> Any:
+) -> "ELPDData":
     """The same by ArviZ 0.x, whose own ``loo`` takes no weights."""
     import arviz as az
     from arviz.stats.stats_utils import ELPDData, logsumexp
@@ -173,7 +174,7 @@ def _zero_without_weights(pareto_k: "xr.DataArray", log_ratios: "xr.DataArray") 
     return pareto_k.where(varies, 0.0).rename("pareto_shape")
 
 
-def _log_likelihood(data: Any, var_name: str | None) -> tuple[str, "xr.DataArray"]:
+def _log_likelihood(data: ArviZData, var_name: str | None) -> tuple[str, "xr.DataArray"]:
     """The pointwise log-likelihood of the site, and its name."""
     if not (hasattr(data, "children") or hasattr(data, "groups")):
         raise TypeError(
@@ -184,17 +185,17 @@ def _log_likelihood(data: Any, var_name: str | None) -> tuple[str, "xr.DataArray
             f"the data have no log_likelihood group, only {group_names(data)}: make them by to_inference_data "
             "with log_lik=True."
         )
-    found = group(data, "log_likelihood")
-    names = [str(name) for name in found.data_vars]
+    sites = group(data, "log_likelihood")
+    names = [str(name) for name in sites.data_vars]
     if var_name is None and len(names) > 1:
         raise ValueError(f"there are several observed sites, {names}: name one by var_name.")
     name = names[0] if var_name is None else variable_name(var_name)
     if name not in names:
         raise ValueError(f"the log_likelihood group has no {var_name!r}, only {names}.")
-    return name, found[name]
+    return name, sites[name]
 
 
-def _power(data: Any, name: str) -> float:
+def _power(data: ArviZData, name: str) -> float:
     """The power of the site in the posterior: alpha times other scales of the likelihood."""
     alpha = _of_site(_attribute(data, "alpha"), name, default=None)
     if alpha is None:
@@ -210,13 +211,14 @@ def _power(data: Any, name: str) -> float:
     return float(alpha) * float(scale)
 
 
-def _attribute(data: Any, key: str) -> Any:
+def _attribute(data: ArviZData, key: str) -> object:
     """An attribute of the data or of their groups: not all operations of ArviZ keep those of the root."""
     holders = [data, *(group(data, name) for name in group_names(data))]
     return next((holder.attrs[key] for holder in holders if key in holder.attrs), None)
 
 
-def _of_site(value: Any, name: str, default: Any) -> Any:
+def _of_site(value: Any, name: str, default: float | None) -> float | None:
+    """A number of a site, from one of all sites or from a JSON of them by name."""
     by_site = json.loads(value) if isinstance(value, str) else value
     if isinstance(by_site, dict):
         return by_site.get(name, default)
@@ -243,7 +245,7 @@ def _check(name: str, log_lik: "xr.DataArray", power: float, num_draws: int) -> 
         )
 
 
-def _relative_efficiency(data: Any, num_draws: int) -> float:
+def _relative_efficiency(data: ArviZData, num_draws: int) -> float:
     """Effective sample size of a draw, the mean over the posterior as in ``az.loo``."""
     import arviz as az
 

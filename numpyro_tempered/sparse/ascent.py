@@ -1,93 +1,145 @@
-"""Coordinate ascent as one compiled loop, start after start."""
+"""Coordinate ascent of a sparse regression, start after start."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families import SpikeSlab
+from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
+from numpyro_tempered.sparse.arguments import Regression
 from numpyro_tempered.sparse.starts import Start
 
-# An objective is a sum of many terms: a fall within so many units in its last place is rounding.
+# An objective is a sum of many terms: a fall by this many units in the last place is rounding.
 ROUNDING = 64.0
 
-
-class Ascent(NamedTuple):
-    """Where an ascent is.
-
-    Attributes:
-        state: Of the algorithm.
-        objective: At that state; -inf before the first sweep.
-        trace: Objectives by sweep; NaN after the last.
-        num_sweeps: Sweeps so far.
-        active: Whether it goes on.
-        converged: Whether it ended by the tolerance.
-    """
-
-    state: Any
-    objective: Array
-    trace: Array
-    num_sweeps: Array
-    active: Array
-    converged: Array
+T = TypeVar("T")
+# A state to the next state and its objective.
+Update: TypeAlias = Callable[[T], tuple[T, Array]]
 
 
-def ascend(step: Callable[[Any], tuple[Any, Array]], state: Any, num_sweeps: int, tolerance: Array) -> Ascent:
-    """Repeat a step that raises its objective until it gains no more than the tolerance.
+def ascend(update: Update[T], start: T, num_sweeps: int, tolerance: Array) -> Ascent[T]:
+    """Repeat an update that raises its objective until it gains no more than the tolerance.
 
     Args:
-        step: State to the next state and its objective.
-        state: The start.
-        num_sweeps: Most steps.
+        update: One sweep.
+        start: The first state.
+        num_sweeps: Limit of the sweeps.
         tolerance: In nats a sweep.
     """
-    eps = jnp.finfo(tolerance.dtype).eps
+    unit = ROUNDING * jnp.finfo(tolerance.dtype).eps
 
-    def body(at: Ascent) -> Ascent:
-        state, objective = step(at.state)
-        gain = objective - at.objective
-        rounding = ROUNDING * eps * (1.0 + jnp.abs(objective))
-        done = ~jnp.isfinite(objective) | (gain <= tolerance)
-        # What falls further has met the end of its precision, not its optimum.
-        converged = done & (gain >= -jnp.maximum(tolerance, rounding))
-        trace = at.trace.at[at.num_sweeps].set(objective)
-        count = at.num_sweeps + 1
-        return Ascent(state, objective, trace, count, ~done & (count < num_sweeps), converged)
+    def step(state: T) -> Iterate[T]:
+        state, objective = update(state)
+        return Iterate(state, objective, unit * (1.0 + jnp.abs(objective)))
 
-    begin = Ascent(
-        state,
-        jnp.full_like(tolerance, -jnp.inf),
-        jnp.full_like(tolerance, jnp.nan, shape=(num_sweeps,)),
-        jnp.zeros((), jnp.int32),
-        jnp.ones((), bool),
-        jnp.zeros((), bool),
-    )
-    return jax.lax.while_loop(lambda at: at.active, body, begin)
+    ascent = advance(step, begin(start, num_sweeps, batched=False), num_sweeps, tolerance)
+    # A larger fall is the end of the precision, not an optimum.
+    return ascent._replace(converged=ascent.converged & (ascent.fall <= tolerance))
 
 
-class Best(NamedTuple):
+class Best(NamedTuple, Generic[T]):
     """The best of several ascents.
 
     Attributes:
-        ascent: It.
+        ascent: The best ascent.
         order: The order of its coefficients.
         objectives: Objective of every ascent.
     """
 
-    ascent: Ascent
+    ascent: Ascent[T]
     order: Array
     objectives: Array
 
 
-def best_start(ascend_from: Callable[[Start], Ascent], starts: Start) -> Best:
-    """The ascents from all starts, one after another: each stops when it is done."""
-    ascents = jax.lax.map(ascend_from, starts)
-    # NaN is no maximum.
+@partial(jax.jit, static_argnames=("make_ascent", "num_sweeps"))
+def best_start(
+    make_ascent: Callable[..., tuple[Update[T], T]],
+    regression: Regression,
+    starts: Start,
+    numbers: tuple[object, ...],
+    tolerance: Array,
+    *,
+    num_sweeps: int,
+) -> Best[T]:
+    """The ascents from all starts, one after another: each stops when it has converged.
+
+    Args:
+        make_ascent: Regression, start and ``numbers`` to the update of an ascent and its first state.
+        regression: Data and prior.
+        starts: All starts.
+        numbers: What else the model needs, such as alpha.
+        tolerance: As for :func:`ascend`.
+        num_sweeps: As for :func:`ascend`.
+    """
+    return best_of(
+        jax.lax.map(
+            lambda start: ascend(*make_ascent(regression, start, *numbers), num_sweeps, tolerance), starts
+        ),
+        starts,
+    )
+
+
+def best_of(ascents: Ascent[T], starts: Start) -> Best[T]:
+    """The ascent with the largest objective; NaN is no maximum."""
     best = jnp.argmax(jnp.where(jnp.isnan(ascents.objective), -jnp.inf, ascents.objective))
     return Best(jax.tree.map(lambda leaf: leaf[best], ascents), starts.order[best], ascents.objective)
+
+
+class Outcome(NamedTuple):
+    """What a linear and a logistic fit have in common; the fields are theirs."""
+
+    posterior: SpikeSlab
+    intercept: MeanField | None
+    trace: Array
+    converged: Array
+    num_sweeps: Array
+    order: Array
+
+
+def outcome(q: SpikeSlab, best: Best[T], num_columns: int, num_sweeps: int) -> Outcome:
+    """The factors ``q`` of the best ascent, by columns, and how it ended.
+
+    Raises:
+        ValueError: If the objective is not finite.
+    """
+    ascent, order = best.ascent, best.order
+    check_end(ascent, num_sweeps)
+    posterior, intercept = unblock(q, order), None
+    if len(order) > num_columns:
+        intercept = MeanField(posterior.loc[-1], posterior.scale[-1])
+        posterior = SpikeSlab(*(part[:-1] for part in posterior))
+    trace = ascent.trace if is_traced(ascent.trace) else ascent.trace[: int(ascent.num_iter)]
+    order = _without_intercept(order, num_columns)
+    return Outcome(posterior, intercept, trace, ascent.converged, ascent.num_iter, order)
+
+
+def check_end(ascent: Ascent[T], num_sweeps: int) -> None:
+    """Complain of an ascent that ended badly, unless its end is traced.
+
+    Raises:
+        ValueError: If the objective is not finite.
+    """
+    if is_traced(ascent):
+        return
+    dtype = ascent.objective.dtype
+    if not np.isfinite(ascent.objective):
+        raise ValueError(
+            f"the ELBO is {float(ascent.objective)}: x, y or the prior exceed the range of {dtype}. "
+            "Rescale the columns to about unit deviation."
+        )
+    if not ascent.converged:
+        warnings.warn(
+            f"the best start did not converge within {num_sweeps} sweeps: take a larger num_sweeps; or, if its "
+            f"trace falls at the end, the precision of {dtype} is too low for these data.",
+            stacklevel=4,
+        )
 
 
 @jax.jit
@@ -98,6 +150,6 @@ def unblock(q: SpikeSlab, order: Array) -> SpikeSlab:
 
 
 @partial(jax.jit, static_argnums=1)
-def without_intercept(order: Array, d: int) -> Array:
+def _without_intercept(order: Array, d: int) -> Array:
     """The order of the first d columns."""
     return order[jnp.nonzero(order < d, size=d)[0]]

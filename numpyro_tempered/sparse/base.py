@@ -1,38 +1,23 @@
-"""What the sparse regressions share: prior and results."""
+"""The results of the sparse regressions."""
 
 from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO, check_run_arguments, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
-
-
-class Prior(NamedTuple):
-    r"""Independent coefficients, :math:`\lambda_j N(0, s_j^2) + (1 - \lambda_j)\delta_0`, and an intercept.
-
-    Attributes:
-        inclusion_prob: λ, a number or shape ``(d,)``; 1 keeps a variable in.
-        slab_scale: s, in units of y (of the log-odds) per unit of x, a number or shape ``(d,)``.
-        intercept_scale: Standard deviation of the intercept about 0 at the means of the columns; None for no
-            intercept.
-    """
-
-    inclusion_prob: ArrayLike
-    slab_scale: ArrayLike
-    intercept_scale: ArrayLike | None
-
-
-class NoisePosterior(NamedTuple):
-    """The Gamma posterior of the precision 1/v of the noise.
-
-    Attributes:
-        shape: Its shape.
-        rate: Its rate, in squared units of y.
-    """
-
-    shape: Array
-    rate: Array
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.sparse.model import (
+    Factors,
+    NoisePosterior,
+    Prior,
+    elbo_of,
+    regression_model,
+    regression_run,
+    summarise_target,
+)
 
 
 class LinearFit(NamedTuple):
@@ -54,6 +39,7 @@ class LinearFit(NamedTuple):
         order: The best start's order of the coefficients, shape ``(d,)``.
         prior: The prior of the coefficients.
         alpha: Power on the likelihood.
+        target_moments: Number, mean and root mean square of y, shape ``(3,)``.
     """
 
     posterior: SpikeSlab
@@ -69,11 +55,39 @@ class LinearFit(NamedTuple):
     order: Array
     prior: Prior
     alpha: ArrayLike
+    target_moments: Array
 
     @property
     def inclusion_probs(self) -> Array:
         """Approximate posterior probabilities that a coefficient is not 0, shape ``(d,)``."""
         return self.posterior.probs
+
+    def as_elbo(self) -> TemperedELBO:
+        """The ELBO, for :func:`compare`."""
+        return elbo_of(self.elbo, self.alpha, self.factors(), self.prior)
+
+    def summarise_data(self) -> DataSummary:
+        """Number, mean and root mean square of the target, for :func:`compare`."""
+        return summarise_target(self.target_moments)
+
+    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+        """Draws with the regression as a NumPyro model, for :func:`to_inference_data`.
+
+        Raises:
+            ValueError: If x, y or the key are missing.
+        """
+        key = check_run_arguments(self, data, rng_key, "x", "y")
+        model = temper(
+            regression_model(self.prior, self.centre, self.noise_scale), alpha=float(np.asarray(self.alpha))
+        )
+        attrs = {"algorithm": "cavi", "regression": "linear", **fit_attrs(self), "num_iter": len(self.trace)}
+        progress = {"elbo_trace": self.trace, "elbo_by_restart": self.restart_elbos}
+        run = regression_run(key, model, self.factors(), data, num_samples, progress)
+        return run._replace(attrs=attrs)
+
+    def factors(self) -> Factors:
+        """The factors of q."""
+        return Factors(self.posterior, self.intercept, self.noise_posterior)
 
 
 class LogisticFit(NamedTuple):
@@ -92,6 +106,7 @@ class LogisticFit(NamedTuple):
         order: The best start's order of the coefficients, shape ``(d,)``.
         prior: The prior of the coefficients.
         alpha: Power on the likelihood.
+        target_moments: Number, mean and root mean square of y, shape ``(3,)``.
     """
 
     posterior: SpikeSlab
@@ -106,14 +121,41 @@ class LogisticFit(NamedTuple):
     prior: Prior
     alpha: ArrayLike
 
+    target_moments: Array
+
     @property
     def inclusion_probs(self) -> Array:
         """Approximate posterior probabilities that a coefficient is not 0, shape ``(d,)``."""
         return self.posterior.probs
 
+    def as_elbo(self) -> TemperedELBO:
+        """The objective, which is below the ELBO, for :func:`compare`."""
+        return elbo_of(self.objective, self.alpha, self.factors(), self.prior)
+
+    def summarise_data(self) -> DataSummary:
+        """Number, mean and root mean square of the target, for :func:`compare`."""
+        return summarise_target(self.target_moments)
+
+    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+        """Draws with the regression as a NumPyro model, for :func:`to_inference_data`.
+
+        Raises:
+            ValueError: If x, y or the key are missing.
+        """
+        key = check_run_arguments(self, data, rng_key, "x", "y")
+        model = temper(regression_model(self.prior, self.centre, None), self.alpha)
+        attrs = {"algorithm": "cavi", "regression": "logistic", **fit_attrs(self), "num_iter": len(self.trace)}
+        progress = {"objective_trace": self.trace, "objective_by_restart": self.restart_objectives}
+        run = regression_run(key, model, self.factors(), data, num_samples, progress)
+        return run._replace(attrs=attrs)
+
+    def factors(self) -> Factors:
+        """The factors of q."""
+        return Factors(self.posterior, self.intercept, None)
+
 
 def selected(fit: LinearFit | LogisticFit, threshold: float = 0.5) -> np.ndarray:
-    """The variables with an inclusion probability above a threshold, the most probable first.
+    """Columns whose inclusion probability is above a threshold, the most probable first.
 
     Args:
         fit: The fit.
@@ -135,15 +177,7 @@ def selected(fit: LinearFit | LogisticFit, threshold: float = 0.5) -> np.ndarray
         >>> nt.sparse.selected(fit)
         array([1])
     """
-    if not 0.0 <= threshold <= 1.0:
-        raise ValueError(f"threshold must be from 0 to 1, got {threshold}.")
+    check_number(threshold, "threshold", "[0, 1]")
     probs = np.asarray(fit.posterior.probs)
     order = np.argsort(-probs, kind="stable")
     return order[probs[order] > threshold]
-
-
-def split(q: SpikeSlab, with_intercept: bool) -> tuple[SpikeSlab, MeanField | None]:
-    """Coefficients and intercept of the factors of a design whose last column is the intercept's."""
-    if not with_intercept:
-        return q, None
-    return SpikeSlab(*(part[:-1] for part in q)), MeanField(q.loc[-1], q.scale[-1])

@@ -1,25 +1,21 @@
 """A sparse regression as a tempered fit of a NumPyro model."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpyro
-import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.result import TemperedELBO
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.distributions import SpikeAndSlab
-from numpyro_tempered.infer.elbo import TemperedELBO
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.svi import TemperedFit, finish
-from numpyro_tempered.sparse import LinearFit, LogisticFit
 from numpyro_tempered.sparse.arguments import as_data
+from numpyro_tempered.sparse.base import LinearFit, LogisticFit
+from numpyro_tempered.sparse.model import regression_model
 
 
 def sparse_as_tempered_fit(
-    rng_key: Array, fit: LinearFit | LogisticFit, x: Any, y: Any, *, num_particles: int = 1000
+    rng_key: Array, fit: LinearFit | LogisticFit, x: ArrayLike, y: ArrayLike, *, num_particles: int = 1000
 ) -> TemperedFit:
     """A sparse regression as a result of SVI, for ``compare``, ``to_inference_data`` and ``round_and_refit``.
 
@@ -65,43 +61,26 @@ def sparse_as_tempered_fit(
     x, y = as_data(x, y)
     setup_key, *keys = jax.random.split(rng_key, 3)
     alpha = float(jnp.asarray(fit.alpha))
-    tempered = temper(_model(fit), alpha=alpha)
+    noise_scale = fit.noise_scale if isinstance(fit, LinearFit) else None
+    tempered = temper(regression_model(fit.prior, fit.centre, noise_scale), alpha=alpha)
     guide = AutoSpikeAndSlab(tempered)
     args = (jnp.asarray(x, fit.posterior.loc.dtype), jnp.asarray(y))
     handlers.seed(guide, setup_key)(*args)
     params = {f"coef_auto_{field}": value for field, value in fit.posterior._asdict().items()}
     if fit.intercept is not None:
         params |= {f"intercept_auto_{field}": value for field, value in fit.intercept._asdict().items()}
-    found = finish(
-        (keys[0], keys[1]), tempered, guide, params, jnp.zeros(0), args, {}, num_particles=num_particles
+    result = finish(
+        (keys[0], keys[1]), tempered, guide, params, jnp.zeros(0), args, kwargs={}, num_particles=num_particles
     )
-    value = float(jnp.asarray(fit.elbo if isinstance(fit, LinearFit) else fit.objective))
-    kl = found.elbo.kl
-    off = found.elbo.value - value
-    slack = 0.5 + 6.0 * found.elbo.se + 1e-4 * abs(value)
+    value, kl = fit.as_elbo().value, result.elbo.kl
+    off = result.elbo.value - value
+    slack = 0.5 + 6.0 * result.elbo.se + 1e-4 * abs(value)
     # The objective of a logistic fit is below its ELBO; that of a linear one is its ELBO.
     if off < -slack or (isinstance(fit, LinearFit) and off > slack):
         raise ValueError(
-            f"the ELBO on these data is {found.elbo.value:.4g} ± {found.elbo.se:.2g}, the fit's {value:.4g}: "
+            f"the ELBO on these data is {result.elbo.value:.4g} ± {result.elbo.se:.2g}, the fit's {value:.4g}: "
             "give the x and y that it was fitted to."
         )
     if isinstance(fit, LogisticFit):
-        return found
-    return found._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / alpha, kl))
-
-
-def _model(fit: LinearFit | LogisticFit) -> Model:
-    prior = SpikeAndSlab(jnp.asarray(fit.prior.inclusion_prob), 0.0, jnp.asarray(fit.prior.slab_scale))
-
-    def model(x: Array, y: Array | None = None) -> None:
-        eta = (x - fit.centre) @ numpyro.sample("coef", prior.expand([x.shape[1]]).to_event(1))
-        if fit.intercept is not None:
-            eta = eta + numpyro.sample("intercept", dist.Normal(0.0, fit.prior.intercept_scale))
-        eta = numpyro.deterministic("eta", eta)
-        with numpyro.plate("n", x.shape[0]):
-            if isinstance(fit, LinearFit):
-                numpyro.sample("y", dist.Normal(eta, fit.noise_scale), obs=y)
-            else:
-                numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
-
-    return model
+        return result
+    return result._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / alpha, kl))

@@ -1,36 +1,34 @@
-"""Sparse linear regression."""
+r"""Sparse linear regression.
 
-from functools import partial
-from typing import Any, NamedTuple
+The functions of the noise take the expected squared error :math:`S = E_q|y - X\theta|^2` and give E[1/v] with the
+terms of the tempered ELBO that contain v, :math:`\alpha E\log N(y; X\theta, v) - \mathrm{KL}(q(v), \pi)`, at the
+best q(v).
+"""
+
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.scipy.special import gammaln
 
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
-from numpyro_tempered.sparse.arguments import (
-    Problem,
-    as_data,
-    as_problem,
-    check_count,
-    check_end,
-    check_tolerance,
-    is_traced,
-    positive,
-)
-from numpyro_tempered.sparse.ascent import Ascent, Best, ascend, best_start, unblock, without_intercept
-from numpyro_tempered.sparse.base import LinearFit, NoisePosterior, Prior, split
-from numpyro_tempered.sparse.noise import Estimated, Gamma, Known, gamma_posterior, update_noise
+from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
+from numpyro_tempered.sparse.ascent import Update, best_start, outcome
+from numpyro_tempered.sparse.base import LinearFit
+from numpyro_tempered.sparse.model import NoisePosterior, Prior, target_moments
 from numpyro_tempered.sparse.starts import Start, lasso_path, make_starts
-from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, fitted, sweep
+from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, combine, sweep
+
+LOG_2PI = 1.8378770664093453
 
 
 def fit_linear(
     rng_key: Array,
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     *,
     inclusion_prob: ArrayLike,
     slab_scale: ArrayLike,
@@ -50,33 +48,33 @@ def fit_linear(
         \theta_j\sim\lambda N(0, s^2) + (1 - \lambda)\delta_0
 
     maximises :math:`\alpha E_q\log L - \mathrm{KL}(q, \pi)` over independent
-    :math:`q_j = \varphi_jN(m_j, \sigma_j^2) + (1 - \varphi_j)\delta_0`, each step in closed form. No constant is
-    left out. What the ELBO is depends on the noise:
+    :math:`q_j = \varphi_jN(m_j, \sigma_j^2) + (1 - \varphi_j)\delta_0`, each step in closed form. The ELBO
+    includes every constant. What it bounds depends on the noise:
 
     - ``noise_scale``: a bound on the log of the tempered evidence :math:`\int L^\alpha d\pi` at that noise;
     - ``noise_prior``: the precision 1/v is Gamma (shape, rate), q has a Gamma factor for it, and the ELBO bounds
       the log evidence with v integrated out;
     - neither: v maximises the ELBO (alpha cancels in its update), which bounds the log evidence at this v, and so
-      the largest one over v; not any integrated evidence.
+      the largest one over v, but no evidence with v integrated out.
 
-    The optima are many where columns are correlated, and where the noise is not known: one start is at a point
-    of an approximate lasso path, with the coefficients by decreasing size there, in units of their columns;
-    further ones are at other points, then at these in random orders. Take ten.
+    Correlated columns and unknown noise make for many optima. The first start is a point of an approximate lasso
+    path, with the coefficients by decreasing size there, in units of their columns; further starts are other
+    points, then the same points in random orders. Ten starts are a good choice.
 
     Args:
         rng_key: Key of the random orders; the first nine starts need none of it.
         x: Design, shape ``(n, d)``; d may exceed n.
         y: Target, shape ``(n,)``.
-        inclusion_prob: λ, a number or one a column, in (0, 1]; 1 keeps a variable in.
-        slab_scale: s, in units of y per unit of x, a number or one a column.
+        inclusion_prob: λ in (0, 1], a number or shape ``(d,)``; 1 keeps a variable in.
+        slab_scale: s, in units of y per unit of x, a number or shape ``(d,)``.
         noise_scale: Standard deviation of the noise in units of y.
         noise_prior: Shape and rate (in squared units of y) of the Gamma prior of 1/v, instead of ``noise_scale``.
         intercept_scale: Prior standard deviation of b, which is the value at the means of the columns, in
-            units of y. None, the default, has no intercept: centre y and the columns of x, or mean none.
+            units of y. None, the default, has no intercept: centre y and the columns of x, unless you want none.
         alpha: Power on the likelihood, positive.
-        num_restarts: Starts, of which the largest ELBO is taken; more never give less.
-        init: Coefficients to start from, ``(d,)``, as a start before the others.
-        num_sweeps: Most sweeps of a start.
+        num_restarts: Number of starts; the largest ELBO wins, and more starts never give a smaller one.
+        init: Coefficients of a start before the others, ``(d,)``.
+        num_sweeps: Limit of the sweeps of a start.
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
 
     Returns:
@@ -84,8 +82,8 @@ def fit_linear(
         and ``vmap`` of any argument but the structural ones; values are not checked there.
 
     Raises:
-        ValueError: If an argument is out of range, not finite or of a wrong shape; or y is constant and its noise
-            is to be estimated.
+        ValueError: If an argument is out of range, not finite or of a wrong shape; or y is constant
+            and its noise is to be estimated.
         TypeError: If an argument is not of real numbers.
 
     References:
@@ -102,43 +100,105 @@ def fit_linear(
         [0. 2. 0.] [0.1 1.  0.1]
     """
     x, y = as_data(x, y)
-    prior = Prior(inclusion_prob, slab_scale, intercept_scale)
-    problem = as_problem(x, y, prior, init)
-    alpha = positive(alpha, "alpha")
+    prior = Prior(inclusion_prob, slab_scale, intercept_scale, noise_prior)
+    regression = as_regression(x, y, prior, init)
+    check_number(alpha, "alpha", "(0, inf)", hint="Use jax.vmap for several.")
     num_restarts, num_sweeps = check_count(num_restarts, "num_restarts"), check_count(num_sweeps, "num_sweeps")
-    tolerance = check_tolerance(tolerance)
+    check_number(tolerance, "tolerance", "[0, inf)")
     noise = _noise_model(y, noise_scale, noise_prior, intercept_scale is not None)
-    dtype = problem.x.dtype
-    numbers = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (alpha, noise, tolerance * x.shape[0]))
+    *numbers, gain = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, regression.x.dtype), (alpha, noise, tolerance * x.shape[0])
+    )
     with jax.default_matmul_precision("highest"):
-        path = lasso_path(problem.x, problem.y, problem.prior.probs == 1.0)
-        starts = make_starts(rng_key, problem.x, path, problem.prior, problem.init, num_restarts)
-        best = _fit(problem._replace(init=None), starts, *numbers, num_sweeps=num_sweeps)
-    ascent = best.ascent
-    check_end(ascent.objective, ascent.converged, num_sweeps, dtype)
-    posterior, intercept = split(unblock(ascent.state.q, best.order), intercept_scale is not None)
+        path = lasso_path(regression.x, regression.y, regression.prior.probs == 1.0)
+        starts = make_starts(rng_key, regression.x, path, regression.prior, regression.init, num_restarts)
+        data = regression._replace(init=None)
+        best = best_start(linear_ascent, data, starts, tuple(numbers), gain, num_sweeps=num_sweeps)
+    state = best.ascent.point
     of_noise = None
     if isinstance(noise, Gamma):
-        of_noise = NoisePosterior(*gamma_posterior(numbers[1], ascent.state.error, x.shape[0], numbers[0]))
+        of_noise = NoisePosterior(*gamma_posterior(numbers[1], state.error, x.shape[0], numbers[0]))
     return LinearFit(
-        posterior,
-        intercept,
-        problem.centre,
-        1.0 / jnp.sqrt(ascent.state.precision),
-        of_noise,
-        ascent.objective,
-        ascent.trace if is_traced(ascent.trace) else ascent.trace[: int(ascent.num_sweeps)],
-        ascent.converged,
-        ascent.num_sweeps,
-        best.objectives,
-        without_intercept(best.order, x.shape[1]),
-        prior,
-        alpha,
+        **outcome(state.q, best, x.shape[1], num_sweeps)._asdict(),
+        centre=regression.centre,
+        noise_scale=1.0 / jnp.sqrt(state.precision),
+        noise_posterior=of_noise,
+        elbo=best.ascent.objective,
+        restart_elbos=best.objectives,
+        prior=prior,
+        alpha=alpha,
+        target_moments=target_moments(y),
     )
 
 
+class Noise(NamedTuple):
+    """The noise at the best q(v).
+
+    Attributes:
+        precision: E[1/v].
+        bound: Its terms of the ELBO.
+    """
+
+    precision: Array
+    bound: Array
+
+
+class Known(NamedTuple):
+    """Noise of a given standard deviation.
+
+    Attributes:
+        scale: In units of y.
+    """
+
+    scale: Array
+
+
+class Estimated(NamedTuple):
+    """The v that maximises the ELBO, S/n: alpha cancels.
+
+    Attributes:
+        floor: Smallest v: an exact fit would send it to 0.
+    """
+
+    floor: Array
+
+
+class Gamma(NamedTuple):
+    """Prior Ga(shape, rate) of 1/v.
+
+    Attributes:
+        shape: Its shape.
+        rate: Its rate, in squared units of y.
+    """
+
+    shape: Array
+    rate: Array
+
+
+NoiseModel: TypeAlias = Known | Estimated | Gamma
+
+
+def gamma_posterior(prior: Gamma, error: Array, num_rows: int, alpha: Array) -> Gamma:
+    """The best q(1/v): Ga(a + αn/2, b + αS/2)."""
+    return Gamma(prior.shape + 0.5 * alpha * num_rows, prior.rate + 0.5 * alpha * error)
+
+
+def update_noise(model: NoiseModel, error: Array, num_rows: int, alpha: Array) -> Noise:
+    """The best q(v) given the expected squared error."""
+    if isinstance(model, Gamma):
+        q = gamma_posterior(model, error, num_rows, alpha)
+        # The digammas in E log v and in the KL cancel.
+        gain = gammaln(q.shape) - gammaln(model.shape) + model.shape * jnp.log(model.rate / q.rate)
+        half = 0.5 * alpha * num_rows
+        return Noise(q.shape / q.rate, gain - half * (LOG_2PI + jnp.log(q.rate)))
+    best = error / num_rows
+    variance = jnp.square(model.scale) if isinstance(model, Known) else jnp.maximum(best, model.floor)
+    bound = -0.5 * alpha * (num_rows * (LOG_2PI + jnp.log(variance)) + error / variance)
+    return Noise(1.0 / variance, bound)
+
+
 class State(NamedTuple):
-    """Where a linear ascent is.
+    """The state of a linear ascent.
 
     Attributes:
         q: Factors, ``(K, B)``.
@@ -153,47 +213,36 @@ class State(NamedTuple):
     precision: Array
 
 
-@partial(jax.jit, static_argnames="num_sweeps")
-def _fit(
-    problem: Problem,
-    starts: Start,
-    alpha: Array,
-    noise: Known | Estimated | Gamma,
-    tolerance: Array,
-    *,
-    num_sweeps: int,
-) -> Best:
-    def ascend_from(start: Start) -> Ascent:
-        step, begin = linear_ascent(problem.x, problem.y, problem.prior, alpha, noise, start)
-        return ascend(step, begin, num_sweeps, tolerance)
-
-    return best_start(ascend_from, starts)
-
-
 def linear_ascent(
-    x: Array, y: Array, prior: SpikeSlab, alpha: Array, noise: Known | Estimated | Gamma, start: Start
-) -> tuple[Any, State]:
-    """The step of an ascent, and where it starts."""
-    n, order = y.shape[0], start.order
+    regression: Regression, start: Start, alpha: Array, noise: NoiseModel
+) -> tuple[Update[State], State]:
+    """The update of an ascent, and its first state."""
+    x, y, order = regression.x, regression.y, start.order
+    n = y.shape[0]
     design = block_design(blocks(x.T[order]))
-    blocked = block_prior(SpikeSlab(*(part[order] for part in prior)))
+    blocked = block_prior(SpikeSlab(*(part[order] for part in regression.prior)))
 
-    def step(state: State) -> tuple[State, Array]:
+    def update(state: State) -> tuple[State, Array]:
         q = sweep(design, blocked, alpha * state.precision, state.residual, state.q.mean)
-        # Made afresh: what a sweep adds up step by step drifts.
-        residual = y - fitted(design.columns, q.mean)
+        # Computed anew: the residual that a sweep updates step by step drifts.
+        residual = y - combine(design.columns, q.mean)
         error = jnp.sum(jnp.square(residual)) + jnp.sum(design.norms * q.variance)
-        found = update_noise(noise, error, n, alpha)
-        return State(q, residual, error, found.precision), found.bound - jnp.sum(kl(q, blocked))
+        after = update_noise(noise, error, n, alpha)
+        return State(q, residual, error, after.precision), after.bound - jnp.sum(kl(q, blocked))
 
     mean = blocks(start.mean[order])
-    residual = y - fitted(design.columns, mean)
+    residual = y - combine(design.columns, mean)
     error = jnp.sum(jnp.square(residual))
     q = SpikeSlab(jnp.ones_like(mean), mean, blocked.scale)
-    return step, State(q, residual, error, update_noise(noise, error, n, alpha).precision)
+    return update, State(q, residual, error, update_noise(noise, error, n, alpha).precision)
 
 
-def _noise_model(y: Any, noise_scale: Any, noise_prior: Any, with_intercept: bool) -> Known | Estimated | Gamma:
+def _noise_model(
+    y: Numbers,
+    noise_scale: ArrayLike | None,
+    noise_prior: tuple[ArrayLike, ArrayLike] | None,
+    with_intercept: bool,
+) -> NoiseModel:
     """The noise that the arguments ask for.
 
     Raises:
@@ -202,13 +251,14 @@ def _noise_model(y: Any, noise_scale: Any, noise_prior: Any, with_intercept: boo
     if noise_scale is not None and noise_prior is not None:
         raise ValueError("noise_scale and noise_prior are both given: a known noise has no prior.")
     if noise_scale is not None:
-        return Known(positive(noise_scale, "noise_scale"))
+        return Known(jnp.asarray(check_number(noise_scale, "noise_scale", "(0, inf)")))
     if noise_prior is not None:
         if not isinstance(noise_prior, tuple | list) or len(noise_prior) != 2:
             raise ValueError(f"noise_prior must be a pair (shape, rate), got {noise_prior!r}.")
-        return Gamma(positive(noise_prior[0], "noise_prior shape"), positive(noise_prior[1], "noise_prior rate"))
-    xp: Any = jnp if is_traced(y) else np
-    square = xp.mean(xp.square(y - xp.mean(y) if with_intercept else y))
+        for name, value in zip(Gamma._fields, noise_prior, strict=True):
+            check_number(value, f"noise_prior {name}", "(0, inf)")
+        return Gamma(*map(jnp.asarray, noise_prior))
+    square = ((y - y.mean() if with_intercept else y) ** 2).mean()
     if not is_traced(square) and not square > 0.0:
         raise ValueError(f"y is {y[0]} in all rows, so its noise cannot be estimated: pass noise_scale.")
-    return Estimated(xp.finfo(jnp.result_type(float)).eps * square)
+    return Estimated(jnp.finfo(jnp.result_type(float)).eps * square)

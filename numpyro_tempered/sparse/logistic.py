@@ -7,36 +7,28 @@ for every ξ, with equality at :math:`\xi = \pm u`; the best ξ of a row is :mat
 coefficients see a squared loss: rows times :math:`\sqrt w`, and the target :math:`(y - 1/2)/\sqrt w`.
 """
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
-from numpyro_tempered.sparse.arguments import (
-    Problem,
-    as_data,
-    as_problem,
-    check_count,
-    check_end,
-    check_tolerance,
-    is_traced,
-    positive,
-)
-from numpyro_tempered.sparse.ascent import Ascent, Best, ascend, best_start, unblock, without_intercept
-from numpyro_tempered.sparse.base import LogisticFit, Prior, split
+from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
+from numpyro_tempered.sparse.ascent import Update, best_start, outcome
+from numpyro_tempered.sparse.base import LogisticFit
+from numpyro_tempered.sparse.model import Prior, target_moments
 from numpyro_tempered.sparse.starts import Start, lasso_path, make_starts
-from numpyro_tempered.sparse.sweep import Design, block_prior, blocks, fitted, products, sweep
+from numpyro_tempered.sparse.sweep import Design, block_prior, blocks, combine, products, sweep
 
 
 def fit_logistic(
     rng_key: Array,
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     *,
     inclusion_prob: ArrayLike,
     slab_scale: ArrayLike,
@@ -61,22 +53,22 @@ def fit_logistic(
         - \frac{\tanh(\xi_i/2)}{4\xi_i}(E_qu_i^2 - \xi_i^2)\Big) - \mathrm{KL}(q, \pi),
 
     which is at most the tempered ELBO :math:`\alpha E_q\log L - \mathrm{KL}(q, \pi)`, itself at most the log of
-    the tempered evidence :math:`\int L^\alpha d\pi`. No constant is left out. The Gaussian slab keeps
+    the tempered evidence :math:`\int L^\alpha d\pi`. Every constant is included. The Gaussian slab keeps
     coefficients finite where the classes are separable.
 
     Args:
         rng_key: Key of the random orders; the first nine starts need none of it.
         x: Design, shape ``(n, d)``; d may exceed n.
         y: Classes, 0 or 1 (or booleans), ``(n,)``.
-        inclusion_prob: λ, a number or one a column, in (0, 1]; 1 keeps a variable in.
-        slab_scale: s, in log-odds per unit of x, a number or one a column.
+        inclusion_prob: λ in (0, 1], a number or shape ``(d,)``; 1 keeps a variable in.
+        slab_scale: s, in log-odds per unit of x, a number or shape ``(d,)``.
         intercept_scale: Prior standard deviation of b, the log-odds at the means of the columns; None for no
             intercept.
         alpha: Power on the likelihood, positive.
-        num_restarts: Starts, of which the largest objective is taken; more never give less. They are those of
-            :func:`fit_linear`, for the squared loss that the bound is at ξ = 0.
-        init: Coefficients to start from, ``(d,)``, as a start before the others.
-        num_sweeps: Most sweeps of a start.
+        num_restarts: Number of starts; the largest objective wins, and more starts never give a smaller one. They
+            are those of :func:`fit_linear`, for the squared loss that the bound is at ξ = 0.
+        init: Coefficients of a start before the others, ``(d,)``.
+        num_sweeps: Limit of the sweeps of a start.
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
 
     Returns:
@@ -106,36 +98,30 @@ def fit_logistic(
         wrong = float(y[(y != 0.0) & (y != 1.0)][0])
         raise ValueError(f"y must be 0 or 1, got {wrong:g}: pass booleans, such as y == {wrong:g}.")
     prior = Prior(inclusion_prob, slab_scale, intercept_scale)
-    problem = as_problem(x, y, prior, init)
-    alpha = positive(alpha, "alpha")
+    regression = as_regression(x, y, prior, init)
+    check_number(alpha, "alpha", "(0, inf)", hint="Use jax.vmap for several.")
     num_restarts, num_sweeps = check_count(num_restarts, "num_restarts"), check_count(num_sweeps, "num_sweeps")
-    dtype = problem.x.dtype
-    numbers = [jnp.asarray(number, dtype) for number in (alpha, check_tolerance(tolerance) * x.shape[0])]
+    check_number(tolerance, "tolerance", "[0, inf)")
+    power, gain = (jnp.asarray(number, regression.x.dtype) for number in (alpha, tolerance * x.shape[0]))
     with jax.default_matmul_precision("highest"):
         # The quadratic bound at ξ = 0, where w = 1/4.
-        path = lasso_path(0.5 * problem.x, 2.0 * problem.y - 1.0, problem.prior.probs == 1.0)
-        starts = make_starts(rng_key, problem.x, path, problem.prior, problem.init, num_restarts)
-        best = _fit(problem._replace(init=None), starts, *numbers, num_sweeps=num_sweeps)
-    ascent = best.ascent
-    check_end(ascent.objective, ascent.converged, num_sweeps, dtype)
-    posterior, intercept = split(unblock(ascent.state.q, best.order), intercept_scale is not None)
+        path = lasso_path(0.5 * regression.x, 2.0 * regression.y - 1.0, regression.prior.probs == 1.0)
+        starts = make_starts(rng_key, regression.x, path, regression.prior, regression.init, num_restarts)
+        data = regression._replace(init=None)
+        best = best_start(logistic_ascent, data, starts, (power,), gain, num_sweeps=num_sweeps)
     return LogisticFit(
-        posterior,
-        intercept,
-        problem.centre,
-        ascent.objective,
-        ascent.trace if is_traced(ascent.trace) else ascent.trace[: int(ascent.num_sweeps)],
-        ascent.converged,
-        ascent.num_sweeps,
-        best.objectives,
-        without_intercept(best.order, x.shape[1]),
-        prior,
-        alpha,
+        **outcome(best.ascent.point.q, best, x.shape[1], num_sweeps)._asdict(),
+        centre=regression.centre,
+        objective=best.ascent.objective,
+        restart_objectives=best.objectives,
+        prior=prior,
+        alpha=alpha,
+        target_moments=target_moments(y),
     )
 
 
 class State(NamedTuple):
-    """Where a logistic ascent is.
+    """The state of a logistic ascent.
 
     Attributes:
         q: Factors, ``(K, B)``.
@@ -161,36 +147,27 @@ def log_two_cosh_half(xi: Array) -> Array:
     return 0.5 * jnp.abs(xi) + jnp.log1p(jnp.exp(-jnp.abs(xi)))
 
 
-@partial(jax.jit, static_argnames="num_sweeps")
-def _fit(problem: Problem, starts: Start, alpha: Array, tolerance: Array, *, num_sweeps: int) -> Best:
-    def ascend_from(start: Start) -> Ascent:
-        step, begin = logistic_ascent(problem.x, problem.y, problem.prior, alpha, start)
-        return ascend(step, begin, num_sweeps, tolerance)
-
-    return best_start(ascend_from, starts)
-
-
-def logistic_ascent(x: Array, y: Array, prior: SpikeSlab, alpha: Array, start: Start) -> tuple[Any, State]:
-    """The step of an ascent, and where it starts."""
-    order = start.order
+def logistic_ascent(regression: Regression, start: Start, alpha: Array) -> tuple[Update[State], State]:
+    """The update of an ascent, and its first state."""
+    x, y, order = regression.x, regression.y, start.order
     columns = blocks(x.T[order])
     squares = jnp.square(columns)
-    blocked = block_prior(SpikeSlab(*(part[order] for part in prior)))
+    blocked = block_prior(SpikeSlab(*(part[order] for part in regression.prior)))
 
-    def step(state: State) -> tuple[State, Array]:
+    def update(state: State) -> tuple[State, Array]:
         weight = quadratic_weight(state.xi)
         root = jnp.sqrt(weight)
         design = Design(columns, products(squares, weight), root=root)
         residual = (y - 0.5) / root - root * state.predictor
         q = sweep(design, blocked, alpha, residual, state.q.mean)
-        predictor = fitted(columns, q.mean)
-        variance = fitted(squares, q.variance)
+        predictor = combine(columns, q.mean)
+        variance = combine(squares, q.variance)
         xi = jnp.sqrt(jnp.square(predictor) + variance)
         # At its best ξ the quadratic term is 0.
         log_lik = jnp.sum((y - 0.5) * predictor - log_two_cosh_half(xi))
         return State(q, predictor, xi), alpha * log_lik - jnp.sum(kl(q, blocked))
 
     mean = blocks(start.mean[order])
-    predictor = fitted(columns, mean)
+    predictor = combine(columns, mean)
     q = SpikeSlab(jnp.ones_like(mean), mean, blocked.scale)
-    return step, State(q, predictor, jnp.abs(predictor))
+    return update, State(q, predictor, jnp.abs(predictor))

@@ -1,14 +1,16 @@
-"""What a sparse regression says of further rows."""
+"""Predictions and posterior draws of a sparse regression."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import MeanField
-from numpyro_tempered.sparse.arguments import check_count, real_array
+from numpyro_tempered.sparse.arguments import real_array
 from numpyro_tempered.sparse.base import LinearFit, LogisticFit
+from numpyro_tempered.sparse.model import draw_factors
 
 
 class Moments(NamedTuple):
@@ -35,12 +37,12 @@ class Draws(NamedTuple):
     intercept: Array
 
 
-def linear_predictor(fit: LinearFit | LogisticFit, x: Any) -> Moments:
+def linear_predictor(fit: LinearFit | LogisticFit, x: ArrayLike) -> Moments:
     """Posterior mean and standard deviation of b + x'θ, exact for the fitted q.
 
     Args:
         fit: The fit.
-        x: Rows, shape ``(n, d)``, in the units of those that were fitted.
+        x: Rows, shape ``(n, d)``, in the units of the rows of the fit.
 
     Returns:
         Its :class:`Moments`: log-odds for a logistic regression; for a linear one without the noise.
@@ -66,8 +68,8 @@ def linear_predictor(fit: LinearFit | LogisticFit, x: Any) -> Moments:
     return Moments(mean, jnp.sqrt(variance))
 
 
-def predict(fit: LinearFit, x: Any) -> Moments:
-    """Mean and standard deviation of y at further rows, with coefficients and noise integrated out.
+def predict(fit: LinearFit, x: ArrayLike) -> Moments:
+    """Mean and standard deviation of y at new rows, with coefficients and noise integrated out.
 
     Under a ``noise_prior`` the noise has variance rate / (shape - 1), infinite for a shape of at most 1.
     Tempering widens the coefficients' part; the noise is that of the model.
@@ -104,7 +106,7 @@ def predict(fit: LinearFit, x: Any) -> Moments:
 
 
 def sample_posterior(rng_key: Array, fit: LinearFit | LogisticFit, num_samples: int = 1000) -> Draws:
-    """Draws of coefficients and intercept.
+    """Draws of the coefficients and the intercept from the posterior.
 
     Args:
         rng_key: Key.
@@ -112,7 +114,7 @@ def sample_posterior(rng_key: Array, fit: LinearFit | LogisticFit, num_samples: 
         num_samples: S.
 
     Returns:
-        :class:`Draws`, whose intercept is that of rows as they are, not less ``fit.centre``.
+        :class:`Draws`. Its intercept is that of the rows themselves, without ``fit.centre`` subtracted.
 
     Raises:
         ValueError: If ``num_samples`` is not a positive integer.
@@ -127,23 +129,18 @@ def sample_posterior(rng_key: Array, fit: LinearFit | LogisticFit, num_samples: 
         >>> nt.sparse.sample_posterior(jax.random.key(1), fit, 500).coefficients.shape
         (500, 3)
     """
-    size = check_count(num_samples, "num_samples")
-    q, intercept = fit.posterior, _intercept(fit)
-    of_gate, of_slab, of_intercept = jax.random.split(rng_key, 3)
-    shape, dtype = (size, *q.loc.shape), q.loc.dtype
-    slab = q.loc + q.scale * jax.random.normal(of_slab, shape, dtype)
-    # A uniform draw is below 1, so that a probability of 1 is always in.
-    coefficients = jnp.where(jax.random.uniform(of_gate, shape, dtype) < q.probs, slab, 0.0)
-    at_centre = intercept.loc + intercept.scale * jax.random.normal(of_intercept, (size,), dtype)
+    num_samples = check_count(num_samples, "num_samples")
+    draws = draw_factors(rng_key, fit.factors(), num_samples)
+    coefficients = draws["coef"]
     with jax.default_matmul_precision("highest"):
-        return Draws(coefficients, at_centre - coefficients @ fit.centre)
+        return Draws(coefficients, draws.get("intercept", 0.0) - coefficients @ fit.centre)
 
 
-def predict_proba(rng_key: Array, fit: LogisticFit, x: Any, num_samples: int = 1000) -> Moments:
-    """Probabilities of class 1 at further rows, averaged over draws of the posterior.
+def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: int = 1000) -> Moments:
+    """Probabilities of class 1 at new rows, averaged over draws of the posterior.
 
-    A spike-and-slab predictor is a mixture of Gaussians, for which no formula through its mean and variance is
-    right.
+    Under a spike-and-slab posterior the predictor is a mixture of Gaussians: its mean and variance do not
+    determine the probability.
 
     Args:
         rng_key: Key of the draws, common to all rows.
@@ -175,16 +172,16 @@ def predict_proba(rng_key: Array, fit: LogisticFit, x: Any, num_samples: int = 1
     return Moments(jnp.mean(probabilities, axis=0), jnp.std(probabilities, axis=0))
 
 
-def _rows(fit: LinearFit | LogisticFit, x: Any) -> Array:
+def _rows(fit: LinearFit | LogisticFit, x: ArrayLike) -> Array:
     """Rows in the precision of the fit.
 
     Raises:
-        ValueError: If they are no matrix with the columns of the fit.
+        ValueError: If their shape is not that of rows of the fit.
     """
     values = real_array(x, "x")
     d = fit.centre.shape[0]
     if values.ndim != 2 or values.shape[1] != d:
-        raise ValueError(f"x must have shape (n, {d}), as the rows that were fitted, got {values.shape}.")
+        raise ValueError(f"x must have shape (n, {d}), as the rows of the fit, got {values.shape}.")
     return jnp.asarray(values, fit.centre.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Where the ascents start, and in which order they take the coefficients: points of a lasso path."""
+"""Starts of the ascents and their orders of the coefficients: points of a lasso path."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families import SpikeSlab
-from numpyro_tempered.sparse.sweep import block_design, blocks, fitted, gauss_seidel, products
+from numpyro_tempered.sparse.sweep import block_design, blocks, combine, gauss_seidel, products
 
 # Penalties of the path, in units of the smallest one that keeps all coefficients at 0.
 PENALTIES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03)
-# Points of the path in the order in which starts take them. The first has many variables in and little noise:
-# variables that are not needed leave more easily than others come in. The next are far from those before.
+# Points of the path by start. The first has many variables in and little noise: superfluous variables leave more
+# easily than missing ones come in. Each next point is far from those before.
 SEQUENCE = (7, 2, 4, 8, 0, 5, 3, 6, 1)
-# A start need not be the lasso to many digits.
+# A start need not solve the lasso to many digits.
 SWEEPS = 5
 
 
@@ -36,8 +36,8 @@ class Path(NamedTuple):
 
     Attributes:
         mean: Coefficients, ``(P, d)``.
-        size: What was thresholded, in units of y: beyond the penalty, it grows with a coefficient of the start;
-            below it tells which would come in next. ``(P, d)``.
+        size: The value before the threshold, in units of y, ``(P, d)``: above the penalty it grows with the
+            coefficient, below it says which coefficient would come in next.
     """
 
     mean: Array
@@ -70,15 +70,15 @@ def lasso_path(x: Array, y: Array, always: Array) -> Path:
 
         def body(_index: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
             mean, _sizes = state
-            residual = y - fitted(design.columns, mean)
+            residual = y - combine(design.columns, mean)
             mean, partial = gauss_seidel(design, residual, mean, soft, (norm, fraction * largest * penalised))
             return mean, partial / norm
 
         mean, size = jax.lax.fori_loop(0, SWEEPS, body, (mean, jnp.zeros_like(mean)))
-        # The first point has what is always in alone; its residual says where the others begin.
-        left = products(design.columns, y - fitted(design.columns, mean))
-        begins = jnp.max(penalised * jnp.abs(left) / norm)
-        return (mean, jnp.where(fraction > 1.0, begins, largest)), (mean, size)
+        # At the first point only the unpenalised coefficients are in; its residual gives the largest penalty.
+        rest = products(design.columns, y - combine(design.columns, mean))
+        penalty = jnp.max(penalised * jnp.abs(rest) / norm)
+        return (mean, jnp.where(fraction > 1.0, penalty, largest)), (mean, size)
 
     huge = jnp.full((), jnp.finfo(x.dtype).max, x.dtype)
     fractions = jnp.concatenate([huge[None], jnp.asarray(PENALTIES, x.dtype)])
@@ -94,8 +94,8 @@ def make_starts(
 ) -> Start:
     """The first starts of a fixed sequence.
 
-    First ``init``, if there is one, then the points of the path, with the coefficients by decreasing |start|;
-    then the same points with the coefficients in random orders. What is always in comes first in all of them.
+    First ``init``, if there is one, then the points of the path, with the coefficients by decreasing size; then
+    the same points with the coefficients in random orders. Variables that are always in come first.
     """
     always = prior.probs == 1.0
     mean = path.mean[jnp.asarray(SEQUENCE)]

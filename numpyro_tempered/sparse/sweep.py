@@ -10,13 +10,15 @@ is the best one given the others, whose residual is :math:`r_{-j} = y - \sum_{l\
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families import SpikeSlab
+
+T = TypeVar("T")
 
 # Coefficients of a block: their chain of scalar steps is compiled as straight code, whose length is its square.
 BLOCK = 8
@@ -39,7 +41,7 @@ class Design(NamedTuple):
 
 
 def blocks(values: Array, fill: float = 0.0) -> Array:
-    """Values ``(d, ...)``, one a coefficient, as ``(K, B, ...)``."""
+    """Values ``(d, ...)`` of the coefficients as ``(K, B, ...)``."""
     padding = [(0, -values.shape[0] % BLOCK)] + [(0, 0)] * (values.ndim - 1)
     return jnp.reshape(jnp.pad(values, padding, constant_values=fill), (-1, BLOCK, *values.shape[1:]))
 
@@ -51,22 +53,22 @@ def block_design(columns: Array) -> Design:
 
 
 def block_prior(prior: SpikeSlab) -> SpikeSlab:
-    """The prior in blocks; a filling column keeps its own."""
+    """The prior in blocks; columns of 0 that fill the last one have a prior of their own."""
     return SpikeSlab(blocks(prior.probs, 0.5), blocks(prior.loc), blocks(prior.scale, 1.0))
 
 
-def fitted(columns: Array, mean: Array) -> Array:
-    """X times a mean ``(K, B)``, shape ``(n,)``."""
+def combine(columns: Array, mean: Array) -> Array:
+    """X times coefficients ``(K, B)``, shape ``(n,)``."""
     return jnp.einsum("kbn,kb->n", columns, mean)
 
 
 def products(columns: Array, rows: Array) -> Array:
-    """X' times numbers of the rows, ``(K, B)``."""
+    """X' times a vector ``(n,)``, shape ``(K, B)``."""
     return jnp.einsum("kbn,n->kb", columns, rows)
 
 
 def gauss_seidel(
-    design: Design, residual: Array, mean: Array, update: Callable[[Any, Array], Array], parameters: Any
+    design: Design, residual: Array, mean: Array, update: Callable[[T, Array], Array], parameters: T
 ) -> tuple[Array, Array]:
     """All coordinates once, one after another, each at its best given the others.
 
@@ -81,13 +83,13 @@ def gauss_seidel(
         parameters: Tree of ``(K, B)``.
 
     Returns:
-        The coefficients, and the :math:`x_j'r_{-j}` that they were made of.
+        The coefficients, and the :math:`x_j'r_{-j}` from which they follow.
     """
 
-    def block(residual: Array, inputs: tuple[Any, ...]) -> tuple[Array, tuple[Array, Array]]:
+    def block(residual: Array, inputs: tuple[Array, Array | None, Array, T]) -> tuple[Array, tuple[Array, Array]]:
         columns, gram, old, parameters = inputs
         if gram is None:
-            # While they are in the cache; the weights change from sweep to sweep.
+            # While the columns are in the cache; the weights change from sweep to sweep.
             columns = columns * design.root[None, :]  # type: ignore[index]
             gram = columns @ columns.T
         before = columns @ residual

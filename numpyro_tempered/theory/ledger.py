@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_choice
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.base import Losses
-from numpyro_tempered.report.arviz import assemble, dataset, group, group_names, versions
+from numpyro_tempered.report.arviz import assemble, dataset, versions
 from numpyro_tempered.theory.bounds import Bound, online_to_batch
 from numpyro_tempered.theory.hindsight import Hindsight
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 MAX_ROUNDS = 2000
 
@@ -60,7 +64,7 @@ def regret_ledger(
         rounds: Rounds to keep, from 1; by default all up to 2000, or 2000 that are even on a logarithmic scale.
 
     Returns:
-        ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x. :func:`regret_table` makes a table
+        ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x. :func:`table` makes a table
         of it, ``nt.plots.plot_regret`` a picture.
 
     Raises:
@@ -71,7 +75,7 @@ def regret_ledger(
         >>> import numpyro_tempered as nt
         >>> x, y = jnp.ones((40, 1)), jnp.asarray(np.tile([1.0, 1.0, -1.0, 1.0], 10))
         >>> box, prior = nt.online.Box(1.0, 1.0), nt.families.MeanField(jnp.zeros(1), jnp.ones(1))
-        >>> L, D = nt.online.lipschitz(x), nt.online.diameter(box, d=1)
+        >>> L, D = nt.bounds.lipschitz(x), nt.bounds.diameter(box, d=1)
         >>> rate = nt.online.svb_rate(nt.online.svb_constant(lipschitz=L, diameter=D))
         >>> rule = nt.online.svb(rate, box=box)
         >>> _, losses = nt.online.run(rule, nt.expectations.hinge(), rule.init(prior), x, y)
@@ -80,64 +84,61 @@ def regret_ledger(
         ...     hindsight=nt.hindsight.hinge(x, y, box),
         ...     bounds={"svb": nt.bounds.svb(np.arange(1, 41), lipschitz=L, diameter=D)},
         ... )
-        >>> table = nt.regret_table(data)
+        >>> table = nt.table(data)
         >>> bool(table.loc["svb", "regret"] < table.loc["svb", "bound"])
         True
     """
     at_mean, expected, replicated = _stack(losses)
     names = list(losses)
     _, num_replications, num_rounds = at_mean.shape
-    best = _fixed_losses(hindsight, num_replications, num_rounds)
-    for label, given in (("bounds", bounds), ("averages", averages)):
-        unknown = sorted(set(given or {}) - set(names))
+    best = _best_losses(hindsight, num_replications, num_rounds)
+    for label, by_rule in (("bounds", bounds), ("averages", averages)):
+        unknown = sorted(set(by_rule or {}) - set(names))
         if unknown:
             raise ValueError(f"{label} has {unknown}, which are not among the rules {names}.")
-    kept = _kept_rounds(rounds, num_rounds)
+    round_numbers = _choose_rounds(rounds, num_rounds)
 
-    taken = np.isfinite(at_mean)
-    at_mean = np.where(taken, at_mean, 0.0)
-    cumulative, counts = np.cumsum(at_mean, axis=-1), np.cumsum(taken, axis=-1)
-    average = (cumulative / np.maximum(counts, 1)).mean(axis=1)
+    finite = np.isfinite(at_mean)
+    at_mean = np.where(finite, at_mean, 0.0)
+    cumulative = np.cumsum(at_mean, axis=-1)
+    average = (cumulative / np.maximum(np.cumsum(finite, axis=-1), 1)).mean(axis=1)
     reference = names[int(np.argmin(average[:, -1]))] if reference is None else reference
-    if reference not in names:
-        raise ValueError(f"reference must be one of the rules {names}, got {reference!r}.")
-    base = names.index(reference)
+    base = names.index(check_choice(reference, "reference", names))
 
-    def thin(values: np.ndarray) -> np.ndarray:
-        return values[..., kept - 1]
-
-    both = taken & taken[base]
+    both = finite & finite[base]
     difference, difference_se = _paired(np.where(both, at_mean - at_mean[base], 0.0), both)
     columns = {
-        "cumulative_at_mean": thin(cumulative.mean(axis=1)),
-        "cumulative_expected": thin(_sum(expected, taken).mean(axis=1)),
-        "average": thin(average),
-        "difference": thin(difference),
-        "difference_se": thin(difference_se),
-        "taken": taken.sum(axis=-1).mean(axis=-1),
-        "rejected": (~taken).sum(axis=-1).mean(axis=-1),
+        "cumulative_at_mean": cumulative.mean(axis=1),
+        "cumulative_expected": _sum(expected, finite).mean(axis=1),
+        "average": average,
+        "difference": difference,
+        "difference_se": difference_se,
+        "taken": finite.sum(axis=-1).mean(axis=-1),
+        "rejected": (~finite).sum(axis=-1).mean(axis=-1),
     }
     if best is not None:
-        regret, regret_se = _paired(np.where(taken, at_mean - best, 0.0), taken)
-        columns |= {
-            "regret": thin(regret),
-            "regret_expected": thin(_sum(expected - best, taken).mean(axis=1)),
-            "regret_se": thin(regret_se),
-        }
-    fixed = None if best is None else np.cumsum(best, axis=-1).mean(axis=0)
-    bound_values = np.full((2, len(names), num_rounds), np.nan)
+        regret, regret_se = _paired(np.where(finite, at_mean - best, 0.0), finite)
+        expected_regret = _sum(expected - best, finite).mean(axis=1)
+        columns |= {"regret": regret, "regret_expected": expected_regret, "regret_se": regret_se}
+    best_sum = None if best is None else np.cumsum(best, axis=-1).mean(axis=0)
+    columns["bound"], columns["cumulative_bound"] = np.full((2, len(names), num_rounds), np.nan)
     for name, bound in (bounds or {}).items():
-        if np.all(taken[names.index(name)]):
-            bound_values[:, names.index(name)] = _bound_by_round(name, bound, fixed, num_replications, num_rounds)
-    columns["bound"], columns["cumulative_bound"] = thin(bound_values[0]), thin(bound_values[1])
+        i = names.index(name)
+        if np.all(finite[i]):
+            by_round = _bound_by_round(name, bound, best_sum, num_replications, num_rounds)
+            columns["bound"][i], columns["cumulative_bound"][i] = by_round
 
-    coords: dict[str, Any] = {"rule": names, "round": kept}
-    by_round = {name: ["rule", "round"] if np.ndim(v) == 2 else ["rule"] for name, v in columns.items()}
-    groups = {"regret": dataset(columns, coords=coords, dims=by_round)}
-    if hindsight is not None and fixed is not None:
-        groups["hindsight"] = _hindsight_group(hindsight, thin(fixed), coords)
+    def thin(values: np.ndarray) -> np.ndarray:
+        return values[..., round_numbers - 1]
+
+    coords = {"rule": names, "round": round_numbers.tolist()}
+    dims = {name: ["rule", "round"][: column.ndim] for name, column in columns.items()}
+    values = {name: thin(column) if column.ndim == 2 else column for name, column in columns.items()}
+    groups = {"regret": dataset(values, coords=coords, dims=dims)}
+    if hindsight is not None and best_sum is not None:
+        groups["hindsight"] = _hindsight_group(hindsight, thin(best_sum), coords)
     if averages:
-        groups["online_to_batch"] = _batch_group(averages, names, bound_values[0, :, -1], num_rounds)
+        groups["online_to_batch"] = _batch_group(averages, names, columns["bound"][:, -1], num_rounds)
     attrs = {
         "reference": reference,
         "standard_errors": "over replications" if replicated else "over rounds",
@@ -147,34 +148,7 @@ def regret_ledger(
         "assumptions": json.dumps({name: list(bound.assumptions) for name, bound in (bounds or {}).items()}),
         **versions(),
     }
-    return assemble({name: values.assign_attrs(attrs) for name, values in groups.items()}, attrs)
-
-
-def regret_table(data: Any) -> Any:
-    """The last round of a regret ledger as a pandas table, one rule a row, the least average loss first.
-
-    Args:
-        data: The result of :func:`regret_ledger`.
-
-    Returns:
-        A DataFrame with the columns of the group ``regret``, and ``guarantee`` where there are averages.
-
-    Raises:
-        ValueError: If the data hold no ledger.
-
-    Example:
-        >>> import numpy as np
-        >>> import numpyro_tempered as nt
-        >>> losses = nt.online.Losses(np.array([1.0, 0.5]), np.array([1.2, 0.6]))
-        >>> nt.regret_table(nt.regret_ledger({"sva": losses}))["cumulative_at_mean"].item()
-        1.5
-    """
-    if "regret" not in group_names(data):
-        raise ValueError(f"regret_table needs the result of regret_ledger, got groups {group_names(data)}.")
-    table = group(data, "regret").isel(round=-1).drop_vars("round").to_dataframe()
-    if "online_to_batch" in group_names(data):
-        table = table.join(group(data, "online_to_batch")["guarantee"].to_dataframe())
-    return table.sort_values("average", kind="stable")
+    return assemble({name: each.assign_attrs(attrs) for name, each in groups.items()}, attrs)
 
 
 def _stack(losses: Mapping[str, Losses]) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -193,7 +167,9 @@ def _stack(losses: Mapping[str, Losses]) -> tuple[np.ndarray, np.ndarray, bool]:
     return stacked[:, 0], stacked[:, 1], stacked.shape[2] > 1
 
 
-def _fixed_losses(hindsight: Any, num_replications: int, num_rounds: int) -> np.ndarray | None:
+def _best_losses(
+    hindsight: Hindsight | Sequence[Hindsight] | None, num_replications: int, num_rounds: int
+) -> np.ndarray | None:
     """Losses of the best fixed parameter, (replication, round)."""
     if hindsight is None:
         return None
@@ -206,31 +182,31 @@ def _fixed_losses(hindsight: Any, num_replications: int, num_rounds: int) -> np.
     return np.broadcast_to(np.stack([h.losses for h in several]), (num_replications, num_rounds))
 
 
-def _kept_rounds(rounds: Sequence[int] | None, num_rounds: int) -> np.ndarray:
+def _choose_rounds(rounds: Sequence[int] | None, num_rounds: int) -> np.ndarray:
     if rounds is None:
         if num_rounds <= MAX_ROUNDS:
             return np.arange(1, num_rounds + 1)
         return np.unique(np.geomspace(1, num_rounds, MAX_ROUNDS).round().astype(int))
-    kept = np.unique(np.asarray(rounds, int))
-    if kept.size == 0 or kept[0] < 1 or kept[-1] > num_rounds:
+    positions = np.unique(np.asarray(rounds, int))
+    if positions.size == 0 or positions[0] < 1 or positions[-1] > num_rounds:
         raise ValueError(f"rounds must lie from 1 to {num_rounds}, got {list(rounds)}.")
-    return kept
+    return positions
 
 
-def _sum(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    return np.cumsum(np.where(counted, values, 0.0), axis=-1)
+def _sum(values: np.ndarray, included: np.ndarray) -> np.ndarray:
+    return np.cumsum(np.where(included, values, 0.0), axis=-1)
 
 
-def _paired(differences: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _paired(differences: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sums of differences (rule, replication, round), averaged over replications, and their standard errors."""
     sums = np.cumsum(differences, axis=-1)
     num_replications = sums.shape[1]
     if num_replications > 1:
         return sums.mean(axis=1), sums.std(axis=1, ddof=1) / np.sqrt(num_replications)
     # t times the variance of the differences so far; about a shift, against cancellation.
-    n = np.cumsum(counted, axis=-1)
+    n = np.cumsum(included, axis=-1)
     shift = sums[..., -1:] / np.maximum(n[..., -1:], 1)
-    centred = np.where(counted, differences - shift, 0.0)
+    centred = np.where(included, differences - shift, 0.0)
     first, second = np.cumsum(centred, axis=-1), np.cumsum(np.square(centred), axis=-1)
     scatter = np.maximum(second - np.square(first) / np.maximum(n, 1), 0.0)
     se = np.where(n > 1, np.sqrt(n * scatter / np.maximum(n - 1, 1)), np.nan)
@@ -238,7 +214,7 @@ def _paired(differences: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _bound_by_round(
-    name: str, bound: Bound, fixed: np.ndarray | None, num_replications: int, num_rounds: int
+    name: str, bound: Bound, best_sum: np.ndarray | None, num_replications: int, num_rounds: int
 ) -> np.ndarray:
     """Bounds on the regret and on the cumulative loss, (2, round)."""
     value = np.asarray(bound.value, np.float64)
@@ -247,38 +223,37 @@ def _bound_by_round(
             f"bounds[{name!r}] must be for the last of the {num_rounds} rounds or for every one, got shape "
             f"{value.shape}."
         )
-    own = np.full(num_rounds, np.nan)
+    by_round = np.full(num_rounds, np.nan)
     if value.ndim == 0:
-        own[-1] = value
+        by_round[-1] = value
     else:
-        own = np.atleast_2d(value).mean(axis=0)
-    unknown = np.full(num_rounds, np.nan)
-    if bound.comparator is None:
-        return np.stack([own, unknown if fixed is None else own + fixed])
-    return np.stack([unknown if fixed is None else own - fixed, own])
+        by_round = np.atleast_2d(value).mean(axis=0)
+    best = np.full(num_rounds, np.nan) if best_sum is None else best_sum
+    return np.stack([by_round, by_round + best] if bound.comparator is None else [by_round - best, by_round])
 
 
-def _hindsight_group(hindsight: Any, cumulative: np.ndarray, coords: Mapping[str, Any]) -> Any:
+def _hindsight_group(
+    hindsight: Hindsight | Sequence[Hindsight], cumulative: np.ndarray, coords: Mapping[str, Sequence]
+) -> "xr.Dataset":
+    names = ("theta", "value", "lower")
     if isinstance(hindsight, Hindsight):
-        values, lead = {name: getattr(hindsight, name) for name in ("theta", "value", "lower")}, []
+        values, lead = {name: getattr(hindsight, name) for name in names}, []
     else:
-        values = {name: np.stack([getattr(h, name) for h in hindsight]) for name in ("theta", "value", "lower")}
-        lead = ["replication"]
+        values, lead = {name: np.stack([getattr(h, name) for h in hindsight]) for name in names}, ["replication"]
     dims = {"theta": [*lead, "coefficient"], "value": lead, "lower": lead, "cumulative": ["round"]}
     return dataset({**values, "cumulative": cumulative}, coords=coords, dims=dims)
 
 
-def _batch_group(averages: Mapping[str, ArrayLike], names: list[str], regret: np.ndarray, num_rounds: int) -> Any:
+def _batch_group(
+    averages: Mapping[str, ArrayLike], names: list[str], regret: np.ndarray, num_rounds: int
+) -> "xr.Dataset":
     points = {name: np.asarray(value, np.float64) for name, value in averages.items()}
     shapes = {name: point.shape for name, point in points.items()}
     if len(set(shapes.values())) > 1 or any(point.ndim not in (1, 2) for point in points.values()):
         raise ValueError(f"averages must have one shape (d,) or (R, d) for all rules, got {shapes}.")
-    known = [name for name in names if name in points]
-    stacked = np.stack([points[name] for name in known])
-    guarantee = online_to_batch(num_rounds, regret[[names.index(name) for name in known]]).value
+    rules = [name for name in names if name in points]
+    stacked = np.stack([points[name] for name in rules])
+    guarantee = online_to_batch(num_rounds, regret[[names.index(name) for name in rules]]).value
     dims = ["rule", "replication", "coefficient"] if stacked.ndim == 3 else ["rule", "coefficient"]
-    return dataset(
-        {"average": stacked, "guarantee": guarantee},
-        coords={"rule": known},
-        dims={"average": dims, "guarantee": ["rule"]},
-    )
+    values = {"average": stacked, "guarantee": guarantee}
+    return dataset(values, coords={"rule": rules}, dims={"average": dims, "guarantee": ["rule"]})

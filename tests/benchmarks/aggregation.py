@@ -26,8 +26,8 @@ from provenance import describe
 import numpyro_tempered as nt
 from numpyro_tempered.online.base import SVBRate
 from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.grid import grid
 from numpyro_tempered.online.experts.state import regret, regret_bound, weights
-from numpyro_tempered.online.experts.sweep import sweep
 from numpyro_tempered.online.experts.windows import WINDOWS, aggregate_windows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,16 +50,16 @@ def oga(c):
     return nt.online.oga(lambda t: c / jnp.sqrt(t))
 
 
-def grid(d):
-    """The sweeps for d features."""
+def make_grids(d):
+    """The grids for d features."""
     natural = {"step_size": [1 / 16, 1 / 4, 1.0], "prior_scale": [1 / 4, 1.0, 4.0]}
     rates = [4.0**k / d for k in range(-3, 2)]
     return (
-        sweep(nt.online.ngvi, **natural),
-        sweep(nt.online.ngvi, curvature="fisher", **natural),
-        sweep(nt.online.sva, step_size=[4.0**k for k in range(-4, 1)]),
-        sweep(svb, c=rates),
-        sweep(oga, c=rates),
+        grid(nt.online.ngvi, **natural),
+        grid(nt.online.ngvi, curvature="fisher", **natural),
+        grid(nt.online.sva, step_size=[4.0**k for k in range(-4, 1)]),
+        grid(svb, c=rates),
+        grid(oga, c=rates),
     )
 
 
@@ -88,9 +88,9 @@ def on_streams(names, data_dir, num_permutations, num_rounds):
             x, y = jnp.asarray(x[:num_rounds], jnp.float32), jnp.asarray(y[:num_rounds], jnp.float32)
             length, d = x.shape
             if rule is None:
-                sweeps = grid(d)
-                labels = sum((s.labels for s in sweeps), ())
-                rule, plain = aggregate(*sweeps), nt.online.oga(length**-0.5)
+                grids = make_grids(d)
+                labels = sum((s.labels for s in grids), ())
+                rule, plain = aggregate(*grids), nt.online.oga(length**-0.5)
             expectation = nt.expectations.hinge() if loss == "hinge" else nt.expectations.squared()
             prior = nt.families.MeanField(jnp.zeros(d, jnp.float32), jnp.full(d, d**-0.5, jnp.float32))
             state, losses = nt.online.run(rule, expectation, rule.init(prior), x, y)
@@ -110,7 +110,7 @@ def on_streams(names, data_dir, num_permutations, num_rounds):
                     "regret": float(regret(state)),
                     "bound": float(regret_bound(state)),
                     "largest loss": float(np.max(losses.at_mean)),
-                    "left out": int(np.sum(~np.asarray(state.memory.alive))),
+                    "left out": int(np.sum(~np.asarray(state.memory.active))),
                     "which": labels[best],
                 }
             )
@@ -218,7 +218,7 @@ def streams(options):
     means.insert(3, "s.e.", ratio["sem"])
     means.insert(4, "largest", ratio["max"])
     print(means.to_string())
-    sizes = f"{size} members, {orders} orders (Cover Type 1), float32"
+    sizes = f"{size} experts, {orders} orders (Cover Type 1), float32"
     (options.output / "aggregation.txt").write_text(f"{about(sizes, options)}\n{means.round(4).to_string()}\n")
 
 

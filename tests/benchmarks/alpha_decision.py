@@ -33,8 +33,8 @@ from provenance import describe
 from scipy.stats import norm
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.safe_bayes import judge
-from numpyro_tempered.select.alpha.task import Task
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 DIM, NUM_DATA, PRIOR_VAR, COARSE = 10, 100, 0.1, 50.0
@@ -195,7 +195,7 @@ def by_library(problem, num_steps, num_bootstrap, small):
         diagnostics=[nt.alpha.loo()],
         num_steps=num_steps,
     )
-    path = nt.alpha_table(choice.data).reset_index()
+    path = nt.table(choice.data).reset_index()
     alphas = path["alpha"].values
     losses = safe_bayes_losses(x, y, PRIOR_VAR, alphas, blocks)
     path["gibbs_exact"], path["plugin_exact"] = (losses[name].sum(axis=1) for name in ("gibbs", "plugin"))

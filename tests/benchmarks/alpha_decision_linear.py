@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 from scipy.stats import chi2, norm
 
-from numpyro_tempered.select.alpha.gpc_root import solve
+from numpyro_tempered.select.alpha.gpc import solve
 from numpyro_tempered.select.alpha.safe_bayes import block_edges
 
 LEVEL = 0.95

@@ -24,13 +24,13 @@ import pandas as pd
 from provenance import describe
 from scipy.stats import chi2, norm
 
+from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.bootstrap_fisher import fisher_parts
+from numpyro_tempered.select.alpha.data_weights import resamples
+from numpyro_tempered.select.alpha.gpc import solve
 from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
-from numpyro_tempered.select.alpha.gpc_root import solve
 from numpyro_tempered.select.alpha.lyddon import matched_power
-from numpyro_tempered.select.alpha.resampling import resamples
 from numpyro_tempered.select.alpha.sandwich import flat_task, sampling_se, sandwich
-from numpyro_tempered.select.alpha.task import Task
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "select" / "alpha"))
 from alpha_oracles import safe_bayes_location
@@ -61,7 +61,7 @@ def criteria(num_data, num_bootstrap):
         flat, found = at(y)
         se = sampling_se(flat.losses, found, lambda _, j, i: matched_power(j, i))
         alpha = matched_power(found.curvature, found.variance)
-        return found.minimum.found, alpha, se, fisher_parts(flat, found.minimum.point, counts)
+        return found.minimum.converged, alpha, se, fisher_parts(flat, found.minimum.point, counts)
 
     @jax.jit
     def ratios(y, counts, alpha):
@@ -71,10 +71,10 @@ def criteria(num_data, num_bootstrap):
     def choose(key, y):
         counts = resamples(key, num_bootstrap, num_data)
         found, lyddon, sampling, parts = jax.device_get(once(y, counts))
-        if not (found and np.all(parts.found)):
+        if not (found and np.all(parts.converged)):
             raise RuntimeError("no minimiser: the study has no such data")
-        fisher = parts.above.sum() / parts.below.sum()
-        resampling = np.linalg.norm(parts.above - fisher * parts.below) / parts.below.sum()
+        fisher = parts.numerator.sum() / parts.denominator.sum()
+        resampling = np.linalg.norm(parts.numerator - fisher * parts.denominator) / parts.denominator.sum()
         gpc, root_se, _ = solve(
             lambda alpha: np.asarray(ratios(y, counts, alpha)[0], np.float64),
             LEVEL,

@@ -44,14 +44,14 @@ from provenance import describe
 from scipy.stats import chi2
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.bootstrap_fisher import fisher_parts
+from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
 from numpyro_tempered.select.alpha.lyddon import matched_power
 from numpyro_tempered.select.alpha.minimise import minimise
-from numpyro_tempered.select.alpha.resampling import resamples
 from numpyro_tempered.select.alpha.safe_bayes import block_edges, judge
 from numpyro_tempered.select.alpha.sandwich import Flat, check_sandwich, sandwich
-from numpyro_tempered.select.alpha.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -98,7 +98,7 @@ def flatten(problem):
 def laplace(flat, weights, alpha, start):
     """Mode and Cholesky factor of the precision of the tempered posterior of weighted rows."""
     found = minimise(lambda t: jnp.append(alpha * weights * flat.losses(t), -flat.log_prior(t)), start)
-    return found.point, jnp.linalg.cholesky(found.hessian), found.found
+    return found.point, jnp.linalg.cholesky(found.hessian), found.converged
 
 
 def draws_of(mode, factor, noise):
@@ -111,7 +111,7 @@ def choose(flat, num_rows, counts, edges, noise):
     found = sandwich(flat.losses, jnp.zeros_like(flat.start))
     point, dim = found.minimum.point, len(flat.start)
     parts = fisher_parts(flat, point, counts)
-    fisher = jnp.sum(parts.above) / jnp.sum(parts.below)
+    fisher = jnp.sum(parts.numerator) / jnp.sum(parts.denominator)
 
     def step(state, _):
         last, last_excess, now, modes = state
@@ -140,7 +140,7 @@ def choose(flat, num_rows, counts, edges, noise):
         "GPC": jnp.exp(gpc),
         "prequential": prequential,
         "sandwich": found,
-        "fisher_found": jnp.all(parts.found),
+        "fisher_found": jnp.all(parts.converged),
         "gpc_found": jnp.all(modes),
         "gpc_off": jnp.abs(excess[-1]),
         "blocks_found": jnp.all(blocks_ok),
@@ -169,7 +169,7 @@ def study(name, problem, sizes, seed):
     population = tuple(jnp.asarray(part) for part in problem.data)
     num, num_rows = len(problem.data[1]), problem.num_train
     truth = minimise(lambda t: losses_of(t, population), jnp.zeros(dim))
-    if not bool(truth.found):
+    if not bool(truth.converged):
         raise RuntimeError(f"{name}: no minimiser of the whole data set.")
     rng = np.random.default_rng([seed, num])
     rows = rng.integers(num, size=(sizes["sets"], num_rows))

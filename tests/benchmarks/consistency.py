@@ -74,7 +74,7 @@ def regression_run(rng, num_data, wrong):
     price = 0.5 * logdet + 0.5 * best @ np.linalg.solve(precision, gram @ best)
     options = {"num_data": num_data, "alpha": ALPHA, "delta": DELTA}
     certificate = nt.bounds.tempered_certificate(
-        log_evidence, nt.bounds.given(log_normal(y, mean, scale).sum()), **options
+        log_evidence, nt.bounds.known_density(log_normal(y, mean, scale).sum()), **options
     )
     likely = nt.bounds.tempered_certificate(
         log_evidence, nt.bounds.maximum_likelihood(log_normal(y, x @ least).sum()), **options
@@ -127,7 +127,7 @@ def mixture_run(rng, num_data, seed, separation, orders):
     certificate = nt.bounds.selection_certificate(
         np.asarray(table["elbo"]),
         np.asarray(table["log_prior"]),
-        nt.bounds.given(log_mixture(x[:, 0].astype(np.float64), WEIGHTS, truth).sum()),
+        nt.bounds.known_density(log_mixture(x[:, 0].astype(np.float64), WEIGHTS, truth).sum()),
         num_data,
         alpha=ALPHA,
         delta=DELTA,

@@ -37,11 +37,10 @@ from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.ascent import begin
-from numpyro_tempered.mixtures.blocks import block_size, make_blocks
-from numpyro_tempered.mixtures.factors import Problem
-from numpyro_tempered.mixtures.fit import _base_sum
-from numpyro_tempered.mixtures.loops import _advance, starts
-from numpyro_tempered.mixtures.prepare import as_dtype, prepare
+from numpyro_tempered.mixtures.factors import tempered_cavi
+from numpyro_tempered.mixtures.prepare import prepare
+from numpyro_tempered.mixtures.search import update_all
+from numpyro_tempered.mixtures.source import array_source, compiled_ascent, problem_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 SHAPES = [(1_000, 1, 3), (100_000, 2, 10), (1_000_000, 2, 10), (100_000, 16, 32)]
@@ -96,21 +95,28 @@ def ours(x, k, dtype, restarts=1):
     """A function of the number of passes that runs the compiled loop, and the rows of a block."""
     data = prepare(np.asarray(x, dtype), component_for(x), None)
     dtype = data.rows.dtype
-    size = block_size(len(x), k * restarts)
-    blocks = make_blocks(data.rows, data.weight, size)
-    problem = Problem(
-        as_dtype(data.prior, dtype), jnp.ones(k, dtype), jnp.ones((), dtype), _base_sum(data.component, blocks)
-    )
-    factors = starts(jax.random.key(0), data, blocks, problem, nt.mixtures.kmeans_plus_plus(), restarts, 1, size)
+    source = array_source(data, k * restarts)
+    problem = problem_of(source, np.ones(k), 1.0)
+    sums = source.first_sums(jax.random.key(0), k, nt.mixtures.kmeans_plus_plus(), restarts)
+    factors = update_all(data.component, problem, sums)
 
     def run(passes, tolerance=NEVER):
         state = begin(factors, 1000)
         tolerance = jnp.asarray(tolerance, dtype)
         total = jnp.asarray(data.total, dtype)
-        state = _advance(data.component, problem, blocks, state, jnp.int32(passes), tolerance, total)
+        state = compiled_ascent(
+            state,
+            problem,
+            source.blocks,
+            jnp.int32(passes),
+            tolerance,
+            total,
+            component=data.component,
+            algorithm=tempered_cavi,
+        )
         return jax.block_until_ready(state)
 
-    return run, size
+    return run, source.blocks.weight.shape[-1]
 
 
 def per_pass(run, short, long, repetitions):

@@ -90,7 +90,7 @@ def wine(num_splits, num_orders=None):
         order = np.random.default_rng(split).permutation(len(x))
         train, test = x[order[36:]], x[order[:36]]
         fits = ppca.select_num_factors(jax.random.key(split), train, orders).fits
-        for k, fit in zip(orders, fits, strict=True):
+        for k, fit in fits.items():
             held_out[split, k] = ppca.log_density(jax.random.key(split), fit, test, 500).value.mean()
     table["held out"] = held_out.mean(axis=0)
     # Differences are what splits agree on, and what their error is about.

@@ -43,8 +43,8 @@ PRIOR = nt.families.MeanField(jnp.zeros(DIMENSION), jnp.full(DIMENSION, 0.5))
 def rules(num_rounds, lipschitz):
     """The rules at the rates of their theorems."""
     online, d = nt.online, DIMENSION
-    diameter, point = online.diameter(BOX, d), online.diameter(BOX, d, point=True)
-    constants = {"kl": KL, "lipschitz": lipschitz, "strong_convexity": online.strong_convexity(PRIOR)}
+    diameter, point = nt.bounds.diameter(BOX, d), nt.bounds.diameter(BOX, d, point=True)
+    constants = {"kl": KL, "lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(PRIOR)}
     return {
         "OGA": online.oga(online.oga_rate(lipschitz=lipschitz, diameter=point), box=BOX),
         "SVB": online.svb(online.svb_rate(online.svb_constant(lipschitz=lipschitz, diameter=diameter)), box=BOX),
@@ -56,10 +56,10 @@ def rules(num_rounds, lipschitz):
 def bound(name, num_rounds, lipschitz, comparator):
     """The bound on the regret; for SVA by a Gaussian, ``comparator`` = (its loss less the best's, its KL)."""
     if name in ("OGA", "SVB"):
-        diameter = nt.online.diameter(BOX, DIMENSION, point=name == "OGA")
+        diameter = nt.bounds.diameter(BOX, DIMENSION, point=name == "OGA")
         return float(nt.bounds.svb(num_rounds, lipschitz=lipschitz, diameter=diameter).value)
     excess, kl = comparator
-    constants = {"lipschitz": lipschitz, "strong_convexity": nt.online.strong_convexity(PRIOR)}
+    constants = {"lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(PRIOR)}
     if name == "SVA":
         rate = nt.online.sva_rate(num_rounds, kl=KL, **constants)
         return float(nt.bounds.sva(num_rounds, step_size=rate, kl=kl, comparator=excess, **constants).value)
@@ -97,7 +97,7 @@ def adversarial(horizons, num_seeds):
                 comparator = None
                 if name.startswith("SVA"):
                     rate = nt.online.sva_rate(
-                        num_rounds, kl=KL, lipschitz=1.0, strong_convexity=nt.online.strong_convexity(PRIOR)
+                        num_rounds, kl=KL, lipschitz=1.0, strong_convexity=nt.bounds.strong_convexity(PRIOR)
                     )
                     q = nt.hindsight.gaussian(HINGE, PRIOR, rate, *stream, box=BOX)
                     comparator = q.expected.sum() - best.value, q.kl
@@ -123,7 +123,7 @@ def held_out(num_rounds, num_seeds, num_new):
     x, y = (jnp.asarray(np.stack(part)) for part in zip(*streams, strict=True))
     rows = []
     for name, rule in {**rules(num_rounds, 3.0), "NGVI": nt.online.ngvi()}.items():
-        rule = nt.online.averaged(rule)
+        rule = nt.online.with_average(rule)
 
         def run(x, y, rule=rule):
             state, _ = nt.online.run(rule, HINGE, rule.init(PRIOR), x, y)

@@ -273,7 +273,7 @@ def generic_route(seed, data, num_data, alphas=GENERIC_ALPHAS, num_steps=3000, n
         # 52 dimensions with a full covariance: one draw a step is too noisy a gradient.
         loss=Trace_ELBO(num_particles=num_particles),
     )
-    found = nt.alpha_table(choice.data)
+    found = nt.table(choice.data)
     edges = spacings(num_data)["equal"]
     exact = gvo.prequential(x, y, alphas, edges)[:, 1, :, edges[1] :]
     gibbs, plug_in = (exact[gvo.LOSSES.index(name)] for name in ("gibbs", "plugin_log"))

@@ -29,9 +29,8 @@ import pandas as pd
 from provenance import describe
 
 from numpyro_tempered.gaussian.families import SpikeSlab
-from numpyro_tempered.sparse.linear import linear_ascent
+from numpyro_tempered.sparse.linear import Estimated, linear_ascent
 from numpyro_tempered.sparse.logistic import logistic_ascent
-from numpyro_tempered.sparse.noise import Estimated
 from numpyro_tempered.sparse.starts import Start
 from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, sweep
 

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_tempered.core.checks import check_choice, check_count, check_number, check_numbers, is_traced
+from numpyro_tempered.core.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_numbers,
+    check_positive,
+    check_real,
+    is_traced,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +97,19 @@ def test_a_choice_is_one_of_several():
     assert check_choice("a", "kind", ("a", "b")) == "a"
     with pytest.raises(ValueError, match=r"^kind must be one of \['a', 'b'\], got 'c'\.$"):
         check_choice("c", "kind", ("a", "b"))
+
+
+def test_other_dtypes_than_real_numbers_are_refused():
+    for dtype in (np.float32, np.int8, np.uint8, np.bool_, jnp.bfloat16):
+        check_real(np.dtype(dtype), "x")
+    with pytest.raises(TypeError, match=r"^x must be real numbers, got dtype complex64\. Pass a float array\.$"):
+        check_real(np.dtype(np.complex64), "x", hint="Pass a float array.")
+
+
+def test_positive_numbers_go_by_their_names():
+    check_positive(rate=0.1, num_rounds=3)
+    jax.jit(lambda rate: check_positive(rate=rate))(-1.0)
+    with pytest.raises(ValueError, match=r"^kl must be positive and finite, got inf"):
+        check_positive(rate=0.1, kl=np.inf)
+    with pytest.raises(TypeError, match=r"^rate must be a number, got 'x'"):
+        check_positive(rate="x")

@@ -31,7 +31,7 @@ from scipy.special import logsumexp
 import numpyro_tempered as nt
 from numpyro_tempered.infer.elbo import has_point_mass
 from numpyro_tempered.infer.svi import finish, sample_posterior
-from numpyro_tempered.report.inference_data import group
+from numpyro_tempered.report.arviz import group
 
 KEY = jax.random.key(8)
 ALPHA, N = 0.25, 20
@@ -199,7 +199,7 @@ def at_optimum():
     params = {k: jnp.asarray(np.float32(v)) for k, v in params_of(*optimum()).items()}
     args = (jnp.asarray(X),)
     return finish(
-        (KEY, KEY), tempered_model(), like_auto_normal, params, np.zeros(1), args, {}, num_particles=1000
+        (KEY, KEY), tempered_model(), like_auto_normal, params, np.zeros(1), args, kwargs={}, num_particles=1000
     )
 
 

@@ -40,9 +40,9 @@ from scipy import integrate, stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
-from numpyro_tempered.handlers.replicate import replicate
+from numpyro_tempered.handlers.likelihood import replicate
 from numpyro_tempered.infer.svi import sample_posterior
-from numpyro_tempered.report.inference_data import group
+from numpyro_tempered.report.arviz import group
 
 KEY = jax.random.key(5)
 ALPHA = 0.3
@@ -546,6 +546,49 @@ ROWS["padded_sequences"] = ROWS["sequences"]._replace(
 ROWS["one_sequence"] = ROWS["sequences"]._replace(
     args=(SEQUENCES[:, :1],), log_lik=lambda s: of_each_sequence(s, (5,), SEQUENCES[:, :1]).sum()
 )
+
+
+def of_panel(s):
+    each = []
+    for path in itertools.product(range(2), repeat=len(Y)):
+        log_prior = np.log(PROBS[path[0]]) + np.log(CHAIN[path[:-1], path[1:]]).sum()
+        mean = s * np.array(path)
+        each.append(log_prior + normal(SEQUENCES, mean[:, None]).sum() + normal(Y, mean + 1.0).sum())
+    return logsumexp(each) + normal(Y, s).sum()
+
+
+def panel(order):
+    """A state with data in a plate and data in none, which have the same dimension, in either order."""
+
+    def model(y, single):
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+
+        def rows(z, y, single):
+            with numpyro.plate("rows", y.shape[0]):
+                numpyro.sample("y", dist.Normal(s * z, 1.0), obs=y)
+
+        def alone(z, y, single):
+            numpyro.sample("single", dist.Normal(s * z + 1.0, 1.0), obs=single)
+            numpyro.sample("apart", dist.Normal(s, 1.0), obs=single)
+
+        def body(carry, data):
+            z, t = carry
+            z = sample_z(probs=_first_or_next(z, t))
+            for part in (rows, alone)[::order]:
+                part(z, *data)
+            return (z, t + 1), None
+
+        scan(body, (0, 0), (y, single))
+
+    return model
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_plates_in_a_scan_leave_the_dimensions_of_other_sites_alone(order, x64):
+    got = density(tempered(panel(order)), S, jnp.asarray(SEQUENCES), jnp.asarray(Y))
+    assert got == pytest.approx(prior_of_s(0.7) + ALPHA * of_panel(0.7), rel=1e-10)
+
+
 NOISE = np.array([0.3, 0.1, 0.9, 0.5, 1.2])
 
 

@@ -17,8 +17,8 @@ from oracles import gaussian_kl, tempered_normal_log_evidence, tempered_normal_p
 from scipy import stats
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer.elbo import TemperedELBO, evaluate_elbo, has_point_mass
-from numpyro_tempered.infer.svi import _gaussian_of_laplace, finish, sample_posterior
+from numpyro_tempered.infer.elbo import TemperedELBO, evaluate_elbo, gaussian_of_laplace, has_point_mass
+from numpyro_tempered.infer.svi import finish, sample_posterior
 
 KEY = jax.random.key(11)
 Y = np.array([1.2, -0.3, 2.4, 0.9, 1.7, 0.1])
@@ -296,13 +296,15 @@ def test_alpha_out_of_range(alpha):
 
 
 def test_too_few_particles():
-    with pytest.raises(ValueError, match="num_particles must be at least 2"):
+    with pytest.raises(ValueError, match="num_particles must be an integer of at least 2"):
         quick(AutoNormal, num_particles=1)
 
 
 def test_parameters_that_are_not_finite_are_no_fit():
     with pytest.raises(ValueError, match="not finite"):
-        finish((KEY, KEY), nt.temper(model), hand_written, {"m": np.nan}, None, (DATA,), {}, num_particles=2)
+        finish(
+            (KEY, KEY), nt.temper(model), hand_written, {"m": np.nan}, None, (DATA,), kwargs={}, num_particles=2
+        )
 
 
 @pytest.mark.full
@@ -387,13 +389,13 @@ def test_laplace_is_exact_where_the_posterior_is_gaussian():
     assert abs(laplace.elbo.value - full.elbo.value) < 4 * full.elbo.se + 0.01
 
 
-def test_the_gaussian_of_laplace_is_that_of_its_mode(auto_normal):
+def test_thegaussian_of_laplace_is_that_of_its_mode(auto_normal):
     class Known(AutoLaplaceApproximation):
         def get_posterior(self, params):
             return dist.MultivariateNormal(params["auto_loc"], scale_tril=np.array([[POSTERIOR[1]]], np.float32))
 
     guide, params = Known(auto_normal.model), {"auto_loc": np.array([POSTERIOR[0]], np.float32)}
-    gaussian, found = _gaussian_of_laplace(guide, auto_normal.model, params, KEY, (DATA,), {})
+    gaussian, found = gaussian_of_laplace(guide, auto_normal.model, params, KEY, (DATA,), {})
     assert isinstance(gaussian, AutoMultivariateNormal)
     np.testing.assert_allclose(found["auto_loc"], [POSTERIOR[0]], rtol=1e-6)
     np.testing.assert_allclose(found["auto_scale_tril"], [[POSTERIOR[1]]], rtol=1e-5)

@@ -499,7 +499,7 @@ def given_fit():
     tempered = nt.temper(linear, 1.0)
     guide = sparse_guide(1.0, tempered)
     keys = jax.random.split(jax.random.key(0))
-    return finish(tuple(keys), tempered, guide, GIVEN, np.zeros(1), args, {}, num_particles=1000)
+    return finish(tuple(keys), tempered, guide, GIVEN, np.zeros(1), args, kwargs={}, num_particles=1000)
 
 
 @pytest.fixture(scope="module")
@@ -685,7 +685,7 @@ def test_rounded_fits_are_compared_and_reported(relaxed_fit):
     at_zero = stats.norm(0.0, NOISE).logpdf(y).sum() + 8 * np.log1p(-INCLUSION)
     assert none.elbo.value == pytest.approx(at_zero, rel=1e-5)
     data = nt.compare({"gates": relaxed_fit, "rounded": alone, "empty": none})
-    table = nt.comparison_table(data)
+    table = nt.table(data)
     assert table.loc["empty", "elbo"] == pytest.approx(at_zero, rel=1e-5)
     assert set(table.index) == {"gates", "rounded", "empty"}
 
@@ -751,7 +751,7 @@ def test_a_sparse_linear_fit_becomes_a_tempered_fit(key, x64, intercept_scale):
     if intercept_scale is None:
         assert found.elbo.value == pytest.approx(exact_elbo(found.params, x, y, 0.5, "coef"), rel=1e-10)
         rounded = nt.round_and_refit(key, found, num_steps=0)
-        table = nt.comparison_table(nt.compare({"factors": found, "rounded": rounded}, num_samples=20))
+        table = nt.table(nt.compare({"factors": found, "rounded": rounded}, num_samples=20))
         assert set(table["rank"]) == {0, 1}
 
 

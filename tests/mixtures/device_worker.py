@@ -55,23 +55,28 @@ def collectives(rows):
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
-    from numpyro_tempered.mixtures import loops
     from numpyro_tempered.mixtures.ascent import begin
-    from numpyro_tempered.mixtures.blocks import block_size, make_blocks, num_shards
-    from numpyro_tempered.mixtures.factors import Problem
+    from numpyro_tempered.mixtures.factors import MixtureProblem, tempered_cavi
     from numpyro_tempered.mixtures.prepare import prepare
+    from numpyro_tempered.mixtures.search import update_all
+    from numpyro_tempered.mixtures.source import array_source, compiled_ascent
 
     prepared = prepare(rows, nt.mixtures.known_variance(2, prior_scale=10.0), None)
-    shards = num_shards(prepared.rows)
-    size = block_size(len(rows) // shards, 4)
-    blocks = make_blocks(prepared.rows, prepared.weight, size, shards)
+    source = array_source(prepared, 4)
     one = jnp.asarray(1.0)
-    problem = Problem(prepared.prior, jnp.ones(2), one, one)
-    factors = loops.starts(
-        jax.random.key(0), prepared, blocks, problem, nt.mixtures.kmeans_plus_plus(), 2, shards, size
+    problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
+    sums = source.first_sums(jax.random.key(0), 2, nt.mixtures.kmeans_plus_plus(), 2)
+    state = begin(update_all(prepared.component, problem, sums), 10)
+    lowered = compiled_ascent.lower(
+        state,
+        problem,
+        source.blocks,
+        jnp.int32(10),
+        one,
+        one,
+        component=prepared.component,
+        algorithm=tempered_cavi,
     )
-    state = begin(factors, 10)
-    lowered = loops._advance.lower(prepared.component, problem, blocks, state, jnp.int32(10), one, one)
     found = re.findall(
         r" = [^\n]*? (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(",
         lowered.compile().as_text(),
@@ -96,7 +101,7 @@ def on_forced_devices(fewer):
     jax.config.update("jax_enable_x64", True)
     from numpyro_tempered.mixtures.components.known_variance import known_variance
     from numpyro_tempered.mixtures.em import em
-    from numpyro_tempered.mixtures.sharding import shard_rows
+    from numpyro_tempered.mixtures.prepare import shard_rows
 
     if fewer:
         print(json.dumps({n: summary(fitted(over_devices(n)[1])) for n in fewer}))

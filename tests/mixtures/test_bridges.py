@@ -16,16 +16,15 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import bridges
-from numpyro_tempered.mixtures.blocks import in_blocks, make_blocks
 from numpyro_tempered.mixtures.bridges.polish import adjustable_guide
+from numpyro_tempered.mixtures.components.base import as_dtype
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
-from numpyro_tempered.mixtures.factors import Problem, update
-from numpyro_tempered.mixtures.fit import evaluate
-from numpyro_tempered.mixtures.prepare import as_dtype, prepare
+from numpyro_tempered.mixtures.evidence import evaluate
+from numpyro_tempered.mixtures.factors import MixtureProblem, update
+from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, log_joint
+from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, in_blocks, log_joint, make_blocks
 
 pytestmark = pytest.mark.full
 
@@ -54,7 +53,7 @@ def fit_and_blocks(name):
         component, x = component_of(name), data_of(name)
         data = prepare(x, component, WEIGHT)
         blocks = make_blocks(data.rows, data.weight, N)
-        problem = Problem(
+        problem = MixtureProblem(
             as_dtype(data.prior, jnp.float64),
             jnp.array([0.75, 1.5]),
             jnp.asarray(ALPHA),
@@ -101,7 +100,7 @@ def latents(trace):
 def test_bound_of_model_and_guide_is_e1(name, x64):
     (fit, blocks), x = fit_and_blocks(name), data_of(name)
     _, _, bound = evaluate(jax.random.key(0), fit.component, fit.problem, fit.factors, blocks, 400)
-    model, guide = nt.temper(bridges.numpyro_model(fit), alpha=fit.alpha), bridges.numpyro_guide(fit)
+    model, guide = nt.temper(nt.mixtures.numpyro_model(fit), alpha=fit.alpha), nt.mixtures.numpyro_guide(fit)
     draws = 2000
 
     def elbo(key):
@@ -115,9 +114,9 @@ def test_bound_of_model_and_guide_is_e1(name, x64):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_likelihood_at_a_draw_is_that_of_the_engine(name, x64):
     fit, x = fit_of(name), data_of(name)
-    guide = handlers.seed(bridges.numpyro_guide(fit), 1)
+    guide = handlers.seed(nt.mixtures.numpyro_guide(fit), 1)
     trace = trace_of(
-        nt.temper(handlers.replay(bridges.numpyro_model(fit), handlers.trace(guide).get_trace()), ALPHA),
+        nt.temper(handlers.replay(nt.mixtures.numpyro_model(fit), handlers.trace(guide).get_trace()), ALPHA),
         x,
         WEIGHT,
     )
@@ -139,8 +138,8 @@ def test_likelihood_at_a_draw_is_that_of_the_engine(name, x64):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adjustable_guide_starts_at_the_fit(name, x64):
     fit = fit_of(name)
-    spreads = dict.fromkeys(trace_of(bridges.numpyro_guide(fit)), 1.0)
-    plain, adjustable = trace_of(bridges.numpyro_guide(fit)), trace_of(adjustable_guide(fit, spreads))
+    spreads = dict.fromkeys(trace_of(nt.mixtures.numpyro_guide(fit)), 1.0)
+    plain, adjustable = trace_of(nt.mixtures.numpyro_guide(fit)), trace_of(adjustable_guide(fit, spreads))
     sites = latents(plain)
     assert set(latents(adjustable)) == set(sites)
     for site, value in sites.items():
@@ -153,7 +152,7 @@ def test_adjustable_guide_starts_at_the_fit(name, x64):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_and_guide_have_the_same_sites_in_the_same_order_and_plates(name, x64):
     fit, x = fit_of(name), data_of(name)
-    model, guide = trace_of(bridges.numpyro_model(fit), x), trace_of(bridges.numpyro_guide(fit))
+    model, guide = trace_of(nt.mixtures.numpyro_model(fit), x), trace_of(nt.mixtures.numpyro_guide(fit))
     assert list(latents(model)) == list(latents(guide))
     for site in latents(guide):
         assert model[site]["value"].shape == guide[site]["value"].shape
@@ -171,7 +170,7 @@ def log_dirichlet(p, a):
 @pytest.mark.parametrize("name", ["known_variance", "diagonal_gaussian", "gaussian", "poisson", "multinomial"])
 def test_log_density_of_the_model_is_that_of_the_formulas(name, alpha, x64):
     component, oracle, x = component_of(name), FAMILIES[name].oracle, data_of(name)
-    model = nt.temper(bridges.numpyro_model(component, 2, concentration=[0.75, 1.5]), alpha)
+    model = nt.temper(nt.mixtures.numpyro_model(component, 2, concentration=[0.75, 1.5]), alpha)
     first, second = oracle.some_parameters()
     p = np.array([0.3, 0.7])
     values = {"weights": p} | _as_sites(name, [first, second])
@@ -200,7 +199,7 @@ def _as_sites(name, thetas):
 
 def test_traced_data_have_the_density_of_concrete_ones(x64):
     x = data_of("diagonal_gaussian")
-    model = bridges.numpyro_model(component_of("diagonal_gaussian"), 2)
+    model = nt.mixtures.numpyro_model(component_of("diagonal_gaussian"), 2)
     values = latents(trace_of(model, x))
 
     def density(rows, weight):
@@ -211,7 +210,7 @@ def test_traced_data_have_the_density_of_concrete_ones(x64):
 
 def test_a_model_draws_complete_data_of_its_components(x64):
     fit, x = fit_of("categorical"), data_of("categorical")
-    trace = trace_of(bridges.numpyro_model(fit), x)
+    trace = trace_of(nt.mixtures.numpyro_model(fit), x)
     drawn = np.asarray(trace["x"]["fn"].sample(jax.random.key(2)))
     assert drawn.shape == x.shape
     assert set(np.unique(drawn[:, 0])) <= {0, 1}
@@ -221,28 +220,28 @@ def test_a_model_draws_complete_data_of_its_components(x64):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: bridges.numpyro_model(3, 2), TypeError, "takes a fit or a component .* got a int"),
-        (lambda: bridges.numpyro_model(gaussian(2)), ValueError, "pass num_components"),
-        (lambda: bridges.numpyro_model(fit_of("poisson"), 2), ValueError, "a fit has its own number"),
-        (lambda: bridges.numpyro_guide(gaussian(2)), TypeError, "expected the result of nt.mixtures.fit"),
-        (lambda: bridges.polish(jax.random.key(0), None, [[1.0]]), TypeError, "expected the result of"),
+        (lambda: nt.mixtures.numpyro_model(3, 2), TypeError, "takes a fit or a component .* got a int"),
+        (lambda: nt.mixtures.numpyro_model(gaussian(2)), ValueError, "pass num_components"),
+        (lambda: nt.mixtures.numpyro_model(fit_of("poisson"), 2), ValueError, "a fit has its own number"),
+        (lambda: nt.mixtures.numpyro_guide(gaussian(2)), TypeError, "expected the result of nt.mixtures.fit"),
+        (lambda: nt.mixtures.polish(jax.random.key(0), None, [[1.0]]), TypeError, "expected the result of"),
         (
-            lambda: trace_of(bridges.numpyro_model(gaussian(2), 2), [[0.0, np.nan]]),
+            lambda: trace_of(nt.mixtures.numpyro_model(gaussian(2), 2), [[0.0, np.nan]]),
             ValueError,
             "does not marginalise",
         ),
         (
-            lambda: trace_of(bridges.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, -1.0, 1.0]),
+            lambda: trace_of(nt.mixtures.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, -1.0, 1.0]),
             ValueError,
             "not negative",
         ),
         (
-            lambda: trace_of(bridges.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, 1.0]),
+            lambda: trace_of(nt.mixtures.numpyro_model(gaussian(2), 2), np.zeros((3, 2)), [1.0, 1.0]),
             ValueError,
             r"shape \(2,\); expected \(3,\)",
         ),
         (
-            lambda: bridges.as_tempered_fit(jax.random.key(0), fit_of("poisson"), [[1, 1]]),
+            lambda: nt.mixtures.as_tempered_fit(jax.random.key(0), fit_of("poisson"), [[1, 1]]),
             ValueError,
             "has no E1",
         ),
@@ -269,7 +268,7 @@ def fit_and_polish(separation, num_components):
         num_restarts=2,
         num_samples=1000,
     )
-    return x, fit, bridges.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=10_000)
+    return x, fit, nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=10_000)
 
 
 @functools.lru_cache
@@ -298,11 +297,11 @@ def test_polish_changes_nothing_where_components_are_apart():
 
 def test_a_mixture_is_compared_with_other_fits():
     x, fit, polished = polished_overlap()
-    plain = bridges.as_tempered_fit(jax.random.key(2), fit, x)
+    plain = nt.mixtures.as_tempered_fit(jax.random.key(2), fit, x)
     assert plain.elbo.value == fit.bound.value
     assert 0.5 * plain.elbo.expected_log_lik - plain.elbo.kl == pytest.approx(plain.elbo.value, abs=1e-4)
     data = nt.compare({"cavi": plain, "polished": polished}, num_samples=50)
-    table = nt.comparison_table(data)
+    table = nt.table(data)
     assert table.index[0] == "polished"
     assert data["posterior"]["weights"].shape == (1, 50, 3)
 

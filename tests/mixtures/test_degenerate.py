@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from mixture_families import FAMILIES, component_of, some_data
 
-from numpyro_tempered.mixtures.bridges import as_tempered_fit
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.scaling import scaled_to
 from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.result import as_tempered_fit
 from numpyro_tempered.mixtures.starts import given_responsibilities, random_responsibilities
 
 # One shape for all, compiled once a component.
@@ -103,6 +103,8 @@ BAD = [
     ({"sample_weight": np.zeros(12)}, "no row has both a positive weight"),
     ({"num_components": 0}, "num_components must be an integer of at least 1, got 0"),
     ({"concentration": 0.0}, "concentration must be positive"),
+    ({"tolerance": -1.0}, "tolerance must be at least 0 and finite, got -1.0"),
+    ({"max_iter": 0}, "max_iter must be an integer of at least 1, got 0"),
 ]
 
 

@@ -15,7 +15,7 @@ from conftest import enable_x64
 
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.em import em
-from numpyro_tempered.mixtures.sharding import automatic, shard_rows
+from numpyro_tempered.mixtures.prepare import automatic, shard_rows
 
 pytestmark = pytest.mark.full
 

@@ -21,7 +21,7 @@ from numpyro_tempered.mixtures.components.poisson import poisson
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.em import check_em, em
-from numpyro_tempered.mixtures.information_criteria import aic, bic, icl
+from numpyro_tempered.mixtures.evidence import aic, bic, icl
 from numpyro_tempered.mixtures.starts import given_responsibilities
 
 FAMILIES = {"full": gaussian, "diag": diagonal_gaussian, "spherical": spherical_gaussian, "tied": tied_gaussian}
@@ -305,7 +305,7 @@ def test_single_precision_agrees_with_double():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="pseudo_data must be finite and not negative, got -1"):
+    with pytest.raises(ValueError, match="pseudo_data must be at least 0 and finite, got -1"):
         fit(diagonal_gaussian(2), pseudo_data=-1.0)
     with pytest.raises(ValueError, match="num_components must be an integer of at least 1, got 0"):
         fit(diagonal_gaussian(2), num_components=0)

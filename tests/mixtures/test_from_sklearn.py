@@ -8,11 +8,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
-from numpyro_tempered.mixtures.from_sklearn import from_sklearn
 
 pytestmark = pytest.mark.full
 

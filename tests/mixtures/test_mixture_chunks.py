@@ -8,14 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import chunk_passes
-from numpyro_tempered.mixtures.chunk_reading import survey
-from numpyro_tempered.mixtures.chunks import fit_chunks
+from numpyro_tempered.mixtures.chunks import add_final, add_sums, chunk_source
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.poisson import poisson
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.fit import fit, fit_chunks
 
 COMPONENT = known_variance(2, prior_loc=1e3, prior_scale=10.0)
 OPTIONS = {"num_components": 2, "alpha": 0.5, "num_restarts": 2, "num_samples": 4, "tolerance": 1e-6}
@@ -58,9 +56,9 @@ def test_chunks_give_the_fit_of_the_rows_in_memory(cuts, key, x64):
 @pytest.mark.full
 def test_one_compilation_serves_all_chunks(key, x64):
     fit_chunks(key, [X], COMPONENT, size=64, **OPTIONS)
-    before = [each._cache_size() for each in (chunk_passes.add_sums, chunk_passes.add_final)]
+    before = [each._cache_size() for each in (add_sums, add_final)]
     fit_chunks(key, [X[:7], X[7:100], X[100:299]], COMPONENT, size=64, **OPTIONS)
-    assert [each._cache_size() for each in (chunk_passes.add_sums, chunk_passes.add_final)] == before
+    assert [each._cache_size() for each in (add_sums, add_final)] == before
 
 
 @pytest.mark.full
@@ -98,23 +96,25 @@ def test_single_precision_keeps_the_objective(key, x64):
 def test_what_starts_see_does_not_depend_on_the_cut(cuts, seed):
     rows = np.arange(40.0)
     key = jax.random.key(seed)
-    found = survey(key, cut(*sorted(cuts), rows=rows), diagonal_gaussian(1), 12)
-    expected = survey(key, [rows], diagonal_gaussian(1), 12)
-    np.testing.assert_array_equal(found.sample.rows, expected.sample.rows)
-    assert len(found.sample.rows) == 12
-    assert (found.num_rows, found.total, found.sample.total) == (40, 40.0, 12.0)
+    options = {"num_start_rows": 12, "size": 64, "num_together": 1}
+    result = chunk_source(key, cut(*sorted(cuts), rows=rows), diagonal_gaussian(1), **options)
+    expected = chunk_source(key, [rows], diagonal_gaussian(1), **options)
+    np.testing.assert_array_equal(result.data.rows, expected.data.rows)
+    assert len(result.data.rows) == 12
+    assert (result.num_rows, result.data.total, float(result.data.weight.sum())) == (40, 40.0, 12.0)
 
 
 @pytest.mark.full
 def test_the_sample_is_uniform():
     # Each of 40 rows is in a sample of 10 with probability 1/4.
     draws = 400
-    held = np.zeros(40)
+    times = np.zeros(40)
+    chunks = [np.arange(25.0), np.arange(25.0, 40.0)]
     for key in jax.random.split(jax.random.key(0), draws):
-        sample = survey(key, [np.arange(25.0), np.arange(25.0, 40.0)], diagonal_gaussian(1), 10).sample
-        held[np.round(np.asarray(sample.rows)[:, 0] + sample.centre[0]).astype(int)] += 1
-    assert held.sum() == 10 * draws
-    np.testing.assert_allclose(held / draws, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws))
+        sample = chunk_source(key, chunks, diagonal_gaussian(1), num_start_rows=10, size=64, num_together=1).data
+        times[np.round(np.asarray(sample.rows)[:, 0] + sample.centre[0]).astype(int)] += 1
+    assert times.sum() == 10 * draws
+    np.testing.assert_allclose(times / draws, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws))
 
 
 def test_chunks_that_cannot_be_read_again_are_named(key):

@@ -7,8 +7,8 @@ import pytest
 from conftest import enable_x64
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures.blocks import make_blocks
 from numpyro_tempered.mixtures.moves import affinities, propose
+from numpyro_tempered.mixtures.sweep import make_blocks
 
 pytestmark = pytest.mark.full
 
@@ -94,7 +94,7 @@ def test_a_move_keeps_all_weight(stuck, x):
         blocks = make_blocks(rows, weight, 64)
         for seed in range(6):
             moved = propose(
-                jax.random.key(seed), stuck.component, stuck.problem, stuck.factors, rows, weight, blocks
+                jax.random.key(seed), stuck.component, stuck.problem, stuck.factors, rows, weight, blocks=blocks
             )
             added = moved.concentration - stuck.problem.concentration
             np.testing.assert_allclose(added.sum(), weight.sum(), rtol=1e-12)

@@ -19,14 +19,14 @@ from mixture_families import GAUSSIANS as GAUSSIAN_MEAN
 from scipy.special import gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
-from numpyro_tempered.mixtures.ascent import advance, begin
-from numpyro_tempered.mixtures.blocks import make_blocks
+from numpyro_tempered.core.ascent import advance
+from numpyro_tempered.mixtures.ascent import begin
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.factors import (
-    Problem,
+    MixtureProblem,
     coefficients,
     objective,
     objective_after_update,
@@ -34,7 +34,7 @@ from numpyro_tempered.mixtures.factors import (
     tempered_cavi,
     update,
 )
-from numpyro_tempered.mixtures.sweep import accumulate, base_sum, log_joint, sweep
+from numpyro_tempered.mixtures.sweep import accumulate, base_sum, log_joint, make_blocks, sweep
 
 NAMES = tuple(FAMILIES)
 # Others take seconds each; the formulas of all families are checked one by one in test_components.
@@ -68,7 +68,7 @@ def half_steps(component, prior, rows, weight, omega, alpha, concentration, roun
 @functools.partial(jax.jit, static_argnames="component")
 def one_round(component, prior, rows, weight, omega, alpha, concentration):
     blocks = make_blocks(rows, weight, rows.shape[0])
-    problem = Problem(prior, jnp.asarray(concentration), jnp.asarray(alpha), base_sum(component, blocks))
+    problem = MixtureProblem(prior, jnp.asarray(concentration), jnp.asarray(alpha), base_sum(component, blocks))
 
     def entropy_of(omega):
         return -jnp.sum(
@@ -100,13 +100,12 @@ def one_round(component, prior, rows, weight, omega, alpha, concentration):
 def ascend(component, prior, rows, omega, alpha):
     """The optimum from some start: F and Σ logsumexp there."""
     blocks = make_blocks(rows, jnp.ones(len(rows)), len(rows))
-    problem = Problem(prior, jnp.asarray(CONCENTRATION), alpha, base_sum(component, blocks))
+    problem = MixtureProblem(prior, jnp.asarray(CONCENTRATION), alpha, base_sum(component, blocks))
     start = update(component, problem, accumulate(component, omega.T[None, None], blocks))
     state = begin(jax.tree.map(lambda leaf: leaf[None], start), 5000)
-    state = advance(
-        tempered_cavi(component, problem, blocks), state, jnp.int32(5000), jnp.array(1e-13), jnp.array(1e-9)
-    )
-    best = jax.tree.map(lambda leaf: leaf[0], state.factors)
+    step = tempered_cavi(component, problem, blocks, jnp.array(1e-9))
+    state = advance(step, state, 5000, jnp.array(1e-13))
+    best = jax.tree.map(lambda leaf: leaf[0], state.point.factors)
     log_sum = sweep(component, coefficients(component, best), blocks).log_sum
     return state.objective[0], log_sum + problem.base
 

@@ -85,7 +85,7 @@ def test_the_posterior_as_prior_is_exact_for_one_component(family, key, x64):
     factors = rule.factors(state)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), factors.posterior, expected)
     np.testing.assert_allclose(factors.concentration, [1.0 + n * len(X)], rtol=1e-12)
-    assert (float(state.seen.value), int(state.num_steps), int(state.rejected)) == (2.0 * len(X), 3, 0)
+    assert (float(state.total_weight.value), int(state.num_steps), int(state.rejected)) == (2.0 * len(X), 3, 0)
 
 
 @pytest.mark.full
@@ -167,8 +167,8 @@ def test_scan_vmap_jit_and_pickle(key):
     for other in (scanned, restored):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-            one_by_one._replace(seen=one_by_one.seen.value),
-            other._replace(seen=other.seen.value),
+            one_by_one._replace(total_weight=one_by_one.total_weight.value),
+            other._replace(total_weight=other.total_weight.value),
         )
 
 
@@ -215,15 +215,21 @@ def test_step_sizes():
     steps = robbins_monro(0.6, 2.0)
     np.testing.assert_allclose([steps(t) for t in (1, 2, 10)], [3**-0.6, 4**-0.6, 12**-0.6])
     assert pickle.loads(pickle.dumps(steps)) == steps
-    for kappa, tau in ((0.5, 1.0), (1.1, 1.0), (0.7, -1.0), (np.nan, 1.0)):
-        with pytest.raises(ValueError, match=r"kappa must be in \(1/2, 1\] and tau at least 0"):
+    of_kappa, of_tau = r"kappa must be in \(0.5, 1\], got", "tau must be at least 0 and finite, got -1.0"
+    for kappa, tau, message in (
+        (0.5, 1.0, of_kappa),
+        (1.1, 1.0, of_kappa),
+        (0.7, -1.0, of_tau),
+        (np.nan, 1.0, of_kappa),
+    ):
+        with pytest.raises(ValueError, match=message):
             robbins_monro(kappa, tau)
 
 
 def test_wrong_arguments_are_named(key):
     wrong = [
         ({"step_size": 0.0}, ValueError, r"step_size must be in \(0, 1\], got 0"),
-        ({"step_size": "fast"}, TypeError, r"step_size must be a number in \(0, 1\]"),
+        ({"step_size": "fast"}, TypeError, r"step_size must be a number, got 'fast'\. Give a number in \(0, 1\]"),
         ({"total": -1.0}, ValueError, "total must be positive and finite"),
         ({"alpha": 0.0}, ValueError, "alpha must be positive"),
         ({"num_inner": 0}, ValueError, "num_inner must be an integer of at least 1"),

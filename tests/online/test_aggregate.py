@@ -17,10 +17,16 @@ import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import stream
 from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.grid import grid
 from numpyro_tempered.online.experts.hedge import exponential_weights, mix_loss
-from numpyro_tempered.online.experts.state import members, predictive_mixture, regret, regret_bound, weights
-from numpyro_tempered.online.experts.sweep import sweep
-from numpyro_tempered.online.rules.grid import ewa_grid
+from numpyro_tempered.online.experts.state import (
+    expert_states,
+    regret,
+    regret_bound,
+    weighted_posteriors,
+    weights,
+)
+from numpyro_tempered.online.rules.ewa_grid import ewa_grid
 
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
 D = 3
@@ -32,8 +38,8 @@ def oga(c):
 
 def grids():
     return (
-        sweep(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[0.5, 2.0], curvature="fisher"),
-        sweep(oga, c=[0.1, 1.0, 3.0]),
+        grid(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[0.5, 2.0], curvature="fisher"),
+        grid(oga, c=[0.1, 1.0, 3.0]),
     )
 
 
@@ -174,7 +180,7 @@ def test_the_aggregate_is_adahedge_on_members_that_run_alone(x64, squared, share
     np.testing.assert_allclose(state.memory.gap.value, gap, rtol=1e-9)
     np.testing.assert_allclose(state.memory.losses.value, at_mean.sum(0), rtol=1e-10)
     np.testing.assert_allclose(regret(state), decided.sum() - at_mean.sum(0).min(), rtol=1e-7, atol=1e-9)
-    posteriors = predictive_mixture(state).posteriors
+    posteriors = weighted_posteriors(state).posteriors
     for k, end in enumerate(ends):
         np.testing.assert_allclose(np.asarray(posteriors.loc)[k], end.loc, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(np.asarray(posteriors.scale)[k], end.scale, rtol=1e-9, atol=1e-11)
@@ -191,10 +197,10 @@ def play(expectation, adversary, x, y):
         against = jnp.where(features @ state.posterior.loc > 0, -1.0, 1.0).astype(label.dtype)
         label = jnp.where(adversary, against, label)
         after, suffered = stream.step(RULE, expectation, state, (features, label), None)
-        seen = (weights(state), predictive_mixture(state).posteriors.loc @ features, label, suffered.at_mean)
+        seen = (weights(state), weighted_posteriors(state).posteriors.loc @ features, label, suffered.at_mean)
         return after, (
             *seen,
-            after.memory.alive,
+            after.memory.active,
             regret(after),
             regret_bound(after),
             after.cumulative.at_mean.value,
@@ -238,7 +244,7 @@ def test_with_shares_the_bound_holds_against_sequences_that_switch(x64):
     best = np.repeat([0, 1, 0], num_rounds // 3)
     y = jnp.asarray(np.where(best == 0, 1.0, -1.0) * np.where(rng.random(num_rounds) < 0.9, 1.0, -1.0))
     points = np.array([[1.0], [-1.0]])
-    rule = aggregate(sweep(lambda k: standing(points, k), k=range(2)), share=share)
+    rule = aggregate(grid(lambda k: standing(points, k), k=range(2)), share=share)
     state = rule.init(MeanField(jnp.zeros(1), jnp.ones(1)))
     state, losses = nt.online.run(rule, HINGE, state, jnp.ones((num_rounds, 1)), y)
     table = hinge_loss(points[:, 0], np.asarray(y)[:, None])
@@ -345,7 +351,7 @@ def test_weights_and_mix_loss(x64, rate):
 
 def test_one_member_is_its_rule(x64):
     x, y = make_stream(20)
-    rule = aggregate(sweep(nt.online.ngvi, step_size=[0.7], prior_scale=2.0, alpha=0.3))
+    rule = aggregate(grid(nt.online.ngvi, step_size=[0.7], prior_scale=2.0, alpha=0.3))
     prior = make_prior()
     state, losses = nt.online.run(rule, HINGE, jax.jit(rule.init)(prior), x, y)
     # Without forgetting and with Hessian curvature, tempering is a smaller step.
@@ -361,20 +367,20 @@ def test_one_member_is_its_rule(x64):
 @pytest.mark.full
 def test_full_covariances_are_matched_in_mean_and_covariance(x64):
     rule = aggregate(
-        sweep(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]),
-        sweep(oga, c=[0.1]),
+        grid(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]),
+        grid(oga, c=[0.1]),
     )
     factor = np.array([[1.0, 0.0, 0.0], [0.3, 0.8, 0.0], [-0.2, 0.1, 0.5]])
     x, y = make_stream(10)
     state, _ = nt.online.run(rule, HINGE, rule.init(FullRank(jnp.zeros(3), jnp.asarray(factor))), x, y)
-    mix = predictive_mixture(state)
+    mix = weighted_posteriors(state)
     w, loc, tril = (np.asarray(leaf) for leaf in (mix.weights, *mix.posteriors))
     mean = w @ loc
     covariance = np.einsum("k,kij,klj->il", w, tril, tril) + np.einsum("k,ki,kj->ij", w, loc - mean, loc - mean)
     np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-12)
     found = state.posterior.factor @ state.posterior.factor.T
     np.testing.assert_allclose(found, covariance, rtol=1e-10, atol=1e-12)
-    points = aggregate(sweep(oga, c=[0.1, 1.0]))
+    points = aggregate(grid(oga, c=[0.1, 1.0]))
     start = points.init(FullRank(jnp.zeros(3), jnp.asarray(factor)))
     np.testing.assert_array_equal(start.posterior.factor, np.zeros((3, 3)))
 
@@ -382,12 +388,12 @@ def test_full_covariances_are_matched_in_mean_and_covariance(x64):
 @pytest.mark.slow
 def test_all_members_draw_the_same_numbers(key):
     loss = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
-    rule = aggregate(sweep(nt.online.ngvi, step_size=[0.5, 0.5]), sweep(nt.online.ngvi, step_size=[0.5]))
+    rule = aggregate(grid(nt.online.ngvi, step_size=[0.5, 0.5]), grid(nt.online.ngvi, step_size=[0.5]))
     x, y = make_stream(6, dtype=jnp.float32)
     # A datum that all refuse leaves the keys in step.
     x = x.at[2, 0].set(jnp.nan)
     state, _ = nt.online.run(rule, loss, rule.init(make_prior(dtype=jnp.float32)), x, y, rng_key=key)
-    loc = predictive_mixture(state).posteriors.loc
+    loc = weighted_posteriors(state).posteriors.loc
     np.testing.assert_allclose(loc, jnp.broadcast_to(loc[:1], loc.shape), rtol=1e-6)
     assert (int(state.count), int(state.rejected)) == (5, 1)
     with pytest.raises(ValueError, match="pass rng_key="):
@@ -411,9 +417,9 @@ def check_diverging(good, bad, dtype):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(300, D)), dtype)
     y = jnp.asarray(np.asarray(x) @ [1.0, -1.0, 0.5] + 0.3 * rng.normal(size=300), dtype)
-    rule = aggregate(sweep(nt.online.oga, step_size=[*good, *bad]))
+    rule = aggregate(grid(nt.online.oga, step_size=[*good, *bad]))
     state, losses = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=dtype)), x, y)
-    np.testing.assert_array_equal(state.memory.alive, [True] * len(good) + [False] * len(bad))
+    np.testing.assert_array_equal(state.memory.active, [True] * len(good) + [False] * len(bad))
     assert np.all(np.asarray(weights(state))[len(good) :] == 0)
     assert all(np.all(np.isfinite(leaf)) for leaf in (*state.posterior, weights(state), state.cumulative.at_mean))
     assert int(state.rejected) <= 2
@@ -440,8 +446,8 @@ def test_run_is_a_loop_of_update_bit_for_bit():
     for bad_x, bad_y in ((jnp.nan, 1.0), (jnp.inf, 1.0), (1.0, jnp.nan)):
         after, _ = nt.online.update(RULE, HINGE, state, jnp.full(D, bad_x, jnp.float32), jnp.float32(bad_y))
         # All of it but the members' own counts of rejections
-        kept = [member._replace(rejected=member.rejected + 1) for member in members(state)]
-        memory = state.memory._replace(members=tuple(kept))
+        kept = [member._replace(rejected=member.rejected + 1) for member in expert_states(state)]
+        memory = state.memory._replace(states=tuple(kept))
         assert_same(after, state._replace(rejected=jnp.int32(1), memory=memory))
     after = jax.eval_shape(lambda s: stream.step(RULE, HINGE, s, (x[0], y[0]), None)[0], begin)
     assert [(a.shape, a.dtype) for a in jax.tree.leaves(after)] == [
@@ -451,7 +457,7 @@ def test_run_is_a_loop_of_update_bit_for_bit():
 
 @pytest.mark.slow
 def test_rows_that_are_off_count_nothing():
-    rule = aggregate(sweep(nt.online.svb, step_size=[0.1, 1.0]))
+    rule = aggregate(grid(nt.online.svb, step_size=[0.1, 1.0]))
     x, y = make_stream(5, dtype=jnp.float32)
     begin = rule.init(make_prior(dtype=jnp.float32))
     mask = jnp.array([True, False, True, False, True])
@@ -467,7 +473,7 @@ def test_rows_that_are_off_count_nothing():
 @pytest.mark.full
 @closes_over_a_tracer
 def test_many_streams_under_vmap():
-    rule = aggregate(sweep(nt.online.svb, step_size=[0.1, 1.0]))
+    rule = aggregate(grid(nt.online.svb, step_size=[0.1, 1.0]))
     streams = [make_stream(5, dtype=jnp.float32, seed=seed) for seed in range(3)]
     x, y = (jnp.stack(leaves) for leaves in zip(*streams, strict=True))
     begin = rule.init(make_prior(dtype=jnp.float32))
@@ -486,7 +492,7 @@ def test_the_aggregate_runs_on_a_model(key):
             numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
 
     x, y = make_stream(30, 2, jnp.float32)
-    rule = aggregate(sweep(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[1.0, 3.0]))
+    rule = aggregate(grid(nt.online.ngvi, step_size=[0.25, 1.0], prior_scale=[1.0, 3.0]))
     online = nt.OnlineVI(
         model, nt.guides.AutoOnlineDiagonalNormal, rule, nt.expectations.gauss_hermite(predictor="eta")
     )
@@ -516,48 +522,48 @@ def test_the_best_member_of_the_toy_stream_is_reached():
 
 
 def test_labels_are_in_the_order_of_the_members():
-    grid = sweep(nt.online.ngvi, step_size=[0.5, 1.0], prior_scale=(1.0, 4.0), curvature="fisher")
-    assert grid.labels == tuple(
+    one = grid(nt.online.ngvi, step_size=[0.5, 1.0], prior_scale=(1.0, 4.0), curvature="fisher")
+    assert one.labels == tuple(
         f"ngvi(step_size={a}, prior_scale={s}, curvature=fisher)"
         for a, s in (("0.5", 1), ("0.5", 4), ("1", 1), ("1", 4))
     )
     box = nt.online.Box(loc=3.0, scale=1.0)
-    assert sweep(nt.online.svb, step_size=np.array([0.1]), box=box).fixed == {"box": box}
+    assert grid(nt.online.svb, step_size=np.array([0.1]), box=box).constants == {"box": box}
     state = jax.eval_shape(RULE.init, make_prior())
-    assert [m.posterior.loc.shape for m in members(state)] == [(4, D), (3, D)]
+    assert [m.posterior.loc.shape for m in expert_states(state)] == [(4, D), (3, D)]
 
 
 def test_arguments_are_checked():
     for bad in ([0.1, -1.0], [np.nan]):
         with pytest.raises(ValueError, match="step_size must be positive"):
-            sweep(nt.online.svb, step_size=bad)
+            grid(nt.online.svb, step_size=bad)
     for name in ("alpha", "prior_scale"):
         with pytest.raises(ValueError, match=f"{name} must be positive and finite"):
-            sweep(nt.online.ngvi, **{name: [1.0, 0.0]})
-    with pytest.raises(TypeError, match="a sweep of its own"):
-        sweep(nt.online.ngvi, curvature=["hessian", "fisher"])
+            grid(nt.online.ngvi, **{name: [1.0, 0.0]})
+    with pytest.raises(TypeError, match="a grid of its own"):
+        grid(nt.online.ngvi, curvature=["hessian", "fisher"])
     with pytest.raises(ValueError, match="a number or a sequence"):
-        sweep(nt.online.svb, step_size=[[0.1]])
+        grid(nt.online.svb, step_size=[[0.1]])
     with pytest.raises(TypeError, match="must return an online rule"):
-        sweep(lambda c: c, c=[1.0])
-    grid = sweep(nt.online.svb, step_size=[0.1])
+        grid(lambda c: c, c=[1.0])
+    one = grid(nt.online.svb, step_size=[0.1])
     with pytest.raises(ValueError, match="at least one grid"):
         aggregate()
     with pytest.raises(TypeError, match="takes grids of rules"):
         aggregate(nt.online.svb(0.1))
     for bad in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"share must be in \[0, 1\)"):
-            aggregate(grid, share=bad)
+            aggregate(one, share=bad)
     with pytest.raises(ValueError, match="learning_rate must be positive"):
-        aggregate(grid, learning_rate=0.0)
+        aggregate(one, learning_rate=0.0)
     low = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
     with pytest.raises(TypeError, match="MeanField and FullRank"):
-        aggregate(grid).init(low)
+        aggregate(one).init(low)
     with pytest.raises(ValueError, match=r"shape \(K, d\)"):
         ewa_grid([1.0, 2.0])
     with pytest.raises(ValueError, match="2 coordinates, the prior 3"):
         ewa_grid([[1.0, 2.0]]).init(make_prior())
     with pytest.raises(ValueError, match="num_switches"):
-        regret_bound(aggregate(grid).init(make_prior()), -1)
+        regret_bound(aggregate(one).init(make_prior()), -1)
     with pytest.raises(TypeError, match="run it by"):
-        aggregate(grid).update(None, None)
+        aggregate(one).update(None, None)

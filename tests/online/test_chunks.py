@@ -174,7 +174,7 @@ def test_chunks_are_checked():
         run([(x, y), (x[:, :2], y)])
     with pytest.raises(ValueError, match="chunk 1 holds float64 where the first chunk holds int64"):
         run([(x, y.astype(int)), (x, y)])
-    with pytest.raises(ValueError, match="size must be at least 2"):
+    with pytest.raises(ValueError, match="size must be an integer of at least 2"):
         run([(x, y)], size=1)
     hinge = nt.expectations.hinge()
     with pytest.raises(ValueError, match="hinge needs labels"):
@@ -209,7 +209,7 @@ RSS_PROBE = """
 import resource
 import jax.numpy as jnp, numpy as np
 import numpyro_tempered as nt
-from numpyro_tempered.online.chunks import run_chunks
+from numpyro_tempered.online.chunked import run_chunks
 d, rule = 54, nt.online.ngvi()
 def chunks(num_rows):
     rng = np.random.default_rng(0)

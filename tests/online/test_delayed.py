@@ -73,7 +73,7 @@ def test_late_labels_lead_where_labels_in_time_lead(x64, tmp_path):
 
 
 def test_stores_are_checked():
-    with pytest.raises(ValueError, match="capacity must be at least 1"):
+    with pytest.raises(ValueError, match="capacity must be an integer of at least 1"):
         nt.online.pending(0, jnp.zeros(2))
     store = nt.online.pending(2, jnp.zeros(2, jnp.float32))
     row = np.ones((1, 2), np.float32)

@@ -99,7 +99,7 @@ def test_features_of_different_sizes():
     assert kinds(rule, state, x) == []
     assert kinds(rule, state, np.zeros((2, 3))) == []
     x[:, 1] *= 2e3
-    assert kinds(nt.online.standardised(rule), nt.online.standardised(rule).init(PRIORS["mean field"]), x) == []
+    assert kinds(nt.online.standardise(rule), nt.online.standardise(rule).init(PRIORS["mean field"]), x) == []
 
 
 def test_refused_rounds():

@@ -133,7 +133,7 @@ def test_a_coordinate_without_data_does_not_overflow(family):
     wide = run(power(0.9), prior, x, y)
     assert int(wide.rejected) == 0
     assert np.all(np.isfinite(wide.posterior[1]))
-    widest = run(power(0.9, widest=10.0), prior, x, y).posterior[1]
+    widest = run(power(0.9, max_scale=10.0), prior, x, y).posterior[1]
     limit = np.sqrt(1 / 0.9) * 10.0
     assert np.max(widest) <= limit * (1 + 1e-5)
     if family is MeanField:
@@ -192,10 +192,10 @@ def test_arguments_are_checked():
     for bad in (0.0, 1.5, -0.1):
         with pytest.raises(ValueError, match="factor must be in"):
             power(bad)
-    with pytest.raises(ValueError, match="widest must be positive"):
-        power(0.9, widest=0.0)
+    with pytest.raises(ValueError, match="max_scale must be positive"):
+        power(0.9, max_scale=0.0)
     for bad in (-0.1, np.inf, np.nan, [0.1, -0.1]):
-        with pytest.raises(ValueError, match="scale must be finite and not negative"):
+        with pytest.raises(ValueError, match="scale must be at least 0 and finite"):
             random_walk(bad)
     for bad in (0.0, -1.0):
         with pytest.raises(ValueError, match="windows must be positive"):

@@ -101,7 +101,7 @@ REFUSED = {
     "power": nt.online.ngvi(forget=nt.online.power(0.9)),
     "random walk": nt.online.ngvi(forget=nt.online.random_walk(0.1)),
     "box": nt.online.ngvi(box=Box(loc=1.0)),
-    "standardised": nt.online.standardised(nt.online.ngvi()),
+    "standardised": nt.online.standardise(nt.online.ngvi()),
 }
 
 
@@ -120,7 +120,7 @@ def test_merges_are_checked():
     for b in (wider, longer, rule.init(priors()["full rank"])):
         with pytest.raises(ValueError, match="must start from the same prior"):
             nt.online.merge(rule, a, b)
-    averaged = nt.online.averaged(rule)
+    averaged = nt.online.with_average(rule)
     with pytest.raises(TypeError, match="holds more than the posterior"):
         nt.online.merge(averaged, averaged.init(a.prior), averaged.init(a.prior))
     # Two posteriors wider than their prior by more than it holds.

@@ -569,8 +569,10 @@ def test_step_sizes_and_boxes_are_checked(factory):
     for arity in (lambda: 1.0, lambda a, b, c: 1.0):
         with pytest.raises(TypeError, match=r"step_size must take the count or \(count, q\)"):
             factory(arity)
-    with pytest.raises(TypeError, match="step_size must be a float"):
+    with pytest.raises(ValueError, match=r"step_size must be one number.*callable of the count"):
         factory([0.1])
+    with pytest.raises(TypeError, match=r"step_size must be a number.*callable of the count"):
+        factory("0.1")
     for box in (Box(loc=0.0), Box(loc=-1.0), Box(loc=np.nan), Box(loc=np.array([1.0, 0.0]))):
         with pytest.raises(ValueError, match=r"box\.loc must be positive"):
             factory(0.1, box=box)
@@ -582,10 +584,12 @@ def test_arguments_of_ngvi_and_svb_rate():
     for bad in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match="evidence must be positive"):
             nt.online.ngvi(evidence=bad)
+    with pytest.raises(ValueError, match=r"pass a traced one by forget=to_prior\(evidence\)"):
+        jax.jit(lambda evidence: nt.online.ngvi(evidence=evidence).init(make_prior()).count)(3.0)
     with pytest.raises(ValueError, match="curvature must be one of"):
         nt.online.ngvi(curvature="newton")
     for bad in (0.0, -2.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match="c must be a positive finite number"):
+        with pytest.raises(ValueError, match="c must be positive and finite"):
             nt.online.svb_rate(bad)
 
 
@@ -597,11 +601,11 @@ def test_arguments_of_ngvi_and_svb_rate():
         ([[0.0]], [[1.0]], "prior needs loc of shape"),
         ([0.0, 0.0], [1.0, 1.0, 1.0], "prior needs loc of shape"),
         ([0.0, 0.0], [1.0], "prior needs loc of shape"),
-        ([0.0, 0.0], [1.0, 0.0], "prior scales must be positive"),
-        ([0.0], [-1.0], "prior scales must be positive"),
-        ([np.nan], [1.0], "not finite"),
-        ([0.0], [np.inf], "not finite"),
-        ([0.0], [np.nan], "not finite"),
+        ([0.0, 0.0], [1.0, 0.0], "prior.scale must be positive"),
+        ([0.0], [-1.0], "prior.scale must be positive"),
+        ([np.nan], [1.0], "finite, got"),
+        ([0.0], [np.inf], "finite, got"),
+        ([0.0], [np.nan], "finite, got"),
     ],
 )
 def test_priors_are_checked(name, loc, scale, message):
@@ -619,7 +623,7 @@ def test_streams_are_checked():
     state = rule.init(make_prior(dtype=jnp.float32))
     x, y = make_stream(4, dtype=jnp.float32)
     for data in ((x, y[:3]), (x[:0], y[:0]), (x[0], y[0]), ()):
-        with pytest.raises(ValueError, match="one common leading axis of at least one round"):
+        with pytest.raises(ValueError, match="one common leading axis of at least 1, got shapes"):
             nt.online.run(rule, SQUARED, state, *data)
     with pytest.raises(ValueError, match="expected x of shape"):
         nt.online.run(rule, SQUARED, state, x[:, :2], y)

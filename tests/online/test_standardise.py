@@ -44,7 +44,7 @@ def scaled_by_hand(x, intercept):
 @pytest.mark.parametrize("intercept", tiered([None, -5], unit=[-5]))
 def test_a_round_sees_the_features_by_statistics_up_to_itself(x64, intercept):
     x, y = make_rows()
-    rule = nt.online.standardised(NGVI, intercept=intercept)
+    rule = nt.online.standardise(NGVI, intercept=intercept)
     state, losses = nt.online.run(rule, SQUARED, rule.init(make_prior()), x, y)
     expected, others = nt.online.run(NGVI, SQUARED, NGVI.init(make_prior()), scaled_by_hand(x, intercept), y)
     np.testing.assert_allclose(losses.expected, others.expected, rtol=1e-9)
@@ -59,7 +59,7 @@ def test_units_do_not_matter(intercept):
     x, y = (leaf.astype(np.float32) for leaf in make_rows())
     # Powers of two, so that no digit is lost.
     units = np.array([1, 2**-10, 2**5, 2**12, 2**-14], np.float32)
-    rule = nt.online.standardised(nt.online.sva(0.1), intercept=intercept)
+    rule = nt.online.standardise(nt.online.sva(0.1), intercept=intercept)
     state = rule.init(make_prior(dtype=np.float32))
     ours, losses = nt.online.run(rule, SQUARED, state, x, y)
     theirs, others = nt.online.run(rule, SQUARED, state, x * units, y)
@@ -69,7 +69,7 @@ def test_units_do_not_matter(intercept):
 
 def test_batches_masks_and_updates_gather_the_same_statistics(x64):
     x, y = make_rows(12)
-    rule = nt.online.standardised(NGVI, intercept=0)
+    rule = nt.online.standardise(NGVI, intercept=0)
     state = start = rule.init(make_prior())
     for rows in ([0, 1, 2, 3, 4], [5], [6, 7, 8, 9, 10, 11]):
         (xs, ys), mask = nt.online.pad_batch(x[rows], y[rows], size=8)
@@ -90,7 +90,7 @@ def test_batches_masks_and_updates_gather_the_same_statistics(x64):
 @pytest.mark.parametrize("where", tiered(["feature", "outcome"], unit=["feature"]))
 def test_a_rejected_round_leaves_the_statistics(where):
     x, y = make_rows(6)
-    rule = nt.online.standardised(NGVI, intercept=0)
+    rule = nt.online.standardise(NGVI, intercept=0)
     state, _ = nt.online.run(rule, SQUARED, rule.init(make_prior(dtype=np.float32)), x, y)
     bad_x, bad_y = (x[0] * np.nan, 1.0) if where == "feature" else (x[0], np.nan)
     after, _ = nt.online.update(rule, SQUARED, state, bad_x, bad_y)
@@ -141,7 +141,7 @@ def test_the_original_scale_predicts_the_same(x64, family, intercept):
         q = MeanField(rng.normal(size=5), rng.uniform(0.1, 1.0, 5))
     else:
         q = FullRank(rng.normal(size=5), np.tril(rng.normal(size=(5, 5)), -1) + np.diag(rng.uniform(0.1, 1.0, 5)))
-    state = nt.online.standardised(NGVI, intercept=intercept).init(q)
+    state = nt.online.standardise(NGVI, intercept=intercept).init(q)
     moments = standardise.Moments(
         jnp.int32(len(x)),
         *(
@@ -160,7 +160,7 @@ def test_the_original_scale_of_a_run_predicts_the_same(x64, family, intercept):
     x, y = make_rows()
     x[:, [0, 3]] = x[:, [3, 0]] if intercept == 3 else x[:, [0, 3]]
     prior = make_prior() if family == "mean field" else FullRank(np.zeros(5), np.eye(5))
-    rule = nt.online.standardised(NGVI, intercept=intercept)
+    rule = nt.online.standardise(NGVI, intercept=intercept)
     state, _ = nt.online.run(rule, SQUARED, rule.init(prior), x, y)
     check_original_scale(state, family, intercept)
 
@@ -169,7 +169,7 @@ def test_the_original_scale_of_a_run_predicts_the_same(x64, family, intercept):
 def test_coefficients_come_back_in_their_units(x64):
     x, y = make_rows(20_000)
     x = np.delete(x, 2, axis=1)
-    rule = nt.online.standardised(nt.online.ngvi(50.0), intercept=0)
+    rule = nt.online.standardise(nt.online.ngvi(50.0), intercept=0)
     state, _ = nt.online.run(rule, SQUARED, rule.init(FullRank(jnp.zeros(4), 10 * jnp.eye(4))), x, y)
     least_squares = np.linalg.lstsq(x, y, rcond=None)[0]
     original = nt.online.original_scale(state)
@@ -179,12 +179,12 @@ def test_coefficients_come_back_in_their_units(x64):
 
 def test_standardised_is_checked():
     with pytest.raises(ValueError, match="intercept = 5 is not a column of 5 features"):
-        nt.online.standardised(NGVI, intercept=5).init(make_prior())
-    with pytest.raises(TypeError, match=r"made by standardised\(rule\)"):
+        nt.online.standardise(NGVI, intercept=5).init(make_prior())
+    with pytest.raises(TypeError, match=r"made by standardise\(rule\)"):
         nt.online.original_scale(NGVI.init(make_prior()))
     low = LowRank(jnp.zeros(5, jnp.float32), jnp.ones(5, jnp.float32), jnp.zeros((5, 2), jnp.float32))
     with pytest.raises(TypeError, match="original_scale maps MeanField and FullRank, got LowRank"):
-        nt.online.original_scale(nt.online.standardised(NGVI).init(low))
-    rule = nt.online.standardised(NGVI)
+        nt.online.original_scale(nt.online.standardise(NGVI).init(low))
+    rule = nt.online.standardise(NGVI)
     with pytest.raises(TypeError, match="use run or update"):
         rule.update(None, rule.init(make_prior()))

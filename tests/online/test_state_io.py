@@ -1,5 +1,6 @@
 """States on disk."""
 
+import json
 import os
 import signal
 import subprocess
@@ -33,8 +34,8 @@ RULES = {
     "svb": nt.online.svb(0.3),
     "ngvi": nt.online.ngvi(0.3),
     "ewa": nt.online.ewa(0.3),
-    "averaged": nt.online.averaged(nt.online.ngvi(0.3)),
-    "standardised": nt.online.standardised(nt.online.ngvi(0.3), intercept=0),
+    "averaged": nt.online.with_average(nt.online.ngvi(0.3)),
+    "standardised": nt.online.standardise(nt.online.ngvi(0.3), intercept=0),
 }
 ABLE = {
     "mean field": set(RULES) - {"ewa"},
@@ -163,7 +164,7 @@ def saved(folder, state=None):
         (RULES["sva"].init(PRIORS["full rank"]), r"part 0 of OnlineState is MeanField .*, expected FullRank"),
         (
             RULES["averaged"].init(PRIORS["mean field"]),
-            r"part 2 of OnlineState is MeanField .*, expected Averaged",
+            r"part 2 of OnlineState is MeanField .*, expected RunningAverage",
         ),
         (
             RULES["sva"].init(MeanField(jnp.zeros(4), jnp.ones(4))),
@@ -195,6 +196,72 @@ def test_other_versions_and_formats_are_refused(tmp_path, monkeypatch):
             saved(tmp_path)
         with pytest.raises(ValueError, match=r"expected 'numpyro_tempered state' of 1"):
             nt.online.restore(tmp_path / "state", like=state)
+
+
+# What version 1 of the format says of a state: a change here is a change of the format.
+SUM = ["CompensatedSum", "('value', 'error')", "*", "*"]
+GAUSSIAN = ["MeanField", "('loc', 'scale')", "*", "*"]
+LOSSES = ["CumulativeLosses", "('at_mean', 'expected')", SUM, SUM]
+STATE = ["OnlineState", "('posterior', 'prior', 'memory', 'count', 'rejected', 'cumulative', 'floored')"]
+NGVI_STATE = [*STATE, GAUSSIAN, GAUSSIAN, ["Memory", "('loc', 'precision')", SUM, SUM], "*", "*", LOSSES, "*"]
+OGA_STATE = [*STATE, GAUSSIAN, GAUSSIAN, ["tuple", "None"], "*", "*", LOSSES, "*"]
+FORMER = {
+    "an aggregate": (
+        nt.online.aggregate(nt.online.grid(nt.online.oga, step_size=[0.1])),
+        [
+            "Mixture",
+            "('members', 'weights', 'losses', 'potential', 'gap', 'rate', 'share', 'alive')",
+            ["tuple", "None", OGA_STATE],
+            *("*", SUM, SUM, SUM, "*", "*", "*"),
+        ],
+        "Experts",
+    ),
+    "standardised": (
+        nt.online.standardise(nt.online.oga(0.1)),
+        [
+            "Standardised",
+            "('memory', 'moments', 'intercept')",
+            ["tuple", "None"],
+            ["Moments", "('count', 'mean', 'squares')", "*", SUM, SUM],
+            ["NoneType", "None"],
+        ],
+        "Standardisation",
+    ),
+    "averaged": (
+        nt.online.with_average(nt.online.oga(0.1)),
+        ["Averaged", "('memory', 'total', 'count')", ["tuple", "None"], SUM, "*"],
+        "RunningAverage",
+    ),
+}
+
+
+def write_version_1(path, structure, leaves):
+    kinds = [[str(leaf.dtype), list(leaf.shape)] for leaf in leaves]
+    header = {"format": "numpyro_tempered state", "version": 1, "structure": structure, "leaves": kinds}
+    arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    with open(path, "wb") as file:
+        np.savez(file, **arrays, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
+
+
+def test_a_file_of_version_1_comes_back(tmp_path):
+    state = scrambled(RULES["ngvi"].init(PRIORS["mean field"]))
+    write_version_1(tmp_path / "state", NGVI_STATE, jax.tree.leaves(state))
+    assert_same(nt.online.restore(tmp_path / "state", like=state), state)
+    nt.online.save(tmp_path / "saved", state)
+    with np.load(tmp_path / "state") as expected, np.load(tmp_path / "saved") as saved:
+        assert set(expected) == set(saved)
+        for name in expected:
+            assert expected[name].tobytes() == saved[name].tobytes()
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_memory_of_a_former_name_is_refused(name, tmp_path):
+    rule, memory, present = FORMER[name]
+    state = rule.init(PRIORS["mean field"])
+    structure = [*STATE, GAUSSIAN, GAUSSIAN, memory, "*", "*", LOSSES, "*"]
+    write_version_1(tmp_path / "state", structure, jax.tree.leaves(state))
+    with pytest.raises(ValueError, match=rf"part 2 of OnlineState is {memory[0]} .*, expected {present} "):
+        nt.online.restore(tmp_path / "state", like=state)
 
 
 def test_foreign_files_are_refused(tmp_path):

@@ -16,9 +16,10 @@ from scipy.special import digamma, gammaln, logsumexp
 from scipy.stats import gamma, multivariate_normal
 
 from numpyro_tempered import ppca
-from numpyro_tempered.ppca import ascent, bound, driver, rotation
+from numpyro_tempered.core.ascent import Ascent
+from numpyro_tempered.ppca import bound, driver, updates
 from numpyro_tempered.ppca.base import as_rows, in_double
-from numpyro_tempered.ppca.predict import exact_log_density
+from numpyro_tempered.ppca.model import exact_log_density
 
 ALPHAS = (0.1, 0.5, 1.0)
 N, D, K = 8, 3, 2
@@ -91,18 +92,18 @@ def factors_of(q, z, x, prior, alpha, ard=True):
 @functools.partial(jax.jit, static_argnames="ard")
 def one_sweep(q, rows, prior, alpha, ard):
     """The factors after every half-step."""
-    z = ascent.update_scores(q, rows)
+    z = updates.update_scores(q, rows)
     states = [(q, z)]
-    q = ascent.update_loadings(q, z, rows, prior, alpha)
+    q = updates.update_loadings(q, z, rows, prior, alpha)
     states.append((q, z))
-    q, z = rotation.translate(q, z, prior, alpha)
+    q, z = updates.translate(q, z, prior, alpha)
     states.append((q, z))
     if ard:
-        q = ascent.update_loading_precision(q, prior)
+        q = updates.update_loading_precision(q, prior)
         states.append((q, z))
-    q, z = rotation.rotate(q, z, prior, alpha, ard)
+    q, z = updates.rotate(q, z, prior, alpha, ard)
     states.append((q, z))
-    q = ascent.update_noise(q, z, rows, prior, alpha)
+    q = updates.update_noise(q, z, rows, prior, alpha)
     return [*states, (q, z)]
 
 
@@ -221,7 +222,7 @@ def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard, missing):
         q = q._replace(loc=q.loc @ step.T, cov=step @ q.cov @ step.T)
         z = z._replace(loc=z.loc @ r.T, cov=r @ z.cov @ r.T)
         if ard:
-            q = ascent.update_loading_precision(q, prior)
+            q = updates.update_loading_precision(q, prior)
         return oracle(x, factors_of(q, z, x, prior, alpha, ard), prior, alpha, ard)
 
     def shifted(q, z, c):
@@ -250,7 +251,7 @@ def test_rotation_and_translation_are_the_best_of_their_kind(x64, ard, missing):
 def test_the_optimum_is_stationary_in_every_parameter(x64, key):
     x, prior, alpha = signal(4, N, [2.0], D), weak(), 0.5
     x[2, 1] = np.nan
-    fit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=prior, tol=0.0)
+    fit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=prior, tolerance=0.0)
     # The oracle's means are absolute.
     loc = np.asarray(fit.posterior.loc).copy()
     loc[:, K] += fit.origin
@@ -275,7 +276,7 @@ def test_the_optimum_is_stationary_in_every_parameter(x64, key):
 def test_without_factors_the_gap_is_that_of_quadrature(x64, key, alpha):
     rng = np.random.default_rng(5)
     x, prior = 0.5 + rng.normal(size=(N, D)), weak()
-    fit = ppca.fit(key, x, num_factors=0, alpha=alpha, prior=prior, tol=0.0)
+    fit = ppca.fit(key, x, num_factors=0, alpha=alpha, prior=prior, tolerance=0.0)
     assert fit.loadings.shape == (D, 0)
 
     def log_joint(tau):
@@ -338,7 +339,7 @@ def fit_alone(key, x, **options):
 
 def fit_complete(key, x, **options):
     """The fit with K factors, by the program that compares numbers of factors: only that is compiled."""
-    return ppca.select_num_factors(key, x, [0, K], **options).fits[1]
+    return ppca.select_num_factors(key, x, [0, K], **options).fits[K]
 
 
 @pytest.mark.parametrize("alpha", tiered([0.5, 1.0], unit=[0.5]))
@@ -370,8 +371,8 @@ def test_the_elbo_in_single_precision_is_below_the_tempered_evidence(key, alpha)
 def test_half_of_the_data_twice_is_the_data(x64, key):
     x = signal(8, N, [2.0, 1.0], D)
     x[3, 0] = x[5, 2] = np.nan
-    once = ppca.fit(key, x, num_factors=K, prior=weak(), tol=0.0)
-    twice = ppca.fit(key, np.concatenate([x, x]), num_factors=K, prior=weak(), alpha=0.5, tol=0.0)
+    once = ppca.fit(key, x, num_factors=K, prior=weak(), tolerance=0.0)
+    twice = ppca.fit(key, np.concatenate([x, x]), num_factors=K, prior=weak(), alpha=0.5, tolerance=0.0)
     assert twice.elbo == pytest.approx(once.elbo, rel=1e-10)
     # The optimum is flat to second order: parameters agree to the root of what the ELBO does.
     for left, right in zip(jax.tree.leaves(once.posterior), jax.tree.leaves(twice.posterior), strict=True):
@@ -381,8 +382,8 @@ def test_half_of_the_data_twice_is_the_data(x64, key):
 def test_units_and_origin_change_the_elbo_by_a_constant(x64, key):
     x, alpha = signal(9, N, [2.0, 1.0], D), 0.5
     x[4, 1] = np.nan
-    unit = ppca.fit(key, x, num_factors=K, alpha=alpha, tol=0.0)
-    other = ppca.fit(key, 7.0 + 40.0 * x, num_factors=K, alpha=alpha, prior=ppca.prior(40.0, 7.0), tol=0.0)
+    unit = ppca.fit(key, x, num_factors=K, alpha=alpha, tolerance=0.0)
+    other = ppca.fit(key, 7.0 + 40.0 * x, num_factors=K, alpha=alpha, prior=ppca.prior(40.0, 7.0), tolerance=0.0)
     assert other.elbo == pytest.approx(unit.elbo - alpha * (x.size - 1) * np.log(40.0), rel=1e-10)
     np.testing.assert_allclose(other.loadings, 40.0 * unit.loadings, atol=1e-4)
 
@@ -425,7 +426,7 @@ def test_single_precision_reports_the_same_elbo(key):
     prior = ppca.prior(1.0, 1e4)
     single = ppca.fit(key, x, num_factors=K, alpha=0.5, prior=prior, num_restarts=3)
     with enable_x64():
-        double = ppca.fit(key, x, num_factors=K, alpha=0.5, prior=prior, tol=0.0, num_restarts=3)
+        double = ppca.fit(key, x, num_factors=K, alpha=0.5, prior=prior, tolerance=0.0, num_restarts=3)
     assert single.posterior.loc.dtype == jnp.float32
     assert double.posterior.loc.dtype == jnp.float64
     # Both are bounds in float64: what remains is where the ascent stopped.
@@ -568,7 +569,9 @@ def test_axes_of_a_strong_signal(key):
 def test_starts_are_axes_smaller_axes_and_random(x64, key):
     x = signal(27, N, [2.0, 1.0], D)
     rows = as_rows(x, x.mean(axis=0), None)
-    first, smaller, random = driver.starts_of(key, rows, K, weak(), 3, None, x.mean(axis=0)).loadings
+    first, smaller, random = driver.starts_of(
+        key, rows, K, weak(), width=K, num_restarts=3, init=None, origin=x.mean(axis=0)
+    ).loadings
     np.testing.assert_allclose(smaller, first * [1.0, 1e-3])
     assert np.abs(first.T @ first)[0, 1] < 1e-9
     assert np.abs(random).min() > 0.0
@@ -617,19 +620,19 @@ def finish(**changes):
     """A made-up end of one ascent without factors, of two sweeps."""
     x = signal(17, N, [1.0], D)
     origin = x.mean(axis=0)
-    about = weak()._replace(mean=0.3 - origin)
-    problem = driver.Problem(as_rows(x, origin, None), origin, weak(), about, 1.0, True, 1e-6, np.float64)
-    found = driver.Ascent(
-        np.zeros((1, D, 1)),
-        np.full((1, 1, 1, 1), 0.1),
-        np.ones(1),
-        np.ones((1, 0)),
-        np.array([[-5.0, -4.0]]),
-        np.array([2]),
-        np.array([True]),
-        np.array([False]),
+    centred = weak()._replace(mean=0.3 - origin)
+    task = driver.Task(as_rows(x, origin, None), origin, weak(), centred, 1.0, True, 1e-6)
+    end = Ascent(
+        point=ppca.Posterior(np.zeros((1, D, 1)), np.full((1, 1, 1, 1), 0.1), np.ones(1), np.ones((1, 0))),
+        objective=np.array([-4.0]),
+        trace=np.array([[-5.0], [-4.0]]),
+        num_iter=np.array([2]),
+        active=np.array([False]),
+        converged=np.array([True]),
+        fall=np.zeros(1),
+        num_steps=np.array(2),
     )
-    return driver._finish(found._replace(**changes), 0, problem)
+    return driver._finish(end._replace(**changes), 0, task)
 
 
 def test_what_went_wrong_is_said():
@@ -639,9 +642,9 @@ def test_what_went_wrong_is_said():
     assert not fit.converged
     assert fit.trace.shape == (2,)
     with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
-        finish(fell=np.array([True]))
+        finish(fall=np.ones(1))
     with pytest.raises(ValueError, match="the ELBO of a start is nan: the data or the prior exceed"):
-        finish(trace=np.array([[-5.0, np.nan]]))
+        finish(objective=np.array([np.nan]))
 
 
 @pytest.mark.full
@@ -683,7 +686,7 @@ def test_numbers_of_factors_of_degenerate_tables_are_compared(x64, key, name):
     with contextlib.nullcontext() if varies else pytest.warns(UserWarning, match="the prior is made for 1"):
         found = ppca.select_num_factors(key, x, [0, K])
     assert found.converged.all()
-    for fit in found.fits:
+    for fit in found.fits.values():
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((fit.posterior, fit.trace, fit.elbo)))
 
 
@@ -708,15 +711,22 @@ BAD = {
     "infinite": (np.where(GOOD[4, 2] == GOOD, np.inf, GOOD), {}, ValueError, "row 4, column 2"),
     "complex": (GOOD + 1j, {}, TypeError, "real numbers"),
     "text": (GOOD.astype(str), {}, TypeError, "real numbers"),
-    "many factors": (GOOD, {"num_factors": 4}, ValueError, "from 0 to the 3 columns"),
-    "negative": (GOOD, {"num_factors": -1}, ValueError, "from 0 to the 3 columns"),
-    "fractional": (GOOD, {"num_factors": 1.0}, TypeError, "integer"),
-    "alpha 0": (GOOD, {"alpha": 0.0}, ValueError, "alpha must be a positive"),
-    "alpha NaN": (GOOD, {"alpha": np.nan}, ValueError, "alpha must be a positive"),
-    "tol": (GOOD, {"tol": -1.0}, ValueError, "tol must be at least 0"),
-    "max_iter": (GOOD, {"max_iter": 0}, ValueError, "max_iter and num_restarts"),
+    "many factors": (GOOD, {"num_factors": 4}, ValueError, r"from 0 to 3, got 4\. x has 3 columns"),
+    "negative": (GOOD, {"num_factors": -1}, ValueError, "from 0 to 3, got -1"),
+    "fractional": (GOOD, {"num_factors": 1.0}, ValueError, "num_factors must be an integer"),
+    "alpha 0": (GOOD, {"alpha": 0.0}, ValueError, "alpha must be positive"),
+    "alpha NaN": (GOOD, {"alpha": np.nan}, ValueError, "alpha must be positive"),
+    "tolerance": (GOOD, {"tolerance": -1.0}, ValueError, "tolerance must be at least 0"),
+    "max_iter": (GOOD, {"max_iter": 0}, ValueError, "max_iter must be an integer of at least 1"),
+    "restarts": (GOOD, {"num_restarts": 0}, ValueError, "num_restarts must be an integer of at least 1"),
+    "infinite mean": (GOOD, {"prior": ppca.prior(mean=np.inf)}, ValueError, "prior.mean must be finite, got inf"),
     "rate": (GOOD, {"prior": ppca.prior()._replace(noise_rate=0.0)}, ValueError, "prior.noise_rate must be"),
-    "mean": (GOOD, {"prior": ppca.prior(mean=np.zeros(2))}, ValueError, r"prior.mean must be finite, .*\(3,\)"),
+    "mean": (
+        GOOD,
+        {"prior": ppca.prior(mean=np.zeros(2))},
+        ValueError,
+        r"prior.mean must .* have shape \(3,\)",
+    ),
 }
 
 
@@ -743,7 +753,7 @@ def test_columns_of_zeros_change_nothing(x64, key, num_factors):
     """One program fits all numbers of factors, in arrays of the largest."""
     x = signal(26, N, [2.0], D)
     options = {"prior": weak(), "alpha": 0.5}
-    small = ppca.select_num_factors(key, x, [num_factors, 2], **options).fits[0]
+    small = ppca.select_num_factors(key, x, [num_factors, 2], **options).fits[num_factors]
     alone = ppca.fit(key, x, num_factors=num_factors, **options)
     np.testing.assert_allclose(small.trace, alone.trace, rtol=1e-10)
     for left, right in zip(jax.tree.leaves(small.posterior), jax.tree.leaves(alone.posterior), strict=True):
@@ -758,8 +768,8 @@ def test_the_number_of_factors(x64, key):
     np.testing.assert_allclose(chosen.criterion, chosen.elbo + np.log([0.5, 0.25]))
     assert chosen.margin == pytest.approx(chosen.criterion[1] - chosen.criterion[0])
     assert chosen.weight.sum() == pytest.approx(1.0)
-    assert chosen.fits[1].num_factors == 2
-    assert ppca.num_occupied(chosen.fits[1]) == 1
+    assert chosen.fits[2].num_factors == 2
+    assert ppca.num_occupied(chosen.fits[2]) == 1
     assert ppca.num_occupied(chosen.fits[0]) == 0
     uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5, prior=weak())
     assert uniform.log_prior == pytest.approx(0.0)
@@ -775,8 +785,8 @@ def test_the_number_of_factors_of_many_rows(key):
     np.testing.assert_allclose(chosen.criterion, chosen.elbo + np.log([0.5, 0.25]))
     assert chosen.margin == pytest.approx(chosen.criterion[1] - chosen.criterion[0])
     assert chosen.weight.sum() == pytest.approx(1.0)
-    assert chosen.fits[1].num_factors == 2
-    assert ppca.num_occupied(chosen.fits[1]) == 1
+    assert chosen.fits[2].num_factors == 2
+    assert ppca.num_occupied(chosen.fits[2]) == 1
     assert ppca.num_occupied(chosen.fits[0]) == 0
     uniform = ppca.select_num_factors(key, x, (0,), alpha=0.5)
     assert uniform.log_prior == pytest.approx(0.0)
@@ -788,7 +798,7 @@ def test_the_number_of_factors_of_many_rows(key):
     [
         ([], None, "at least one"),
         ([1, 1], None, "different numbers"),
-        ([0], {1: 0.0}, "log_prior has the numbers"),
+        ([0], {1: 0.0}, "log_prior has models"),
         ([0], {0: 1.0}, "sum to at most 1"),
         ([0], {0: -np.inf}, "positive weights"),
     ],
@@ -801,5 +811,5 @@ def test_numbers_that_cannot_be_compared_are_refused(key, orders, weights, messa
 def test_predictions_refuse_other_columns_and_too_few_draws(key, fitted):
     with pytest.raises(ValueError, match="x has 2 columns, the fit 3"):
         ppca.transform(fitted[1], GOOD[:, :2])
-    with pytest.raises(ValueError, match="num_samples must be at least 2"):
+    with pytest.raises(ValueError, match="num_samples must be an integer of at least 2"):
         ppca.log_density(key, fitted[1], GOOD, 1)

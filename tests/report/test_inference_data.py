@@ -36,7 +36,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from oracles import log_normal_density
 
 import numpyro_tempered as nt
-from numpyro_tempered.handlers.replicate import replicate
+from numpyro_tempered.handlers.likelihood import replicate
 from numpyro_tempered.infer.svi import finish
 from numpyro_tempered.report.arviz import group, group_names
 
@@ -94,7 +94,9 @@ def tempered(run):
     }
     losses = np.linspace(30.0, 20.0, 200, dtype=np.float32)
     keys, args, kwargs = jax.random.split(jax.random.key(3)), (jnp.asarray(X), jnp.asarray(Y)), {"penalty": True}
-    return finish(keys, nt.temper(model, alpha=0.5), normal_guide, params, losses, args, kwargs, num_particles=2)
+    return finish(
+        keys, nt.temper(model, alpha=0.5), normal_guide, params, losses, args, kwargs=kwargs, num_particles=2
+    )
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,9 @@ def fit_at(guide, x, y, k):
     """What fit_svi returns of such a run; its loop is most of the compilation."""
     keys, args = jax.random.split(jax.random.key(k)), (jnp.asarray(padded(x, k)), jnp.asarray(y))
     params = {name: jnp.asarray(value) for name, value in params_at(x, y, k).items()}
-    return finish(keys, nt.temper(model, alpha=ALPHA), guide, params, jnp.zeros(3), args, {}, num_particles=1000)
+    return finish(
+        keys, nt.temper(model, alpha=ALPHA), guide, params, jnp.zeros(3), args, kwargs={}, num_particles=1000
+    )
 
 
 def beside(fit, x, y, k):
@@ -275,7 +277,7 @@ def test_attributes_name_the_selection_and_alpha(comparison, fits):
 
 
 def test_table_is_sorted_by_rank(comparison):
-    table = nt.comparison_table(comparison)
+    table = nt.table(comparison)
     assert isinstance(table, pd.DataFrame)
     assert list(table.columns) == COLUMNS
     assert list(table["rank"]) == [0, 1, 2]

@@ -5,6 +5,7 @@ import itertools
 
 import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sparse_oracles as oracle
@@ -15,10 +16,10 @@ from scipy.special import expit
 
 import numpyro_tempered as nt
 from numpyro_tempered import sparse
+from numpyro_tempered.core.ascent import begin
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse import sweep
-from numpyro_tempered.sparse.arguments import check_end
-from numpyro_tempered.sparse.ascent import Ascent, best_start, unblock
+from numpyro_tempered.sparse.ascent import best_of, check_end, unblock
 from numpyro_tempered.sparse.starts import PENALTIES, Start, lasso_path
 
 ALPHAS = (0.25, 0.5, 1.0)
@@ -402,15 +403,13 @@ def test_a_warm_start_comes_before_the_others():
 
 
 def test_the_best_start_is_the_one_of_the_largest_objective():
-    def ascend_from(start):
-        objective = start.mean[0]
-        return Ascent(start.mean, objective, objective, objective, True, True)
-
     starts = Start(
         np.float32([[1.0, 0.0], [np.nan, 1.0], [3.0, 2.0], [2.0, 3.0]]), np.int32([[0], [1], [2], [3]])
     )
-    best = jax.jit(lambda starts: best_start(ascend_from, starts))(starts)
-    np.testing.assert_array_equal(best.ascent.state, [3.0, 2.0])
+    single = begin(starts.mean[0], 1, batched=False)
+    ascents = jax.vmap(lambda start: single._replace(point=start.mean, objective=start.mean[0]))(starts)
+    best = jax.jit(best_of)(ascents, starts)
+    np.testing.assert_array_equal(best.ascent.point, [3.0, 2.0])
     np.testing.assert_array_equal(best.order, [2])
     np.testing.assert_array_equal(best.objectives, starts.mean[:, 0])
 
@@ -522,7 +521,7 @@ def test_selected_orders_by_probability():
     assert np.all(np.diff(np.asarray(found.inclusion_probs)[everything]) <= 0.0)
     assert len(everything) == 6
     assert set(sparse.selected(found)) == set(np.flatnonzero(np.asarray(found.inclusion_probs) > 0.5))
-    with pytest.raises(ValueError, match=r"threshold must be from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\], got 2"):
         sparse.selected(found, 2.0)
 
 
@@ -538,20 +537,20 @@ X, Y = oracle.linear_data(43, 10, 3)
         (
             {"x": np.where(np.arange(30).reshape(10, 3) == 4, np.nan, X)},
             ValueError,
-            r"x is nan at index \(1, 1\)",
+            r"x must be finite, got nan at index \(1, 1\)",
         ),
-        ({"x": X.astype(str)}, TypeError, r"x must hold real numbers"),
+        ({"x": X.astype(str)}, TypeError, r"x must be real numbers"),
         ({"y": Y[:9]}, ValueError, r"y must have shape \(10,\)"),
-        ({"y": np.append(Y[:9], np.inf)}, ValueError, r"y is inf at index \(9,\)"),
-        ({"y": 1e39 * Y}, ValueError, r"y is .*e\+3\d at index"),
+        ({"y": np.append(Y[:9], np.inf)}, ValueError, r"y must be finite, got inf at index 9"),
+        ({"y": 1e39 * Y}, ValueError, r"y must be in .*, got .*e\+3\d at index"),
         ({"alpha": 0.0}, ValueError, r"alpha must be positive and finite, got 0.0"),
         ({"alpha": np.nan}, ValueError, r"alpha must be positive and finite"),
         ({"alpha": "1"}, TypeError, r"alpha must be a number"),
-        ({"alpha": [0.5, 1.0]}, ValueError, r"alpha must be a number.*vmap"),
-        ({"inclusion_prob": 0.0}, ValueError, r"inclusion_prob must be above 0 and at most 1"),
+        ({"alpha": [0.5, 1.0]}, ValueError, r"alpha must be one number.*vmap"),
+        ({"inclusion_prob": 0.0}, ValueError, r"inclusion_prob must be in \(0, 1\], got 0.0\. At 1"),
         ({"inclusion_prob": [0.1, 0.2, 1.2]}, ValueError, r"got 1.2"),
         ({"inclusion_prob": [0.1, 0.2]}, ValueError, r"inclusion_prob must be a number or have shape \(3,\)"),
-        ({"slab_scale": 0.0}, ValueError, r"slab_scale must be positive, got 0"),
+        ({"slab_scale": 0.0}, ValueError, r"slab_scale must be positive and finite, got 0"),
         ({"slab_scale": np.ones((3, 1))}, ValueError, r"slab_scale must be a number or have shape"),
         ({"intercept_scale": -1.0}, ValueError, r"intercept_scale must be positive"),
         ({"noise_scale": 0.0}, ValueError, r"noise_scale must be positive"),
@@ -581,11 +580,12 @@ def test_data_beyond_the_range_are_refused():
 
 
 def test_an_end_without_convergence_is_warned_of():
-    check_end(-1.0, True, 7, np.float32)
+    end = begin(jnp.zeros(1), 7, batched=False)._replace(objective=np.float32(-1.0))
+    check_end(end._replace(converged=True), 7)
     with pytest.warns(UserWarning, match="did not converge within 7 sweeps: take a larger num_sweeps"):
-        check_end(-1.0, False, 7, np.float32)
+        check_end(end, 7)
     with pytest.raises(ValueError, match=r"the ELBO is nan: .* float32"):
-        check_end(np.nan, True, 7, np.float32)
+        check_end(end._replace(objective=np.float32(np.nan)), 7)
 
 
 @pytest.mark.full

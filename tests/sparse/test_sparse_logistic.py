@@ -269,9 +269,9 @@ def test_vmap_over_alpha_is_the_loop():
     [
         ({"y": 2.0 * np.arange(20) % 3}, ValueError, r"y must be 0 or 1, got 2: pass booleans"),
         ({"y": np.where(np.arange(20) < 3, -1, 1)}, ValueError, r"y must be 0 or 1, got -1"),
-        ({"y": np.array(["a", "b"] * 10)}, TypeError, r"y must hold real numbers"),
+        ({"y": np.array(["a", "b"] * 10)}, TypeError, r"y must be real numbers"),
         ({"alpha": -1.0}, ValueError, r"alpha must be positive"),
-        ({"inclusion_prob": 1.5}, ValueError, r"inclusion_prob must be above 0"),
+        ({"inclusion_prob": 1.5}, ValueError, r"inclusion_prob must be in \(0, 1\], got 1.5"),
         ({"num_restarts": True}, ValueError, r"num_restarts must be an integer"),
     ],
 )

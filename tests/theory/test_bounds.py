@@ -14,7 +14,7 @@ from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import Box
 from numpyro_tempered.online import rates as schedules
 from numpyro_tempered.online.stream import step
-from numpyro_tempered.online.streams.average import average, averaged
+from numpyro_tempered.online.streams.average import average, with_average
 
 HINGE = nt.expectations.hinge()
 LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
@@ -85,8 +85,8 @@ def best_point(expectation, x, y, box=BOX):
 def test_svb_and_oga_keep_theorem_3_at_every_round(x64, name, expectation, seed):
     x, y, adaptive = streams(400, seed=seed)
     d = x.shape[-1]
-    lipschitz = schedules.lipschitz(x.reshape(-1, d))
-    diameter = schedules.diameter(BOX, d, point=name == "oga")
+    lipschitz = nt.bounds.lipschitz(x.reshape(-1, d))
+    diameter = nt.bounds.diameter(BOX, d, point=name == "oga")
     if name == "svb":
         c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
         rule = nt.online.svb(nt.online.svb_rate(c), box=BOX)
@@ -141,8 +141,8 @@ def test_sva_keeps_theorem_2_at_every_round(x64, family, box, doubled, expectati
         prior = FullRank(jnp.full(d, 0.5), jnp.diag(scale).at[1, 0].set(0.3))
         kl = nt.families.full_rank.kl
     constants = {
-        "lipschitz": schedules.lipschitz(x.reshape(-1, d)),
-        "strong_convexity": schedules.strong_convexity(prior),
+        "lipschitz": nt.bounds.lipschitz(x.reshape(-1, d)),
+        "strong_convexity": nt.bounds.strong_convexity(prior),
     }
     horizon = 1 if doubled else num_rounds
     rate = schedules.sva_rate(horizon, kl=3.0, **constants)
@@ -199,7 +199,7 @@ def worst_labels(num_rounds, lipschitz, constant):
 )
 def test_the_printed_constant_of_theorem_3_fails_and_the_corrected_one_holds(x64, factor, low, high):
     num_rounds, lipschitz, box = 40_000, 0.01, Box(loc=1.0, scale=0.01)
-    diameter = schedules.diameter(box, d=1)
+    diameter = nt.bounds.diameter(box, d=1)
     c = factor * schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
     np.testing.assert_allclose(c, factor * diameter / (np.sqrt(2) * lipschitz))
     y, total = worst_labels(num_rounds, lipschitz, c)
@@ -230,7 +230,7 @@ def test_svb_keeps_the_logarithmic_bound_on_strongly_convex_losses(x64):
     losses, shown = play(
         rule, squared, MeanField(jnp.ones(1), jnp.full(1, 0.5)), jnp.asarray(x), jnp.asarray(y), adaptive
     )
-    lipschitz = schedules.lipschitz_squared(x[0], np.ones(num_rounds), box)
+    lipschitz = nt.bounds.lipschitz_squared(x[0], np.ones(num_rounds), box)
     np.testing.assert_allclose(lipschitz, np.sqrt(17.0))
     bound = bounds.svb_strongly_convex(np.arange(1, num_rounds + 1), lipschitz=lipschitz, curvature=curvature)
     for s in range(3):
@@ -301,8 +301,8 @@ def coin_risk(theta, p):
 
 
 COIN_BOX = Box(loc=1.0, scale=0.5)
-COIN_DIAMETER = schedules.diameter(COIN_BOX, 1)
-COIN_RULE = averaged(
+COIN_DIAMETER = nt.bounds.diameter(COIN_BOX, 1)
+COIN_RULE = with_average(
     nt.online.svb(nt.online.svb_rate(schedules.svb_constant(lipschitz=1.0, diameter=COIN_DIAMETER)), COIN_BOX)
 )
 
@@ -403,20 +403,23 @@ def test_every_bound_names_its_source_and_assumptions():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bounds.svb(10, lipschitz=1.0, diameter=np.inf), "needs diameter positive and finite"),
+        (lambda: bounds.svb(10, lipschitz=1.0, diameter=np.inf), "diameter must be positive and finite"),
         (lambda: bounds.svb(0, lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
         (lambda: bounds.svb([], lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
         (
             lambda: bounds.sva(9, step_size=1.0, lipschitz=1.0, strong_convexity=1.0, kl=np.inf, comparator=0.0),
-            "finite KL from the prior",
+            "kl must be at least 0 and finite.*prior excludes",
         ),
         (
             lambda: bounds.sva(9, step_size=1.0, lipschitz=0.0, strong_convexity=1.0, kl=1.0, comparator=0.0),
-            "needs lipschitz positive",
+            "lipschitz must be positive",
         ),
-        (lambda: bounds.ewa(9, step_size=1.0, loss_range=np.inf, kl=1.0), "needs loss_range positive and finite"),
-        (lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0), "needs curvature positive"),
-        (lambda: bounds.hedge(9, 0, rate=1.0), "needs num_experts positive"),
+        (
+            lambda: bounds.ewa(9, step_size=1.0, loss_range=np.inf, kl=1.0),
+            "loss_range must be positive and finite",
+        ),
+        (lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0), "curvature must be positive"),
+        (lambda: bounds.hedge(9, 0, rate=1.0), "num_experts must be positive"),
         (lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0), "probability of failure"),
         (
             lambda: bounds.doubling(9, bounds.svb(1, lipschitz=1.0, diameter=1.0)),

@@ -12,9 +12,9 @@ from numpyro_tempered import bounds, hindsight
 from numpyro_tempered.gaussian.families import MeanField
 from numpyro_tempered.online import Box, Losses
 from numpyro_tempered.online import rates as schedules
-from numpyro_tempered.online.streams.average import average, averaged
+from numpyro_tempered.online.streams.average import average, with_average
 from numpyro_tempered.report.arviz import assemble, dataset, group, group_names
-from numpyro_tempered.theory.ledger import MAX_ROUNDS, _paired, regret_ledger, regret_table
+from numpyro_tempered.theory.ledger import MAX_ROUNDS, _paired, regret_ledger
 
 matplotlib.use("agg")
 HINGE = nt.expectations.hinge()
@@ -166,9 +166,9 @@ def test_the_ledger_of_a_run():
     rng = np.random.default_rng(0)
     y = np.where(rng.uniform(size=(4, 60)) < 0.7, 1.0, -1.0)
     x, box, num_rounds = np.ones((60, 1)), Box(loc=1.0, scale=0.5), 60
-    diameter = schedules.diameter(box, 1)
+    diameter = nt.bounds.diameter(box, 1)
     rate = nt.online.svb_rate(schedules.svb_constant(lipschitz=1.0, diameter=diameter))
-    rules = {"svb": averaged(nt.online.svb(rate, box=box)), "ngvi": averaged(nt.online.ngvi())}
+    rules = {"svb": with_average(nt.online.svb(rate, box=box)), "ngvi": with_average(nt.online.ngvi())}
     losses, averages, best = {}, {}, [hindsight.hinge(x, labels, box) for labels in y]
     for name, rule in rules.items():
         parts = []
@@ -180,7 +180,7 @@ def test_the_ledger_of_a_run():
         averages[name] = np.stack([theta for _, theta in parts])
     given = {"svb": bounds.svb(np.arange(1, num_rounds + 1), lipschitz=1.0, diameter=diameter)}
     data = regret_ledger(losses, best, given, averages)
-    table = regret_table(data)
+    table = nt.table(data)
     assert table.loc["svb", "regret"] < table.loc["svb", "bound"]
     np.testing.assert_allclose(table.loc["svb", "guarantee"], diameter * np.sqrt(2 / 60))
     assert np.isnan(table.loc["ngvi", "guarantee"])
@@ -209,8 +209,8 @@ def test_the_ledger_of_a_run():
             "the last of the 3 rounds or for every one",
         ),
         (
-            lambda: regret_table(no_ledger()),
-            "needs the result of regret_ledger",
+            lambda: nt.table(no_ledger()),
+            "pass the result of .*regret_ledger",
         ),
     ],
 )

@@ -10,18 +10,14 @@ the negative ELBO. A tempered posterior has f = -α log L - log π. What methods
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
-
-Gaussian: TypeAlias = MeanField | FullRank
+from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, family_of, supports
 
 
 class Derivatives(NamedTuple):
@@ -44,49 +40,52 @@ class Method(NamedTuple):
 
     Attributes:
         step: ``(q, derivatives, size) -> q``, a step of that size; not finite where it leads to no Gaussian.
-        longest: ``(q, derivatives) -> size``, the longest step from here.
-        refused: ``(q, derivatives) -> bool``, whether the size asked for is beyond what the method admits.
+        max_size: ``(q, derivatives) -> size``, the longest step from here.
+        is_too_long: ``(q, derivatives) -> bool``, whether the requested size is beyond what the method admits.
         backtrack: Whether a step that does not improve is halved.
         dense: ``d -> bool``, whether a mean-field q of d coordinates takes the whole Hessian all the same.
         name: Short name, for reports and errors.
     """
 
-    step: Callable[[Any, Derivatives, Array], Any]
-    longest: Callable[[Any, Derivatives], Array]
-    refused: Callable[[Any, Derivatives], Array]
+    step: Callable[[Gaussian, Derivatives, Array], Gaussian]
+    max_size: Callable[[Gaussian, Derivatives], Array]
+    is_too_long: Callable[[Gaussian, Derivatives], Array]
     backtrack: bool
     dense: Callable[[int], bool]
     name: str
 
 
+def log_volume(q: Gaussian) -> Array:
+    """The logarithm of the root's determinant; of a canonical q."""
+    return jnp.sum(jnp.log(diagonal(family_of(q).root(q))))
+
+
 def entropy(q: Gaussian) -> Array:
-    """The entropy of ``q`` in nats; a factor is triangular here."""
-    scale = q.scale if isinstance(q, MeanField) else jnp.diagonal(q.factor)
-    return jnp.sum(jnp.log(scale)) + 0.5 * q.loc.shape[0] * math.log(2.0 * math.pi * math.e)
+    """The entropy of a canonical ``q`` in nats."""
+    return log_volume(q) + 0.5 * q.loc.shape[0] * math.log(2.0 * math.pi * math.e)
 
 
 def whitened(q: Gaussian, derivatives: Derivatives) -> tuple[Array, Array]:
     """Gradient and Hessian in the coordinates in which q is standard: Sᵀg and SᵀHS, V = S Sᵀ."""
-    if isinstance(q, MeanField):
-        return q.scale * derivatives.grad, jnp.square(q.scale) * diagonal(derivatives)
-    grad = matmul(q.factor.T, derivatives.grad)
-    hessian = matmul(q.factor.T, matmul(derivatives.hessian, q.factor))
-    return grad, 0.5 * (hessian + hessian.T)
+    root = family_of(q).root(q)
+    if root.ndim == 1:
+        return root * derivatives.grad, jnp.square(root) * diagonal(derivatives.hessian)
+    hessian = matmul(root.T, matmul(derivatives.hessian, root))
+    return matmul(root.T, derivatives.grad), 0.5 * (hessian + hessian.T)
 
 
-def diagonal(derivatives: Derivatives) -> Array:
-    """The diagonal of the Hessian, ``(d,)``."""
-    hessian = derivatives.hessian
-    return hessian if hessian.ndim == 1 else jnp.diagonal(hessian)
+def diagonal(matrix: Array) -> Array:
+    """The diagonal ``(d,)`` of a matrix, which may be a diagonal already."""
+    return matrix if matrix.ndim == 1 else jnp.diagonal(matrix)
 
 
-def newton_direction(derivatives: Derivatives, otherwise: Array) -> Array:
-    """H^-1 g by Cholesky, or ``otherwise`` where H is a diagonal only or not positive definite."""
+def newton_direction(derivatives: Derivatives, fallback: Array) -> Array:
+    """H^-1 g by Cholesky, or ``fallback`` where H is a diagonal only or not positive definite."""
     if derivatives.hessian.ndim == 1:
-        return otherwise
+        return fallback
     lower = jnp.linalg.cholesky(derivatives.hessian)
     direction = cho_solve((lower, True), derivatives.grad)
-    return jnp.where(jnp.all(jnp.isfinite(direction)), direction, otherwise)
+    return jnp.where(jnp.all(jnp.isfinite(direction)), direction, fallback)
 
 
 def stationarity(q: Gaussian, derivatives: Derivatives) -> Array:
@@ -96,8 +95,8 @@ def stationarity(q: Gaussian, derivatives: Derivatives) -> Array:
 
     It is 0 exactly where g = 0 and H = V^-1, and near such a point it is the KL gap to it to second order, where
     f is nearly quadratic over the width of q. For a mean-field q only the diagonals of H and V are compared, and
-    the first term is ½ gᵀ H^-1 g where the whole H is known; with a diagonal alone it tells too little where
-    coordinates correlate.
+    the first term is ½ gᵀ H^-1 g where the whole H is at hand; a diagonal is not enough where coordinates
+    correlate.
 
     Args:
         q: A :class:`~numpyro_tempered.families.MeanField` or :class:`~numpyro_tempered.families.FullRank`.
@@ -115,9 +114,9 @@ def stationarity(q: Gaussian, derivatives: Derivatives) -> Array:
         0.005
     """
     grad, hessian = whitened(q, derivatives)
-    if isinstance(q, MeanField):
+    if hessian.ndim == 1:
         # By Newton's direction where there is one: V is far from H^-1 where coordinates correlate.
-        direction = newton_direction(derivatives, q.scale * grad)
+        direction = newton_direction(derivatives, family_of(q).root(q) * grad)
         return 0.5 * jnp.sum(derivatives.grad * direction) + 0.25 * jnp.sum(jnp.square(hessian - 1.0))
     identity = jnp.eye(grad.shape[0], dtype=grad.dtype)
     return 0.5 * jnp.sum(jnp.square(grad)) + 0.25 * jnp.sum(jnp.square(hessian - identity))
@@ -158,15 +157,15 @@ def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Ar
         0.2525
     """
     a = jnp.asarray(precision, q.loc.dtype)
-    (d,) = q.loc.shape
-    shapes = [(), (d,)] + ([(d, d)] if isinstance(q, FullRank) else [])
+    (d,), family = q.loc.shape, family_of(q)
+    shapes = [(), (d,)] + ([] if family.diagonal_only else [(d, d)])
     if a.shape not in shapes:
         raise ValueError(f"precision must have one of the shapes {shapes}, got {a.shape}.")
-    if isinstance(q, MeanField):
-        in_scale = q.scale * (diagonal(derivatives) - 1.0 / jnp.square(q.scale))
+    lower = family.root(family.canonical(q))
+    if lower.ndim == 1:
+        in_scale = lower * (diagonal(derivatives.hessian) - 1.0 / jnp.square(lower))
         return 0.5 * jnp.sum((jnp.square(derivatives.grad) + jnp.square(in_scale)) / a)
     # (H - V^-1) S, of which the trace is a sum of squares.
-    lower = q.scale_tril
     inverse = solve_triangular(lower, jnp.eye(d, dtype=lower.dtype), lower=True, trans=1)
     columns = jnp.concatenate([derivatives.grad[:, None], matmul(derivatives.hessian, lower) - inverse], axis=1)
     if a.ndim < 2:
@@ -175,15 +174,15 @@ def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Ar
     return 0.5 * jnp.sum(jnp.square(solve_triangular(root, columns, lower=True)))
 
 
-def require_gaussian(q: Any) -> Gaussian:
+def require_gaussian(q: Q) -> Q:
     """``q`` as floating arrays of one dtype.
 
     Raises:
-        TypeError: If it is neither mean-field nor full-rank.
+        TypeError: If its family does not hold a Gaussian of any root.
         ValueError: If its shapes disagree, or (outside of transformations) values are not those of a Gaussian.
     """
-    if not isinstance(q, MeanField | FullRank):
+    if not supports(q, "from_root"):
         raise TypeError(
-            f"Gaussian variational inference starts at a MeanField or FullRank, got {type(q).__name__}."
+            f"Gaussian variational inference starts at a {able('from_root', 'or')}, got {type(q).__name__}."
         )
     return family_of(q).check(q)

@@ -2,17 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.ode import odeint
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.descent.base import Derivatives, Gaussian, Method, require_gaussian, whitened
-from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
+from numpyro_tempered.gaussian.descent.base import Derivatives, Method, require_gaussian, whitened
+from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, supports
 
 # How far above 1/L rounding may lead a step of exactly 1/L.
 _ROUNDING = 1e-3
@@ -42,18 +41,18 @@ def wasserstein(q: Gaussian, p: Gaussian) -> Array:
         >>> float(nt.descent.wasserstein(q, p))
         5.0
     """
-    if isinstance(q, MeanField) and isinstance(p, MeanField):
-        spread = jnp.sum(jnp.square(q.scale - p.scale))
-    elif isinstance(q, FullRank) and isinstance(p, FullRank):
-        # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
-        left, _, right = jnp.linalg.svd(matmul(p.factor.T, q.factor))
-        spread = jnp.sum(jnp.square(q.factor - matmul(p.factor, matmul(left, right))))
-    else:
+    if not supports(q, "from_root") or not supports(p, "from_root") or family_of(q) is not family_of(p):
         raise TypeError(f"expected two of one family, got {type(q).__name__} and {type(p).__name__}.")
+    root, target = family_of(q).root(q), family_of(p).root(p)
+    if root.ndim == 2:
+        # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
+        left, _, right = jnp.linalg.svd(matmul(target.T, root))
+        target = matmul(target, matmul(left, right))
+    spread = jnp.sum(jnp.square(root - target))
     return jnp.sqrt(jnp.sum(jnp.square(q.loc - p.loc)) + spread)
 
 
-def flow(derivatives: Callable[[Any], Derivatives], start: Gaussian, times: ArrayLike) -> Any:
+def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> Q:
     r"""The Bures-Wasserstein gradient flow of the free energy, integrated.
 
     .. math:: \dot m = -g, \qquad \dot V = 2I - V H - H V
@@ -65,15 +64,15 @@ def flow(derivatives: Callable[[Any], Derivatives], start: Gaussian, times: Arra
 
     Args:
         derivatives: ``q -> Derivatives`` of f, such as an :class:`Objective`.
-        start: q_0, a :class:`~numpyro_tempered.families.MeanField` or
+        init: q_0, a :class:`~numpyro_tempered.families.MeanField` or
             :class:`~numpyro_tempered.families.FullRank`.
-        times: Increasing times, shape ``(T,)``; the first is that of ``start``.
+        times: Increasing times, shape ``(T,)``; the first is that of ``init``.
 
     Returns:
-        The Gaussians at ``times``: ``start``'s family, with a leading axis of T.
+        The Gaussians at ``times``: ``init``'s family, with a leading axis of T.
 
     Raises:
-        TypeError: If ``start`` is of another family.
+        TypeError: If ``init`` is of another family.
         ValueError: If ``times`` is not a vector of at least two.
 
     References:
@@ -90,21 +89,24 @@ def flow(derivatives: Callable[[Any], Derivatives], start: Gaussian, times: Arra
         >>> print(f"{path.loc[1, 0]:.4f}")  # 4 exp(-1)
         1.4715
     """
-    q = require_gaussian(start)
+    q = require_gaussian(init)
     times = jnp.asarray(times, q.loc.dtype)
     if times.ndim != 1 or times.shape[0] < 2:
         raise ValueError(f"times must be a vector of at least two, got shape {times.shape}.")
 
-    def velocity(q: Any, _: Array) -> Any:
-        at = derivatives(q)
-        if isinstance(q, MeanField):
-            return MeanField(-at.grad, 1.0 / q.scale - at.hessian * q.scale)
-        inverse = jnp.linalg.solve(q.factor.T, jnp.eye(q.loc.shape[0], dtype=q.loc.dtype))
-        return FullRank(-at.grad, inverse - matmul(at.hessian, q.factor))
+    family = family_of(q)
+
+    def velocity(point: tuple[Array, Array], _: Array) -> tuple[Array, Array]:
+        loc, root = point
+        at = derivatives(family.with_root(loc, root))
+        if root.ndim == 1:
+            return -at.grad, 1.0 / root - at.hessian * root
+        inverse = jnp.linalg.solve(root.T, jnp.eye(loc.shape[0], dtype=loc.dtype))
+        return -at.grad, inverse - matmul(at.hessian, root)
 
     tolerance = 100.0 * float(jnp.finfo(q.loc.dtype).eps)
-    path = odeint(velocity, q, times, rtol=tolerance, atol=tolerance)
-    return path._replace(factor=jax.vmap(_lower)(path.factor)) if isinstance(q, FullRank) else path
+    path = odeint(velocity, (q.loc, family.root(q)), times, rtol=tolerance, atol=tolerance)
+    return jax.vmap(lambda loc, root: family.canonical(family.with_root(loc, root)))(*path)
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,60 +144,53 @@ def forward_backward(step_size: float | None = None, *, whiten: bool = True, bac
         >>> nt.descent.forward_backward(whiten=False).name
         'forward_backward'
     """
-    if step_size is not None and not 0.0 < step_size < float("inf"):
-        raise ValueError(f"step_size must be positive and finite, got {step_size}.")
+    if step_size is not None:
+        check_number(step_size, "step_size", "(0, inf)")
 
-    def limit(q: Any, derivatives: Derivatives) -> Array:
+    def limit(q: Gaussian, derivatives: Derivatives) -> Array:
         """1/L in the coordinates of the step."""
         hessian = whitened(q, derivatives)[1] if whiten else derivatives.hessian
         largest = jnp.max(hessian if hessian.ndim == 1 else jnp.linalg.eigvalsh(hessian))
         return jnp.where(largest > 0, 1.0 / jnp.where(largest > 0, largest, 1.0), jnp.inf)
 
-    def longest(q: Any, derivatives: Derivatives) -> Array:
+    def max_size(q: Gaussian, derivatives: Derivatives) -> Array:
         if step_size is not None:
             return jnp.full((), step_size, q.loc.dtype)
         # A plain step where f bends nowhere upwards has no limit: that of a whitened one is its length then.
-        cap = 1.0 if whiten else jnp.max(jnp.square(_marginal(q)))
+        cap = 1.0 if whiten else jnp.max(jnp.square(family_of(q).marginal_scale(q)))
         return jnp.minimum(cap, limit(q, derivatives)).astype(q.loc.dtype)
 
-    def refused(q: Any, derivatives: Derivatives) -> Array:
+    def is_too_long(q: Gaussian, derivatives: Derivatives) -> Array:
         if step_size is None:
             return jnp.zeros((), bool)
         return step_size > (1.0 + _ROUNDING) * limit(q, derivatives)
 
     step = whitened_step if whiten else plain_step
-    return Method(step, longest, refused, backtrack, lambda d: False, "forward_backward")
+    return Method(step, max_size, is_too_long, backtrack, lambda d: False, "forward_backward")
 
 
-def _marginal(q: Any) -> Array:
-    return q.scale if isinstance(q, MeanField) else jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1))
+def plain_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
+    """One forward-backward step of size h = ``size``, however large."""
+    family = family_of(q)
+    root, loc = family.root(q), q.loc - size * derivatives.grad
+    if root.ndim == 1:
+        return family.with_root(loc, _prox_scale(jnp.abs(root * (1.0 - size * derivatives.hessian)), size))
+    vectors, values, _ = jnp.linalg.svd(root - size * matmul(derivatives.hessian, root))
+    return family.canonical(family.with_root(loc, vectors * _prox_scale(values, size)[None, :]))
 
 
-def plain_step(q: Any, derivatives: Derivatives, size: Array) -> Any:
-    """One forward-backward step of size h = ``size``, at whatever size."""
-    loc = q.loc - size * derivatives.grad
-    if isinstance(q, MeanField):
-        return MeanField(loc, _prox_scale(jnp.abs(q.scale * (1.0 - size * derivatives.hessian)), size))
-    root = q.factor - size * matmul(derivatives.hessian, q.factor)
-    vectors, values, _ = jnp.linalg.svd(root)
-    return FullRank(loc, _lower(vectors * _prox_scale(values, size)[None, :]))
-
-
-def whitened_step(q: Any, derivatives: Derivatives, size: Array) -> Any:
+def whitened_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
     """One forward-backward step of size ``size`` in coordinates in which q is standard."""
-    grad, hessian = whitened(q, derivatives)
-    if isinstance(q, MeanField):
-        scale = q.scale * _prox_scale(jnp.abs(1.0 - size * hessian), size)
-        return MeanField(q.loc - size * q.scale * grad, scale)
+    family = family_of(q)
+    root, (grad, hessian) = family.root(q), whitened(q, derivatives)
+    if root.ndim == 1:
+        scale = root * _prox_scale(jnp.abs(1.0 - size * hessian), size)
+        return family.with_root(q.loc - size * root * grad, scale)
     values, vectors = jnp.linalg.eigh(hessian)
-    factor = matmul(q.factor, vectors) * _prox_scale(jnp.abs(1.0 - size * values), size)[None, :]
-    return FullRank(q.loc - size * matmul(q.factor, grad), _lower(factor))
+    factor = matmul(root, vectors) * _prox_scale(jnp.abs(1.0 - size * values), size)[None, :]
+    return family.canonical(family.with_root(q.loc - size * matmul(root, grad), factor))
 
 
 def _prox_scale(scale: Array, size: Array) -> Array:
     """The proximal step of the entropy in a standard deviation: σ -> (σ + √(σ² + 4h))/2."""
     return 0.5 * (scale + jnp.sqrt(jnp.square(scale) + 4.0 * size))
-
-
-def _lower(factor: Array) -> Array:
-    return FullRank(jnp.zeros(factor.shape[0], factor.dtype), factor).scale_tril

@@ -1,13 +1,14 @@
 """The loop that all methods share: steps, backtracking, the stopping rule, the record."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.result import Run, check_run_arguments
+from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian.descent.base import (
     Derivatives,
     Method,
@@ -17,13 +18,12 @@ from numpyro_tempered.gaussian.descent.base import (
     stationarity,
 )
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
-from numpyro_tempered.gaussian.descent.objective import Objective
-from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.gaussian.descent.objective import Evaluate, Objective
+from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, square_root
 from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
 
-# A step this much shorter than the longest finds nothing.
-_SHORTEST = 2.0**-24
+# A run whose step is this much shorter than the longest has stalled.
+_MIN_SHARE = 2.0**-24
 # By how much the stationarity must fall for a step that does not lower the free energy.
 _CONTRACTION = 0.9
 
@@ -38,7 +38,7 @@ REASONS = {
 
 
 class Trace(NamedTuple):
-    """What was found at each evaluation, ``(max_evaluations,)``; NaN after the last.
+    """The record of all evaluations, ``(max_evaluations,)``; NaN after the last.
 
     Attributes:
         elbo: The ELBO at the q evaluated, -F, in nats: minus infinity where a step led to no Gaussian. With an
@@ -64,14 +64,14 @@ class Result(NamedTuple):
         stationarity: How far it is from stationary, in nats: an estimate of the KL gap.
         gap_bound: An upper bound on the KL gap where the likelihood is log-concave and the prior Gaussian, see
             :func:`gap_bound`; infinite where the prior is not Gaussian or the derivatives are not exact, and for
-            ``fit_gaussian`` where a datum's loss has negative curvature at some predictor that was looked at.
+            ``fit_gaussian`` where a datum's loss has negative curvature at some predictor of a grid.
         converged: Whether ``stationarity`` is at most the tolerance.
         status: Why the run ended, as a number; :attr:`reason` has it in words.
         num_evaluations: Evaluations of the derivatives, the start's included.
         trace: A :class:`Trace` of all evaluations.
     """
 
-    posterior: Any
+    posterior: Gaussian
     derivatives: Derivatives
     elbo: Array
     stationarity: Array
@@ -81,27 +81,54 @@ class Result(NamedTuple):
     num_evaluations: Array
     trace: Trace
 
+    def as_run(self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+        """Draws of q, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
+
+        Raises:
+            ValueError: If the key is missing, or data come: the density that was fitted is not held.
+        """
+        key = check_run_arguments(self, data, rng_key)
+        return Run(
+            model=None,
+            samples={"theta": family_of(self.posterior).sample(key, self.posterior, (num_samples,))[None]},
+            groups={"variational": {f"{name}_trace": column for name, column in self.trace._asdict().items()}},
+            attrs={
+                "algorithm": "gaussian_vi",
+                "elbo": float(self.elbo),
+                "converged": int(self.converged),
+                "stationarity": float(self.stationarity),
+                "num_evaluations": int(self.num_evaluations),
+            },
+            dims={"theta": ["coordinate"]} | {f"{name}_trace": ["evaluation"] for name in self.trace._fields},
+        )
+
     @property
     def reason(self) -> str:
         """Why the run ended, in words."""
         return REASONS[int(self.status)]
 
 
-class _Carry(NamedTuple):
-    q: Any
+class _Point(NamedTuple):
+    """A Gaussian with the derivatives of f, the free energy and the stationarity there."""
+
+    q: Gaussian
     at: Derivatives
     energy: Array
     residual: Array
-    least: Array  # the least residual so far
+
+
+class _Carry(NamedTuple):
+    point: _Point
+    min_residual: Array
     share: Array  # of the longest step, for the next one
-    used: Array
+    num_evaluations: Array
     status: Array
     trace: Trace
 
 
 def minimise(
     objective: Objective,
-    start: Any,
+    init: Q,
     *,
     method: Method | None = None,
     tolerance: float = 1e-6,
@@ -121,7 +148,7 @@ def minimise(
 
     Args:
         objective: From :func:`objective`, or any function of q wrapped in :class:`Objective`.
-        start: The first q, a :class:`~numpyro_tempered.families.MeanField` or
+        init: The first q, a :class:`~numpyro_tempered.families.MeanField` or
             :class:`~numpyro_tempered.families.FullRank`, which decides the family.
         method: :func:`natural_gradient` (the default) or :func:`forward_backward`.
         tolerance: On the stationarity, in nats.
@@ -133,9 +160,9 @@ def minimise(
         target that is not log-concave may leave no improving step, never a q that is not a Gaussian.
 
     Raises:
-        TypeError: If ``start`` is of another family.
+        TypeError: If ``init`` is of another family.
         ValueError: If an argument is out of range, ``rng_key`` is missing, or, outside of transformations, the
-            objective is not finite at ``start`` or a forward-backward step size is above 1/L.
+            objective is not finite at ``init`` or a forward-backward step size is above 1/L.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -148,25 +175,21 @@ def minimise(
         >>> bool(result.converged), int(result.num_evaluations) < 30
         (True, True)
     """
-    q = require_gaussian(start)
+    q = require_gaussian(init)
     method = natural_gradient() if method is None else method
     if not isinstance(method, Method):
         raise TypeError(f"method must be natural_gradient() or forward_backward(), got {method!r}.")
-    if max_evaluations < 1:
-        raise ValueError(f"max_evaluations must be at least 1, got {max_evaluations}.")
-    if not isinstance(tolerance, jax.core.Tracer) and not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, got {tolerance}.")
+    check_count(max_evaluations, "max_evaluations")
+    check_number(tolerance, "tolerance", "(0, inf]")
     if objective.needs_key and rng_key is None:
         raise ValueError("this objective draws: pass rng_key.")
 
-    given = (objective.data, objective.precision)
+    settings = _Settings(objective.evaluate, method, max_evaluations, objective.exact)
     # A loop that nobody shares is forgotten with its function, which holds a model.
-    own = jax.jit(partial(_loop, objective.evaluate), static_argnums=(0, 1, 2))
-    loop: Callable[..., Result] = partial(_shared_loop, objective.evaluate) if objective.shared else own
-    result = loop(
-        method, max_evaluations, objective.exact, q, given, jnp.asarray(tolerance, q.loc.dtype), rng_key
-    )
-    if not isinstance(result.status, jax.core.Tracer):
+    loop = partial(_shared_loop, settings) if objective.shared else jax.jit(partial(_loop, settings))
+    tolerance_array = jnp.asarray(tolerance, q.loc.dtype)
+    result: Result = loop(q, objective.data, objective.precision, tolerance_array, rng_key)
+    if not is_traced(result.status):
         if not bool(jnp.isfinite(result.elbo)):
             raise ValueError(
                 "the ELBO is not finite at the start: check the data for NaN, whether a linearised predictor "
@@ -180,102 +203,87 @@ def minimise(
     return result
 
 
+class _Settings(NamedTuple):
+    """What a loop is compiled for."""
+
+    evaluate: Evaluate
+    method: Method
+    max_evaluations: int
+    exact: bool
+
+
 def _loop(
-    evaluate: Callable[[Any, Any, Array | None], Derivatives],
-    method: Method,
-    max_evaluations: int,
-    exact: bool,
-    q: Any,
-    given: Any,
+    settings: _Settings,
+    start: Gaussian,
+    data: PyTree,
+    precision: Array | None,
     tolerance: Array,
     rng_key: Array | None,
 ) -> Result:
-    data, precision = given
-    dtype = q.loc.dtype
-    dense = isinstance(q, MeanField) and method.dense(q.loc.shape[0])
+    method, max_evaluations = settings.method, settings.max_evaluations
+    dtype, family = start.loc.dtype, family_of(start)
+    dense = family.diagonal_only and method.dense(start.loc.shape[0])
 
-    def look(q: Any) -> tuple[Derivatives, Array, Array]:
-        # At the same Gaussian as a full-rank one for the whole Hessian.
-        seen = FullRank(q.loc, jnp.diag(q.scale)) if dense else q
-        at = jax.tree.map(lambda leaf: leaf.astype(dtype), evaluate(seen, data, rng_key))
-        finite = jnp.isfinite(jnp.sum(family_of(q).witness(q)))
+    def evaluate(q: Gaussian) -> _Point:
+        # The whole Hessian is that of the same Gaussian as a full-rank one.
+        of_q = settings.evaluate(FullRank(q.loc, square_root(q)) if dense else q, data, rng_key)
+        at: Derivatives = jax.tree.map(lambda leaf: leaf.astype(dtype), of_q)
+        finite = jnp.isfinite(jnp.sum(family.witness(q)))
         finite &= jnp.isfinite(at.value + jnp.sum(at.grad) + jnp.sum(at.hessian))
         energy = jnp.where(finite, at.value - entropy(q), jnp.inf)
-        return at, energy, jnp.where(finite, stationarity(q, at), jnp.inf)
+        return _Point(q, at, energy, jnp.where(finite, stationarity(q, at), jnp.inf))
 
-    def ended(q: Any, at: Derivatives, residual: Array) -> Array:
-        status = jnp.where(method.refused(q, at), REFUSED, RUNNING)
-        return jnp.where(residual <= tolerance, CONVERGED, status)
-
-    def more(carry: _Carry) -> Array:
-        return (carry.status == RUNNING) & (carry.used < max_evaluations)
+    def status_at(point: _Point) -> Array:
+        status = jnp.where(method.is_too_long(point.q, point.at), REFUSED, RUNNING)
+        return jnp.where(point.residual <= tolerance, CONVERGED, status)
 
     def advance(carry: _Carry) -> _Carry:
-        size = carry.share * method.longest(carry.q, carry.at)
-        trial = method.step(carry.q, carry.at, size)
-        at, energy, residual = look(trial)
+        current = carry.point
+        size = carry.share * method.max_size(current.q, current.at)
+        trial = evaluate(method.step(current.q, current.at, size))
         # F is a difference of two sums: what rounding leaves of it.
-        rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.abs(carry.at.value) + jnp.abs(carry.energy))
-        better = energy <= carry.energy + rounding
-        if not exact:
-            better |= residual <= _CONTRACTION * carry.least
-        accept = jnp.isfinite(energy) & (better if method.backtrack else True)
-        moved, at_moved, energy_moved, residual_moved = jax.tree.map(
-            partial(jnp.where, accept),
-            (trial, at, energy, residual),
-            (carry.q, carry.at, carry.energy, carry.residual),
-        )
+        rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.abs(current.at.value) + jnp.abs(current.energy))
+        better = trial.energy <= current.energy + rounding
+        if not settings.exact:
+            better |= trial.residual <= _CONTRACTION * carry.min_residual
+        accept = jnp.isfinite(trial.energy) & (better if method.backtrack else True)
+        row = Trace(-trial.energy, trial.residual, size, accept)
+        point: _Point = jax.tree.map(partial(jnp.where, accept), trial, current)
         # After a failure the step is halved, after a success it may grow again.
         share = jnp.where(accept, jnp.minimum(1.0, 2.0 * carry.share), 0.5 * carry.share)
-        failed = STALLED if method.backtrack else LOST
-        short = ~accept & ((share < _SHORTEST) | (not method.backtrack))
-        status = jnp.where(short, failed, ended(moved, at_moved, residual_moved))
-        row = Trace(-energy, residual, size, accept)
+        failure = STALLED if method.backtrack else LOST
+        is_over = ~accept & ((share < _MIN_SHARE) | (not method.backtrack))
         return _Carry(
-            moved,
-            at_moved,
-            energy_moved,
-            residual_moved,
-            jnp.minimum(carry.least, residual_moved),
+            point,
+            jnp.minimum(carry.min_residual, point.residual),
             share.astype(dtype),
-            carry.used + 1,
-            status,
-            jax.tree.map(lambda column, value: column.at[carry.used].set(value), carry.trace, row),
+            carry.num_evaluations + 1,
+            jnp.where(is_over, failure, status_at(point)),
+            jax.tree.map(lambda column, value: column.at[carry.num_evaluations].set(value), carry.trace, row),
         )
 
-    at, energy, residual = look(q)
+    first = evaluate(start)
     blank = jnp.full((max_evaluations,), jnp.nan, dtype)
     trace = Trace(
-        blank.at[0].set(-energy),
-        blank.at[0].set(residual),
+        blank.at[0].set(-first.energy),
+        blank.at[0].set(first.residual),
         blank.at[0].set(0.0),
         jnp.zeros((max_evaluations,), bool).at[0].set(True),
     )
-    status = jnp.where(jnp.isfinite(energy), ended(q, at, residual), LOST)
-    whole = jnp.ones((), dtype)
-    first = _Carry(q, at, energy, residual, residual, whole, jnp.ones((), jnp.int32), status, trace)
-    last = jax.lax.while_loop(more, advance, first)
+    status, one = jnp.where(jnp.isfinite(first.energy), status_at(first), LOST), jnp.ones((), jnp.int32)
+    (q, at, energy, residual), _, _, num_evaluations, status, trace = jax.lax.while_loop(
+        lambda carry: (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations),
+        advance,
+        _Carry(first, first.residual, one.astype(dtype), one, status, trace),
+    )
     bound = jnp.full((), jnp.inf, dtype)
     if precision is not None:
-        bound = gap_bound(last.q, last.at, _as_metric(last.q, precision.astype(dtype)))
-    return Result(
-        last.q,
-        last.at,
-        -last.energy,
-        last.residual,
-        bound,
-        last.status == CONVERGED,
-        last.status,
-        last.used,
-        last.trace,
-    )
+        metric = precision.astype(dtype)
+        if metric.ndim == 2 and family.diagonal_only:
+            # A diagonal below the matrix.
+            metric = jnp.full(start.loc.shape, jnp.linalg.eigvalsh(metric)[0])
+        bound = gap_bound(q, at, metric)
+    return Result(q, at, -energy, residual, bound, status == CONVERGED, status, num_evaluations, trace)
 
 
-_shared_loop = jax.jit(_loop, static_argnums=(0, 1, 2, 3))
-
-
-def _as_metric(q: Any, precision: Array) -> Array:
-    """The precision, or for a mean-field q a diagonal below it."""
-    if precision.ndim < 2 or q._fields[-1] == "factor":
-        return precision
-    return jnp.full(q.loc.shape, jnp.linalg.eigvalsh(precision)[0])
+_shared_loop = jax.jit(_loop, static_argnums=0)

@@ -1,16 +1,15 @@
 """Natural-gradient steps on a Gaussian (KL17)."""
 
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.descent.base import Derivatives, Method, diagonal, newton_direction
-from numpyro_tempered.gaussian.families.base import Gain, family_of
-from numpyro_tempered.gaussian.families.full_rank import FullRank
+from numpyro_tempered.gaussian.families.base import Gain, Gaussian, Q, family_of
 
-# Up to so many coordinates a mean-field q takes the whole Hessian.
+# The largest number of coordinates for which a mean-field q takes the whole Hessian.
 _DENSE = 1000
 
 
@@ -50,29 +49,27 @@ def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: boo
         >>> nt.descent.natural_gradient(damping=1.0).name
         'natural_gradient'
     """
-    if not 0.0 < damping <= 1.0:
-        raise ValueError(f"damping must be in (0, 1], got {damping}.")
+    check_number(damping, "damping", "(0, 1]")
 
-    def longest(q: Any, derivatives: Derivatives) -> Array:
+    def max_size(q: Gaussian, derivatives: Derivatives) -> Array:
         return jnp.full((), damping, q.loc.dtype)
 
-    def refused(q: Any, derivatives: Derivatives) -> Array:
+    def is_too_long(q: Gaussian, derivatives: Derivatives) -> Array:
         return jnp.zeros((), bool)
 
-    def whole(d: int) -> bool:
+    def takes_whole_hessian(d: int) -> bool:
         return d <= _DENSE if dense is None else dense
 
-    return Method(natural_step, longest, refused, backtrack, whole, "natural_gradient")
+    return Method(natural_step, max_size, is_too_long, backtrack, takes_whole_hessian, "natural_gradient")
 
 
-def natural_step(q: Any, derivatives: Derivatives, size: Array) -> Any:
+def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
     """One step of damping ``size``; NaN where the new precision is not positive definite."""
-    family = family_of(q)
-    gain = Gain(step=size, keep=1.0 - size)
-    if isinstance(q, FullRank):
-        moved, _ = family.natural_step(family.start(q), q, q, derivatives.grad, 0.5 * derivatives.hessian, gain)
-        return moved._replace(factor=moved.scale_tril)
-    moved, _ = family.natural_step(family.start(q), q, q, derivatives.grad, 0.5 * diagonal(derivatives), gain)
+    family, gain = family_of(q), Gain(step=size, keep=1.0 - size)
+    hessian = diagonal(derivatives.hessian) if family.diagonal_only else derivatives.hessian
+    proposal, _ = family.natural_step(family.start(q), q, q, derivatives.grad, 0.5 * hessian, gain)
+    if not family.diagonal_only:
+        return family.canonical(proposal)
     direction = newton_direction(derivatives, jnp.full_like(q.loc, jnp.nan))
     newton = jnp.all(jnp.isfinite(direction))
-    return moved._replace(loc=jnp.where(newton, q.loc - size * direction, moved.loc))
+    return proposal._replace(loc=jnp.where(newton, q.loc - size * direction, proposal.loc))

@@ -2,20 +2,25 @@
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.descent.base import Derivatives
-from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.families.base import Rows, family_of
-from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
+from numpyro_tempered.core.typing import Array, PyTree, Scalar
+from numpyro_tempered.gaussian.descent.base import Derivatives, diagonal, log_volume
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
+from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports
+
+
+class Evaluate(Protocol):
+    """E_q[f] as a function of q, data and a key for what is drawn."""
+
+    def __call__(self, q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+        """Its derivatives at ``q``."""
 
 
 class Objective(NamedTuple):
@@ -31,14 +36,14 @@ class Objective(NamedTuple):
         shared: Whether ``evaluate`` serves other data too, so that its compiled loop is worth keeping.
     """
 
-    evaluate: Callable[[Any, Any, Array | None], Derivatives]
-    data: Any = ()
+    evaluate: Evaluate
+    data: PyTree = ()
     needs_key: bool = False
     precision: Array | None = None
     exact: bool = False
     shared: bool = False
 
-    def __call__(self, q: Any, rng_key: Array | None = None) -> Derivatives:
+    def __call__(self, q: Gaussian, rng_key: Array | None = None) -> Derivatives:
         """The derivatives of E_q[f] at ``q``."""
         return self.evaluate(q, self.data, rng_key)
 
@@ -57,36 +62,34 @@ class GaussianTerm(NamedTuple):
     constant: Array
 
 
-def of_gaussian(prior: MeanField | FullRank) -> GaussianTerm:
+def of_gaussian(prior: Gaussian) -> GaussianTerm:
     """The term of a Gaussian prior of all coordinates."""
-    (d,) = prior.loc.shape
-    logs = 0.5 * d * math.log(2.0 * math.pi)
-    if isinstance(prior, MeanField):
-        return GaussianTerm(prior.loc, 1.0 / jnp.square(prior.scale), logs + jnp.sum(jnp.log(prior.scale)))
-    lower = prior.scale_tril
-    root = solve_triangular(lower, jnp.eye(d, dtype=lower.dtype), lower=True)
-    return GaussianTerm(prior.loc, matmul(root.T, root), logs + jnp.sum(jnp.log(jnp.diagonal(lower))))
+    (d,), family = prior.loc.shape, family_of(prior)
+    prior = family.canonical(prior)
+    root, constant = family.root(prior), 0.5 * d * math.log(2.0 * math.pi) + log_volume(prior)
+    if root.ndim == 1:
+        return GaussianTerm(prior.loc, 1.0 / jnp.square(root), constant)
+    inverse = solve_triangular(root, jnp.eye(d, dtype=root.dtype), lower=True)
+    return GaussianTerm(prior.loc, matmul(inverse.T, inverse), constant)
 
 
-def derivatives_of(term: GaussianTerm, q: Any) -> Derivatives:
+def derivatives_of(term: GaussianTerm, q: Gaussian) -> Derivatives:
     """E_q of the term and its derivatives."""
-    shift, precision = q.loc - term.loc, term.precision
-    diagonal = precision.ndim == 1
-    pull = precision * shift if diagonal else matmul(precision, shift)
-    if isinstance(q, MeanField):
-        own = precision if diagonal else jnp.diagonal(precision)
-        return Derivatives(
-            term.constant + 0.5 * (jnp.sum(shift * pull) + jnp.sum(own * jnp.square(q.scale))), pull, own
-        )
-    dense = jnp.diag(precision) if diagonal else precision
-    spread = jnp.sum(q.factor * matmul(dense, q.factor))
-    return Derivatives(term.constant + 0.5 * (jnp.sum(shift * pull) + spread), pull, dense)
+    shift, precision, root = q.loc - term.loc, term.precision, family_of(q).root(q)
+    pull = precision * shift if precision.ndim == 1 else matmul(precision, shift)
+    if root.ndim == 1:
+        hessian = diagonal(precision)
+        spread = jnp.sum(hessian * jnp.square(root))
+    else:
+        hessian = jnp.diag(precision) if precision.ndim == 1 else precision
+        spread = jnp.sum(root * matmul(hessian, root))
+    return Derivatives(term.constant + 0.5 * (jnp.sum(shift * pull) + spread), pull, hessian)
 
 
-def of_evaluation(q: Any, evaluation: Any, alpha: ArrayLike = 1.0) -> Derivatives:
+def of_evaluation(q: Gaussian, evaluation: Evaluation, alpha: Scalar = 1.0) -> Derivatives:
     """The derivatives of ``alpha`` times an expected loss."""
     grad_var = evaluation.grad_var
-    if isinstance(grad_var, Rows):
+    if not isinstance(grad_var, Array):
         grad_var = grad_var.dense()
     return Derivatives(alpha * evaluation.expected, alpha * evaluation.grad_loc, 2.0 * alpha * grad_var)
 
@@ -96,9 +99,7 @@ def add(parts: list[Derivatives]) -> Derivatives:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
 
-def objective(
-    expectation: Expectation, prior: MeanField | FullRank, *data: Any, alpha: ArrayLike = 1.0
-) -> Objective:
+def objective(expectation: Expectation, prior: Gaussian, *data: PyTree, alpha: Scalar = 1.0) -> Objective:
     r"""The free energy of a loss and a Gaussian prior, without a NumPyro model.
 
     .. math:: f(\theta) = \alpha \sum_i \ell_i(\theta) - \log \pi(\theta)
@@ -133,29 +134,28 @@ def objective(
             "objective takes the expectation of a bare loss, such as squared() or gauss_hermite(loss); for a "
             "NumPyro model use fit_gaussian."
         )
-    if not isinstance(prior, MeanField | FullRank):
-        raise TypeError(f"the prior must be a MeanField or a FullRank, got {type(prior).__name__}.")
-    if not isinstance(alpha, jax.core.Tracer) and not (0.0 <= float(jnp.asarray(alpha)) < math.inf):
-        raise ValueError(f"alpha must be at least 0 and finite, got {alpha}.")
+    if not supports(prior, "from_root"):
+        raise TypeError(f"the prior must be a {able('from_root', 'or a')}, got {type(prior).__name__}.")
+    check_number(alpha, "alpha", "[0, inf)")
     prior = family_of(prior).check(prior)
     if expectation.check is not None:
         expectation.check(*data)
     term = of_gaussian(prior)
     dtype = prior.loc.dtype
     arrays = tuple(jnp.asarray(leaf) for leaf in data)
-    given = (arrays, jnp.asarray(alpha, dtype), term)
+    tempered = (arrays, jnp.asarray(alpha, dtype), term)
     exact = not expectation.needs_key and expectation.of_predictor is not None
     precision = term.precision if exact else None
-    return Objective(_evaluator(expectation), given, expectation.needs_key, precision, exact, shared=True)
+    return Objective(_evaluator(expectation), tempered, expectation.needs_key, precision, exact, shared=True)
 
 
 @functools.lru_cache(maxsize=256)
-def _evaluator(expectation: Expectation) -> Callable[[Any, Any, Array | None], Derivatives]:
+def _evaluator(expectation: Expectation) -> Evaluate:
     """The same function for the same expectation, so that compiled loops are shared."""
 
-    def evaluate(q: Any, given: Any, rng_key: Array | None) -> Derivatives:
-        data, alpha, term = given
-        found = expectation.evaluate(q, *data, rng_key=rng_key)
-        return add([of_evaluation(q, found, alpha), derivatives_of(term, q)])
+    def evaluate(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+        arrays, alpha, term = data
+        likelihood = of_evaluation(q, expectation.evaluate(q, *arrays, rng_key=rng_key), alpha)
+        return add([likelihood, derivatives_of(term, q)])
 
     return evaluate

@@ -1,17 +1,16 @@
 """What an expectation is: value and gradients of E_q[loss] for a Gaussian q."""
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn, Protocol, TypeAlias
 
-import jax
 import jax.numpy as jnp
-from jax.interpreters.partial_eval import dce_jaxpr
+import numpy as np
 
-from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.gaussian.families.base import Curvature, Gaussian
 from numpyro_tempered.gaussian.families.mean_field import MeanField
+
+Data: TypeAlias = tuple[PyTree, ...]
 
 
 class Evaluation(NamedTuple):
@@ -22,18 +21,18 @@ class Evaluation(NamedTuple):
         expected: The untempered E_q[loss], a scalar.
         grad_loc: Gradient of the (tempered) E_q[loss] in the means, shape ``(d,)``.
         grad_var: Its gradient in the covariance, E[∇²l]/2, or half the expected squared gradient where the
-            rule asked for Fisher curvature. For a mean-field q the diagonal, shape ``(d,)``; for the others
+            rule takes Fisher curvature. For a mean-field q the diagonal, shape ``(d,)``; for the others
             :class:`~numpyro_tempered.families.Rows`, or for FullRank an array ``(d, d)``.
     """
 
     at_mean: Array
     expected: Array
     grad_loc: Array
-    grad_var: Any
+    grad_var: Curvature
 
     def grad_scale(self, q: MeanField) -> Array:
         """Gradient in the standard deviations of a mean-field q, by the chain rule."""
-        return 2.0 * q.scale * self.grad_var
+        return 2.0 * q.scale * jnp.asarray(self.grad_var)
 
 
 class Moments(NamedTuple):
@@ -53,20 +52,42 @@ class Moments(NamedTuple):
     second: Array
 
 
+class Options(NamedTuple):
+    """How a round is evaluated: the key of random numbers, the curvature, and which rows are on."""
+
+    rng_key: Array | None = None
+    curvature: str = "hessian"
+    mask: Array | None = None
+
+
+# Moments of predictors by mean, variance (n,) or covariance (n, K, K), outcomes and options.
+MomentsOf: TypeAlias = Callable[[Array, Array, Array, Options], Moments]
+
+
 class PredictorLoss(NamedTuple):
     """A loss of a predictor, and its moments for a Gaussian one: what any model of u may use.
 
     Attributes:
-        moments: ``(mean, variance, y, curvature) -> Moments`` for u ~ N(mean, variance), arrays ``(n,)``. For u
-            in R^K ``(mean, covariance, y, curvature, rng_key) -> Moments``, of shapes ``(n, K)`` and
-            ``(n, K, K)``.
+        moments: ``(mean, variance, y, options) -> Moments`` for u ~ N(mean, variance), arrays ``(n,)``; for u in
+            R^K mean and covariance have shapes ``(n, K)`` and ``(n, K, K)``.
         loss: ``(u, y) -> losses`` of n data, ``(n,)``.
         num_outputs: K, or None for a scalar predictor.
     """
 
-    moments: Callable[..., Moments]
+    moments: MomentsOf
     loss: Callable[[Array, Array], Array]
     num_outputs: int | None = None
+
+
+class OfTheta(Protocol):
+    """A function of the parameters ``(d,)`` and data."""
+
+    def __call__(self, theta: Array, /, *data: PyTree) -> Array:
+        """One value for each datum, ``(n,)`` or ``(n, K)``."""
+
+
+# Losses (S, n) of S observed sites, and their weights.
+WeighedLosses: TypeAlias = Callable[..., tuple[Array, Array]]
 
 
 class ModelLoss(NamedTuple):
@@ -81,9 +102,53 @@ class ModelLoss(NamedTuple):
         losses_given_predictor: ``(u, theta, *data) -> (losses, weights)``.
     """
 
-    losses: Callable[..., tuple[Array, Array]]
-    predictor: Callable[..., Array] | None
-    losses_given_predictor: Callable[..., tuple[Array, Array]] | None
+    losses: WeighedLosses
+    predictor: OfTheta | None
+    losses_given_predictor: WeighedLosses | None
+
+    def total(self, theta: Array, *data: PyTree) -> Array:
+        """The losses of all sites by datum, ``(n,)``."""
+        return jnp.sum(self.losses(theta, *data)[0], axis=0)
+
+    def by_predictor(self) -> tuple[OfTheta, WeighedLosses]:
+        """The predictor, and the losses given it.
+
+        Raises:
+            TypeError: If there is none.
+        """
+        if self.predictor is None or self.losses_given_predictor is None:
+            raise TypeError("the model was bound without a predictor.")
+        return self.predictor, self.losses_given_predictor
+
+
+class Evaluate(Protocol):
+    """An expected loss as a function of q and data."""
+
+    def __call__(
+        self,
+        q: Gaussian,
+        /,
+        *data: PyTree,
+        rng_key: Array | None = ...,
+        curvature: str = ...,
+        mask: Array | None = ...,
+    ) -> Evaluation:
+        """Value and gradients at ``q``; rows of a batch where ``mask`` is False count nothing."""
+
+
+def evaluator(evaluate: Callable[[Gaussian, Data, Options], Evaluation]) -> Evaluate:
+    """The function that an :class:`Expectation` has, of one that takes data and options as tuples."""
+
+    def with_options(
+        q: Gaussian,
+        *data: PyTree,
+        rng_key: Array | None = None,
+        curvature: str = "hessian",
+        mask: Array | None = None,
+    ) -> Evaluation:
+        return evaluate(q, data, Options(rng_key, curvature, mask))
+
+    return with_options
 
 
 class Expectation(NamedTuple):
@@ -99,113 +164,88 @@ class Expectation(NamedTuple):
         loss: ``(theta, *data) -> (n,)``: the untempered loss itself, or None before ``bind``.
         quadratic: Whether the loss is quadratic in the parameters, so that Bayes is exact.
         of_predictor: The loss as one of a predictor, where it is: see :func:`linearised`.
-        num_outputs: K where the model's predictor site has K outputs a datum, or None.
+        num_outputs: K where the model's predictor site has K outputs for each datum, or None.
     """
 
-    evaluate: Callable[..., Evaluation]
+    evaluate: Evaluate
     bind: Callable[[ModelLoss], "Expectation"] | None = None
     predictor: str | None = None
     needs_key: bool = False
-    check: Callable[..., None] | None = None
-    loss: Callable[..., Array] | None = None
+    check: Callable[[ArrayLike, ArrayLike], None] | None = None
+    loss: OfTheta | None = None
     quadratic: bool = False
     of_predictor: PredictorLoss | None = None
     num_outputs: int | None = None
 
 
-@functools.lru_cache(maxsize=256)
-def linear(
-    moments: Callable[[Array, Array, Array, str], Moments],
-    loss: Callable[[Array, Array], Array],
+def of_model(
+    call: str,
+    bind: Callable[[ModelLoss], Expectation],
     *,
-    check: Callable[..., None] | None = None,
-    quadratic: bool = False,
+    predictor: str | None,
+    num_outputs: int | None,
+    needs_key: bool = False,
 ) -> Expectation:
-    """The expectation of a loss of a linear predictor u = x·θ, from its moments.
+    """An expectation of a model's likelihood, which cannot be evaluated before it is bound.
 
     Args:
-        moments: ``(mean, variance, y, curvature) -> Moments`` for u ~ N(mean, variance), arrays ``(n,)``;
-            the variance may be 0.
-        loss: ``(u, y) -> loss``, elementwise on arrays ``(n,)``.
-        check: Raises ValueError on concrete ``(x, y)`` that the loss does not admit.
-        quadratic: Whether the loss is quadratic in u.
-
-    Returns:
-        An :class:`Expectation` on data ``x`` of shape ``(d,)`` or ``(n, d)`` and ``y``, scalar or ``(n,)``. The
-        same one for the same arguments, so that compiled loops are shared.
+        call: What the user wrote, for the message.
+        bind: From the model's losses to the expectation.
+        predictor: Name of the model's predictor site, or None.
+        num_outputs: K of that site, or None.
+        needs_key: Whether the bound expectation draws.
     """
 
-    def evaluate(
-        q: Any,
-        x: Any,
-        y: Any,
-        rng_key: Array | None = None,
-        curvature: str = "hessian",
-        mask: Array | None = None,
-    ) -> Evaluation:
-        x, y = as_rows(q, x, y)
-        mean = matmul(x, q.loc)
-        return pull_back(q, x, masked(moments(mean, family_of(q).predictor_variance(q, x), y, curvature), mask))
+    @evaluator
+    def unbound(q: Gaussian, data: Data, options: Options) -> NoReturn:
+        raise TypeError(
+            f"{call} needs a model: use it in OnlineVI or ExpectedNLL, or give a loss function for a bare stream."
+        )
 
-    def of_theta(theta: Array, x: Any, y: Any) -> Array:
-        x, y = _as_rows(theta, x, y)
-        return loss(matmul(x, theta), y)
-
-    return Expectation(
-        evaluate, check=check, loss=of_theta, quadratic=quadratic, of_predictor=PredictorLoss(moments, loss)
-    )
+    return Expectation(unbound, bind=bind, predictor=predictor, needs_key=needs_key, num_outputs=num_outputs)
 
 
-def masked(moments: Moments, mask: Array | None) -> Moments:
-    """The moments with 0 where the mask is False."""
+def zero_where_off(leaf: Array, mask: Array | None) -> Array:
+    """The rows of an array ``(n, ...)``, 0 where the mask ``(n,)`` is False."""
     if mask is None:
-        return moments
-
-    def keep(leaf: Array) -> Array:
-        rows = jnp.reshape(mask, (-1,) + (1,) * (leaf.ndim - 1))
-        return jnp.where(rows, leaf, jnp.zeros((), leaf.dtype))
-
-    return Moments(*(keep(leaf) for leaf in moments))
+        return leaf
+    rows = jnp.reshape(mask, (-1,) + (1,) * (leaf.ndim - 1))
+    return jnp.where(rows, leaf, jnp.zeros((), leaf.dtype))
 
 
-def rows_of(mask: Array, size: int) -> Array:
+def rows_of(mask: Array | None, size: int) -> Array | None:
     """The mask of n rows for ``size`` losses, those of one or more sites of n losses each.
 
     Raises:
-        ValueError: If the losses are not one a row and site.
+        ValueError: If there is not one loss for each row and site.
     """
+    if mask is None:
+        return None
     if size % mask.shape[0]:
         raise ValueError(
-            f"a batch of {mask.shape[0]} rows has {size} losses: leaving rows out needs one loss a row and site."
+            f"a batch of {mask.shape[0]} rows has {size} losses: leaving rows out needs one loss for each row "
+            "and site."
         )
     return jnp.tile(mask, size // mask.shape[0])
 
 
-def as_rows(q: Any, x: Any, y: Any) -> tuple[Array, Array]:
-    """One datum ``(d,)`` or a batch ``(n, d)`` as ``(n, d)`` features and ``(n,)`` outcomes.
+def check_outcomes(
+    y: ArrayLike, admits: Callable[[np.ndarray], np.ndarray], expected: str, hint: str = ""
+) -> None:
+    """Raise ValueError with the first outcome that is finite and not admitted.
 
-    Raises:
-        ValueError: If the shapes do not fit the ``d`` coordinates of ``q``.
+    An outcome that is not finite is a missing one, whose round is rejected.
     """
-    return _as_rows(q.loc, x, y)
+    outcomes = np.asarray(y, dtype=float)
+    bad = np.isfinite(outcomes) & ~admits(outcomes)
+    if np.any(bad):
+        raise ValueError(f"{expected}, got {outcomes[bad].flat[0]}{hint}.")
 
 
-def _as_rows(theta: Array, x: Any, y: Any) -> tuple[Array, Array]:
-    x, y = jnp.asarray(x).astype(theta.dtype), jnp.asarray(y).astype(theta.dtype)
-    (d,) = theta.shape
-    if x.ndim not in (1, 2) or x.shape[-1] != d or y.shape != x.shape[:-1]:
-        raise ValueError(
-            f"expected x of shape ({d},) with a scalar y, or x of shape (n, {d}) with y of shape "
-            f"(n,), got {x.shape} and {y.shape}."
-        )
-    return jnp.reshape(x, (-1, d)), jnp.reshape(y, (-1,))
-
-
-def pull_back(q: Any, x: Array, moments: Moments) -> Evaluation:
-    """The evaluation of a batch whose predictors have these moments and gradients ``x``, shape ``(n, d)``."""
-    grad_loc = jnp.sum(x * moments.first[:, None], axis=0)
-    grad_var = family_of(q).covariance_gradient(q, x, 0.5 * moments.second)
-    return Evaluation(jnp.sum(moments.at_mean), jnp.sum(moments.expected), grad_loc, grad_var)
+def check_labels(x: ArrayLike, y: ArrayLike, *, name: str) -> None:
+    """Raise ValueError where a finite label is neither -1 nor 1."""
+    hint = "; turn labels in {0, 1} into 2 * y - 1"
+    check_outcomes(y, lambda labels: np.isin(labels, (-1.0, 1.0)), f"{name} needs labels y in {{-1, 1}}", hint)
 
 
 def standard_deviation(variance: Array) -> tuple[Array, Array]:
@@ -226,27 +266,3 @@ def require_key(expectation: str, rng_key: Array | None) -> Array:
     if rng_key is None:
         raise ValueError(f"{expectation} needs an rng_key: pass rng_key= to run or update.")
     return rng_key
-
-
-def depends_on(fn: Callable[[Array], Any], argument: Array) -> bool:
-    """Whether ``fn`` uses its argument at all, read from the traced program."""
-    return any(jax.tree.leaves(which_depend(fn, argument)))
-
-
-def which_depend(fn: Callable[[Array], Any], argument: Array) -> Any:
-    """For each output of ``fn`` whether it uses the argument, read from the traced program."""
-    program, shapes = jax.make_jaxpr(fn, return_shape=True)(argument)
-    count = len(program.jaxpr.outvars)
-    flags = [any(dce_jaxpr(program.jaxpr, [i == j for j in range(count)])[1]) for i in range(count)]
-    return jax.tree.unflatten(jax.tree.structure(shapes), flags)
-
-
-def with_jacobian(predict: Callable[[Array], Array], theta: Array) -> tuple[Array, Array]:
-    """Predictors u, and their derivatives ``(*u.shape, d)``, in the memory of these alone."""
-    (d,) = theta.shape
-    u, pull = jax.vjp(predict, theta)
-    if u.size > d:
-        units = jnp.eye(d, dtype=theta.dtype)
-        return u, jax.vmap(lambda unit: jax.jvp(predict, (theta,), (unit,))[1], out_axes=-1)(units)
-    (rows,) = jax.vmap(pull)(jnp.reshape(jnp.eye(u.size, dtype=u.dtype), (-1, *u.shape)))
-    return u, jnp.reshape(rows, (*u.shape, d))

@@ -1,33 +1,27 @@
 """Gauss-Hermite quadrature over a predictor."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import (
-    Evaluation,
     Expectation,
-    ModelLoss,
     Moments,
-    PredictorLoss,
-    linear,
-    masked,
-    pull_back,
-    rows_of,
+    Options,
+    of_model,
     standard_deviation,
-    with_jacobian,
 )
-from numpyro_tempered.gaussian.expectations.outputs import bound_outputs, linear_outputs, moments_of, product_rule
-from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes
+from numpyro_tempered.gaussian.expectations.outputs import average, product_rule
+from numpyro_tempered.gaussian.expectations.predictors import Integral, bound, linear_of
 
 # Beyond this numpy's nodes and weights overflow.
 MAX_NODES = 350
-
-LossesOfPredictor = Callable[[Array], tuple[Array, Array]]
 
 
 def gauss_hermite(
@@ -51,13 +45,13 @@ def gauss_hermite(
     - a bare loss, ``gauss_hermite(loss)``: data are ``x`` of shape ``(d,)`` or ``(n, d)`` and ``y``,
       scalar or ``(n,)``;
     - a NumPyro model that names its predictor by ``numpyro.deterministic("eta", ...)``,
-      ``gauss_hermite(predictor="eta")``: any model whose likelihood depends on its parameters through
-      that site alone, datum by datum. Exact to quadrature where the predictor is affine in the
+      ``gauss_hermite(predictor="eta")``: any model whose likelihood depends on its parameters only through
+      that site, datum by datum. Exact to quadrature where the predictor is affine in the
       unconstrained parameters, a local linearisation at the mean otherwise.
 
     With ``num_outputs=K`` the predictor of a datum is u in R^K: of a bare loss u_k = x·θ_k with θ of shape
     ``(K d,)``, of a model a site of shape ``(n, K)`` with n log-probabilities. The nodes are those of the
-    product rule, num_nodes^K and no more than 10,000 in all, and each holds K² numbers a datum; the Hessian is
+    product rule, num_nodes^K and no more than 10,000 in all, with K² numbers each for each datum; the Hessian is
     the average of the loss's own, so the loss must be twice differentiable. For classes see :func:`softmax`,
     which needs one dimension less; for larger K :func:`predictor_monte_carlo`.
 
@@ -86,64 +80,27 @@ def gauss_hermite(
     """
     if (loss is None) == (predictor is None):
         raise ValueError("give gauss_hermite either a loss (u, y) -> value or a predictor's name.")
-    if not 2 <= num_nodes <= MAX_NODES:
-        raise ValueError(f"num_nodes must be between 2 and {MAX_NODES}, got {num_nodes}.")
-    if num_outputs is not None and num_outputs < 1:
-        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
+    check_count(num_nodes, "num_nodes", 2, MAX_NODES)
+    if num_outputs is not None:
+        check_count(num_outputs, "num_outputs")
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
     rule = (nodes, weights / weights.sum())
-    product = None if num_outputs is None else product_rule(num_nodes, num_outputs, "predictor_monte_carlo")
-
-    if loss is None:
-
-        def unbound(*args: Any, **kwargs: Any) -> Evaluation:
-            raise TypeError(
-                f"gauss_hermite(predictor={predictor!r}) needs a model: use it in OnlineVI or "
-                "ExpectedNLL, or give a loss function for a bare stream."
-            )
-
-        def bind(model: ModelLoss) -> Expectation:
-            return _bound(model, rule) if product is None else bound_outputs(model, product)
-
-        return Expectation(unbound, bind=bind, predictor=predictor, num_outputs=num_outputs)
-
-    batch = jax.vmap(loss)
-    if product is not None:
-        return linear_outputs(PredictorLoss(moments_of(product, batch), batch, num_outputs))
-
-    def moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
-        one = jnp.ones((), mean.dtype)
-        return quadrature(rule, mean, variance, lambda u: (batch(u, y)[None, :], one), curvature)
-
-    return linear(moments, batch)
-
-
-def _bound(model: ModelLoss, rule: tuple[np.ndarray, np.ndarray]) -> Expectation:
-    predict, given = model.predictor, model.losses_given_predictor
-    if predict is None or given is None:
-        raise TypeError("the model was bound without a predictor.")
-
-    def evaluate(
-        q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
-    ) -> Evaluation:
-        mean, x = with_jacobian(lambda theta: predict(theta, *data), q.loc)
-        mask = None if mask is None else rows_of(mask, mean.shape[0])
-        variance = family_of(q).predictor_variance(q, x)
-        found = quadrature(rule, mean, variance, lambda u: given(u, q.loc, *data), curvature)
-        return pull_back(q, x, masked(found, mask))
-
-    def loss(theta: Array, *data: Any) -> Array:
-        return jnp.sum(model.losses(theta, *data)[0], axis=0)
-
-    return Expectation(evaluate, loss=loss)
+    if num_outputs is None:
+        integral: Integral = partial(quadrature, rule)
+    else:
+        integral = partial(average, product_rule(num_nodes, num_outputs, "predictor_monte_carlo"))
+    if loss is not None:
+        return linear_of(loss, integral, num_outputs=num_outputs)
+    call = f"gauss_hermite(predictor={predictor!r})"
+    return of_model(call, lambda model: bound(model, integral), predictor=predictor, num_outputs=num_outputs)
 
 
 def quadrature(
     rule: tuple[np.ndarray, np.ndarray],
+    losses: LossesOfPredictors,
     mean: Array,
     variance: Array,
-    losses: LossesOfPredictor,
-    curvature: str,
+    options: Options,
 ) -> Moments:
     """The moments of losses of predictors u ~ N(mean, variance), ``(n,)`` each.
 
@@ -160,11 +117,11 @@ def quadrature(
     width = jnp.maximum(jnp.where(spread, s, 0.0), off)
     u = mean[None, :] + width[None, :] * nodes
 
-    values, first, scale = jax.vmap(lambda row: _slopes(losses, row))(u)
+    values, first, scale = jax.vmap(lambda row: slopes(losses, row))(u)
     expected_first = jnp.sum(weights * first, axis=0)
-    if curvature == "none":
+    if options.curvature == "none":
         second = jnp.zeros_like(expected_first)
-    elif curvature == "fisher":
+    elif options.curvature == "fisher":
         second = jnp.sum(weights * jnp.square(first), axis=0)
     else:
         stein = jnp.sum(weights * first * nodes[:, None, :], axis=0) / width[None, :]
@@ -179,24 +136,13 @@ def quadrature(
     )
 
 
-def _curvature(losses: LossesOfPredictor, mean: Array, off: Array) -> Array:
+def _curvature(losses: LossesOfPredictors, mean: Array, off: Array) -> Array:
     """Second derivatives in the predictors, the mean of those on both sides of ``mean``."""
 
     def first(u: Array) -> Array:
-        return _slopes(losses, u)[1]
+        return slopes(losses, u)[1]
 
     def second(u: Array) -> Array:
         return jax.jvp(first, (u,), (jnp.ones_like(u),))[1]
 
     return 0.5 * (second(mean - off) + second(mean + off))
-
-
-def _slopes(losses: LossesOfPredictor, u: Array) -> tuple[Array, Array, Array]:
-    """Losses, their slopes and their weights, each (S, n)."""
-    values, pull, scale = jax.vjp(losses, u, has_aux=True)
-    # A site's loss of datum i depends on the predictor of datum i alone, so one vector-Jacobian
-    # product a site gives all its slopes.
-    sites = jnp.eye(values.shape[0], dtype=values.dtype)
-    rows = jnp.broadcast_to(sites[:, :, None], (values.shape[0], *values.shape))
-    (first,) = jax.vmap(pull)(rows)
-    return values, first, jnp.broadcast_to(scale, values.shape)

@@ -1,17 +1,24 @@
 """Hinge loss of a linear classifier, in closed form (CA19, section 5)."""
 
 import math
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, linear, standard_deviation
+from numpyro_tempered.gaussian.expectations.base import (
+    Expectation,
+    Moments,
+    Options,
+    check_labels,
+    standard_deviation,
+)
+from numpyro_tempered.gaussian.expectations.predictors import linear
 
 _SQRT_HALF = math.sqrt(0.5)
 _INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+_check = partial(check_labels, name="hinge")
 
 
 def hinge() -> Expectation:
@@ -48,7 +55,7 @@ def _slack(u: Array, y: Array) -> Array:
     return jnp.where(jnp.abs(y) == 1.0, 1.0 - y * u, jnp.nan)
 
 
-def _moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
+def _moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
     s, spread = standard_deviation(variance)
     k = _slack(mean, y)
     z = k / s
@@ -57,16 +64,5 @@ def _moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
     at_mean = jnp.maximum(k, 0.0)
     # Jensen's inequality restores what the two terms lose to cancellation far in the tail.
     expected = jnp.where(spread, jnp.maximum(k * cdf + s * pdf, at_mean), at_mean)
-    second = cdf if curvature == "fisher" else jnp.where(spread, pdf / s, 0.0)
+    second = cdf if options.curvature == "fisher" else jnp.where(spread, pdf / s, 0.0)
     return Moments(at_mean, expected, -y * cdf, second)
-
-
-def _check(x: Any, y: Any) -> None:
-    labels = np.asarray(y, dtype=float)
-    # A label that is not finite is a missing outcome, whose round is rejected.
-    bad = np.isfinite(labels) & ~np.isin(labels, (-1.0, 1.0))
-    if np.any(bad):
-        raise ValueError(
-            f"hinge needs labels y in {{-1, 1}}, got {labels[bad].flat[0]}; "
-            "turn labels in {0, 1} into 2 * y - 1."
-        )

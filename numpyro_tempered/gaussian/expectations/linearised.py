@@ -1,18 +1,23 @@
 """Expectations of a nonlinear predictor, linearised at the mean: the extended Kalman filter's."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, masked, pull_back
-from numpyro_tempered.gaussian.expectations.outputs import predictor_covariance, pull_back_outputs
-from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.gaussian.expectations.base import (
+    Data,
+    Evaluation,
+    Expectation,
+    Options,
+    evaluator,
+)
+from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors
+from numpyro_tempered.gaussian.families.base import Gaussian
 
 
-def linearised(predict: Callable[..., Array], expectation: Expectation) -> Expectation:
+def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: Expectation) -> Expectation:
     r"""Expected loss of a nonlinear predictor f(θ, x), such as a neural network's.
 
     Around the mean m of q, with J the Jacobian of f in θ there, the predictor is taken as
@@ -66,31 +71,21 @@ def linearised(predict: Callable[..., Array], expectation: Expectation) -> Expec
             raise ValueError(f"predict must return shape {shape} for one datum, got {u.shape}.")
         return u.astype(theta.dtype)
 
-    def evaluate(
-        q: Any,
-        x: Any,
-        y: Any,
-        rng_key: Array | None = None,
-        curvature: str = "hessian",
-        mask: Array | None = None,
-    ) -> Evaluation:
-        x, y = _batch(q.loc, x, y)
+    @evaluator
+    def evaluate(q: Gaussian, data: Data, options: Options) -> Evaluation:
+        x, y = _batch(q.loc, *data)
         mean = jax.vmap(one, (None, 0))(q.loc, x)
         jacobian = jax.vmap(jax.jacrev(one), (None, 0))(q.loc, x)
-        if num_outputs is None:
-            variance = family_of(q).predictor_variance(q, jacobian)
-            return pull_back(q, jacobian, masked(moments(mean, variance, y, curvature), mask))
-        covariance = predictor_covariance(q, jacobian)
-        return pull_back_outputs(q, jacobian, masked(moments(mean, covariance, y, curvature, rng_key), mask))
+        return evaluate_predictors(q, (mean, jacobian), y, moments, options)
 
-    def of_theta(theta: Array, x: Any, y: Any) -> Array:
-        x, y = _batch(theta, x, y)
+    def of_theta(theta: Array, *data: PyTree) -> Array:
+        x, y = _batch(theta, *data)
         return loss(jax.vmap(one, (None, 0))(theta, x), y)
 
     return Expectation(evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
 
 
-def _batch(theta: Array, x: Any, y: Any) -> tuple[Array, Array]:
+def _batch(theta: Array, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     x, y = jnp.asarray(x), jnp.asarray(y).astype(theta.dtype)
     x = x.astype(theta.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
     if x.ndim < 2:

@@ -1,31 +1,33 @@
-"""Losses of a predictor u in R^K: its Gaussian, averages over nodes, and the way back to the parameters."""
+"""Losses of a predictor u in R^K: averages over nodes of a product rule, or over draws."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import (
-    Evaluation,
-    Expectation,
-    ModelLoss,
-    Moments,
-    PredictorLoss,
-    depends_on,
-    masked,
-    require_key,
-    rows_of,
-    with_jacobian,
+from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, of_model, require_key
+from numpyro_tempered.gaussian.expectations.differentiate import (
+    LossesOfPredictors,
+    hessians,
+    require_curvature,
+    slopes,
 )
-from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.gaussian.expectations.predictors import bound, linear_of
 
 # Nodes of a product rule: at more of them draws do as well.
 MAX_PRODUCT = 10_000
 
-LossesOfOutputs = Callable[[Array], tuple[Array, Array]]
+
+class NodesAt(Protocol):
+    """Nodes for n data, drawn by a key or fixed."""
+
+    def __call__(self, rng_key: Array | None, n: int, dtype: jnp.dtype) -> tuple[Array, Array]:
+        """Points ``(M, n, K)`` or ``(M, 1, K)`` and weights ``(M,)``."""
 
 
 class Nodes(NamedTuple):
@@ -36,7 +38,7 @@ class Nodes(NamedTuple):
         needs_key: Whether they are drawn.
     """
 
-    at: Callable[[Array | None, int, Any], tuple[Array, Array]]
+    at: NodesAt
     needs_key: bool
 
 
@@ -64,25 +66,13 @@ def draws(num_draws: int, dimension: int, expectation: str) -> Nodes:
     Raises:
         ValueError: If ``num_draws`` < 1.
     """
-    if num_draws < 1:
-        raise ValueError(f"num_draws must be at least 1, got {num_draws}.")
+    check_count(num_draws, "num_draws")
 
-    def at(rng_key: Array | None, n: int, dtype: Any) -> tuple[Array, Array]:
+    def at(rng_key: Array | None, n: int, dtype: jnp.dtype) -> tuple[Array, Array]:
         z = jax.random.normal(require_key(expectation, rng_key), (num_draws, n, dimension), dtype)
         return z, jnp.full((num_draws,), 1.0 / num_draws, dtype)
 
     return Nodes(at, needs_key=True)
-
-
-def predictor_covariance(q: Any, jacobian: Array) -> Array:
-    """Covariances ``(n, K, K)`` of predictors with gradients ``jacobian``, ``(n, K, d)``."""
-    n, k, d = jacobian.shape
-    left, right = jacobian[:, :, None, :], jacobian[:, None, :, :]
-    # Var(a + b) - Var(a - b) = 4 Cov(a, b).
-    pairs = jnp.stack([left + right, left - right])
-    variance = family_of(q).predictor_variance(q, jnp.reshape(pairs, (-1, d)))
-    plus, minus = jnp.reshape(variance, (2, n, k, k))
-    return 0.25 * (plus - minus)
 
 
 def root(covariance: Array) -> Array:
@@ -101,161 +91,81 @@ def root(covariance: Array) -> Array:
 
 
 def average(
-    nodes: tuple[Array, Array], mean: Array, factor: Array, losses: LossesOfOutputs, curvature: str
+    nodes: Nodes, losses: LossesOfPredictors, mean: Array, covariance: Array, options: Options
 ) -> Moments:
-    """The moments of losses of predictors mean + factor z over the nodes z.
+    """The moments of losses of predictors mean + R z over the nodes z, R a root of the covariance.
 
     ``losses`` maps predictors ``(n, K)`` to losses ``(S, n)`` and their weights, which gradients carry. The
     Hessian is the average of those at the nodes: positive semidefinite for a convex loss, and without a
     division by a covariance that may be singular.
     """
-    z, weights = nodes
-    if curvature == "hessian":
+    z, weights = nodes.at(options.rng_key, mean.shape[0], mean.dtype)
+    factor = root(covariance)
+    if options.curvature == "hessian":
         require_curvature(losses, mean)
 
     def at(node: Array) -> tuple[Array, Array, Array]:
         u = mean + jnp.sum(factor * node[:, None, :], axis=-1)
-        values, pull, scale = jax.vjp(losses, u, has_aux=True)
-        scale = jnp.broadcast_to(scale, values.shape)
-        sites = jnp.eye(values.shape[0], dtype=values.dtype)
-        (slopes,) = jax.vmap(pull)(jnp.broadcast_to(sites[:, :, None], (values.shape[0], *values.shape)))
-        weighted = scale[:, :, None] * slopes
-        if curvature == "none":
+        values, first, scale = slopes(losses, u)
+        weighted = scale[:, :, None] * first
+        if options.curvature == "none":
             second = jnp.zeros((*u.shape, u.shape[-1]), u.dtype)
-        elif curvature == "fisher":
-            second = jnp.sum(weighted[:, :, :, None] * slopes[:, :, None, :], axis=0)
+        elif options.curvature == "fisher":
+            second = jnp.sum(weighted[:, :, :, None] * first[:, :, None, :], axis=0)
         else:
             second = hessians(losses, u)
         return jnp.sum(values, axis=0), jnp.sum(weighted, axis=0), second
 
-    found = jax.vmap(at)(z)
-    expected, first, second = (jnp.tensordot(weights, leaf, 1) for leaf in found)
+    expected, first, second = (jnp.tensordot(weights, leaf, 1) for leaf in jax.vmap(at)(z))
     return Moments(jnp.sum(losses(mean)[0], axis=0), expected, first, second)
 
 
-def _products(losses: LossesOfOutputs, u: Array) -> Callable[[Array], Array]:
-    def slope(v: Array) -> Array:
-        def total(v: Array) -> Array:
-            values, weights = losses(v)
-            return jnp.sum(weights * values)
-
-        return jax.grad(total)(v)
-
-    return lambda tangent: jax.jvp(slope, (u,), (tangent,))[1]
-
-
-def hessians(losses: LossesOfOutputs, u: Array) -> Array:
-    """Second derivatives ``(n, K, K)`` of the weighted losses, datum by datum."""
-    product, size = _products(losses, u), u.shape[-1]
-    # The loss of datum i depends on the predictors of datum i alone: K products give all blocks.
-    columns = jax.vmap(lambda e: product(jnp.broadcast_to(e[None, :], u.shape)))(jnp.eye(size, dtype=u.dtype))
-    return jnp.moveaxis(columns, 0, -1)
-
-
-def require_curvature(losses: LossesOfOutputs, u: Array) -> None:
-    """Raise ValueError where automatic differentiation finds no second derivative at all."""
-    if not depends_on(_products(losses, u), u):
-        raise ValueError(
-            "the loss is piecewise linear in its predictors, so automatic differentiation gives it no curvature: "
-            'use ngvi(curvature="fisher").'
-        )
-
-
-def curvature_rows(jacobian: Array, blocks: Array) -> tuple[Array, Array]:
-    """The matrix Σ_i J_iᵀ B_i J_i as rows ``(nK, d)`` and weights ``(nK,)``, by the eigenvectors of B_i."""
-    values, vectors = jnp.linalg.eigh(blocks)
-    # Rounding makes tiny negative eigenvalues of a singular block.
-    tiny = values.shape[-1] * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
-    values = jnp.where(jnp.abs(values) <= tiny, 0.0, values)
-    rows = jnp.matmul(jnp.swapaxes(vectors, -1, -2), jacobian)
-    return jnp.reshape(rows, (-1, jacobian.shape[-1])), jnp.ravel(values)
-
-
-def pull_back_outputs(q: Any, jacobian: Array, moments: Moments) -> Evaluation:
-    """The evaluation of a batch whose predictors have these moments and gradients, ``(n, K, d)``."""
-    grad_loc = jnp.sum(jacobian * moments.first[:, :, None], axis=(0, 1))
-    rows, weights = curvature_rows(jacobian, moments.second)
-    grad_var = family_of(q).covariance_gradient(q, rows, 0.5 * weights)
-    return Evaluation(jnp.sum(moments.at_mean), jnp.sum(moments.expected), grad_loc, grad_var)
-
-
-def moments_of(nodes: Nodes, loss: Callable[[Array, Array], Array]) -> Callable[..., Moments]:
-    """The moments of ``loss(u, y)``, ``(n, K)`` to ``(n,)``, over the nodes."""
-
-    def moments(
-        mean: Array, covariance: Array, y: Array, curvature: str, rng_key: Array | None = None
-    ) -> Moments:
-        one = jnp.ones((1, 1), mean.dtype)
-        points = nodes.at(rng_key, mean.shape[0], mean.dtype)
-        return average(points, mean, root(covariance), lambda u: (loss(u, y)[None, :], one), curvature)
-
-    return moments
-
-
-def linear_outputs(
-    of_predictor: PredictorLoss, *, check: Callable[..., None] | None = None, needs_key: bool = False
+def predictor_monte_carlo(
+    loss: Callable[[Array, Array], Array] | None = None,
+    *,
+    num_outputs: int,
+    predictor: str | None = None,
+    num_draws: int = 64,
 ) -> Expectation:
-    """The expectation of a loss of K linear predictors u_k = x·θ_k, θ the K of them one after the other.
+    r"""Expected loss of K predictors by draws of them, where a product rule has too many nodes.
 
-    Data are ``x`` of shape ``(d,)`` or ``(n, d)`` and ``y`` of shape ``(...)`` or ``(n, ...)``.
+    The predictors of a datum are u ~ N(ū, C) with K outputs; their draws cost no pass over the parameters
+    and vary far less than draws of θ. By the identities of Bonnet and Price the gradient in ū is the average
+    of ∇l(u), that in C of ∇²l(u)/2, both unbiased at any number of draws; they come back to θ by J.
+
+    Args:
+        loss: ``(u, y) -> loss`` of one datum with u of shape ``(K,)``, twice differentiable by JAX.
+        num_outputs: K.
+        predictor: Name of a model's deterministic site of shape ``(n, K)``, in place of a loss; as in
+            :func:`gauss_hermite`.
+        num_draws: Draws of the predictors of each datum.
+
+    Returns:
+        An :class:`Expectation` that needs an ``rng_key``, on the data of ``gauss_hermite(num_outputs=K)``.
+
+    Raises:
+        ValueError: If not exactly one of ``loss`` and ``predictor`` is given, or a number is less than 1. When
+            traced: if the loss is piecewise linear and the rule takes Hessian curvature.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> loss = nt.expectations.predictor_monte_carlo(
+        ...     lambda u, y: jax.nn.logsumexp(u) - y * u[0], num_outputs=6
+        ... )
+        >>> q = nt.families.MeanField(jnp.zeros(12), jnp.zeros(12))
+        >>> value = jax.jit(loss.evaluate)(q, jnp.ones(2), 1.0, rng_key=jax.random.key(0))
+        >>> print(f"{value.expected:.3f}")
+        1.792
     """
-    size = of_predictor.num_outputs or 1
-
-    def evaluate(
-        q: Any,
-        x: Any,
-        y: Any,
-        rng_key: Array | None = None,
-        curvature: str = "hessian",
-        mask: Array | None = None,
-    ) -> Evaluation:
-        x, y = _rows(q.loc, x, y, size)
-        eye = jnp.eye(size, dtype=x.dtype)
-        jacobian = eye[None, :, :, None] * x[:, None, None, :]
-        jacobian = jnp.reshape(jacobian, (x.shape[0], size, -1))
-        covariance = predictor_covariance(q, jacobian)
-        found = of_predictor.moments(_predict(q.loc, x, size), covariance, y, curvature, rng_key)
-        return pull_back_outputs(q, jacobian, masked(found, mask))
-
-    def loss(theta: Array, x: Any, y: Any) -> Array:
-        x, y = _rows(theta, x, y, size)
-        return of_predictor.loss(_predict(theta, x, size), y)
-
-    return Expectation(evaluate, check=check, loss=loss, needs_key=needs_key, of_predictor=of_predictor)
-
-
-def _predict(theta: Array, x: Array, size: int) -> Array:
-    return jnp.sum(x[:, None, :] * jnp.reshape(theta, (1, size, -1)), axis=-1)
-
-
-def _rows(theta: Array, x: Any, y: Any, size: int) -> tuple[Array, Array]:
-    x, y = jnp.asarray(x).astype(theta.dtype), jnp.asarray(y).astype(theta.dtype)
-    lead = x.shape[:-1]
-    if x.ndim not in (1, 2) or x.shape[-1] * size != theta.shape[0] or y.shape[: len(lead)] != lead:
-        raise ValueError(
-            "expected x of shape (d,) with an outcome y, or x of shape (n, d) with y of shape (n, ...), and "
-            f"{size} d parameters, got {x.shape}, {y.shape} and {theta.shape[0]} parameters."
+    if (loss is None) == (predictor is None):
+        raise ValueError("give predictor_monte_carlo either a loss (u, y) -> value or a predictor's name.")
+    check_count(num_outputs, "num_outputs")
+    moments = partial(average, draws(num_draws, num_outputs, "predictor_monte_carlo"))
+    if loss is None:
+        call, bind = (
+            f"predictor_monte_carlo(predictor={predictor!r})",
+            partial(bound, integral=moments, needs_key=True),
         )
-    return jnp.reshape(x, (-1, x.shape[-1])), y if x.ndim == 2 else y[None]
-
-
-def bound_outputs(model: ModelLoss, nodes: Nodes) -> Expectation:
-    """The expectation of a model's likelihood given its predictors ``(n, K)``, linearised at the mean."""
-    predict, given = model.predictor, model.losses_given_predictor
-    if predict is None or given is None:
-        raise TypeError("the model was bound without a predictor.")
-
-    def evaluate(
-        q: Any, *data: Any, rng_key: Array | None = None, curvature: str = "hessian", mask: Array | None = None
-    ) -> Evaluation:
-        mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), q.loc)
-        mask = None if mask is None else rows_of(mask, mean.shape[0])
-        points = nodes.at(rng_key, mean.shape[0], mean.dtype)
-        factor = root(predictor_covariance(q, jacobian))
-        found = average(points, mean, factor, lambda u: given(u, q.loc, *data), curvature)
-        return pull_back_outputs(q, jacobian, masked(found, mask))
-
-    def loss(theta: Array, *data: Any) -> Array:
-        return jnp.sum(model.losses(theta, *data)[0], axis=0)
-
-    return Expectation(evaluate, loss=loss, needs_key=nodes.needs_key)
+        return of_model(call, bind, predictor=predictor, num_outputs=num_outputs, needs_key=True)
+    return linear_of(loss, moments, num_outputs=num_outputs, needs_key=True)

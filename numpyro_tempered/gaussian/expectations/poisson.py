@@ -1,13 +1,12 @@
 """Poisson log-likelihood with a logarithmic link, in closed form."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, linear
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, check_outcomes
+from numpyro_tempered.gaussian.expectations.predictors import linear
 
 
 def poisson() -> Expectation:
@@ -47,20 +46,16 @@ def _loss(u: Array, y: Array) -> Array:
     return jnp.exp(u) - y * u + jax.scipy.special.gammaln(y + 1.0)
 
 
-def _moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
+def _moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
     y = _count(y)
     at_mean = _loss(mean, y)
     rate = jnp.exp(mean + 0.5 * variance)
     expected = at_mean + jnp.exp(mean) * jnp.expm1(0.5 * variance)
     # A sum of squares, where E[e^2u] - 2 y λ + y² would cancel.
     square = jnp.square(rate - y) + jnp.square(rate) * jnp.expm1(variance)
-    second = square if curvature == "fisher" else rate
+    second = square if options.curvature == "fisher" else rate
     return Moments(at_mean, expected, rate - y, second)
 
 
-def _check(x: Any, y: Any) -> None:
-    counts = np.asarray(y, dtype=float)
-    # An outcome that is not finite is a missing one, whose round is rejected.
-    bad = np.isfinite(counts) & ((counts < 0) | (counts != np.floor(counts)))
-    if np.any(bad):
-        raise ValueError(f"poisson needs counts y in {{0, 1, 2, ...}}, got {counts[bad].flat[0]}.")
+def _check(x: ArrayLike, y: ArrayLike) -> None:
+    check_outcomes(y, lambda n: (n >= 0) & (n == np.floor(n)), "poisson needs counts y in {0, 1, 2, ...}")

@@ -1,20 +1,20 @@
 """Softmax cross-entropy of K linear predictors, for multinomial logistic regression."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, PredictorLoss
-from numpyro_tempered.gaussian.expectations.outputs import draws, linear_outputs, product_rule, root
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, check_outcomes
+from numpyro_tempered.gaussian.expectations.outputs import draws, product_rule, root
+from numpyro_tempered.gaussian.expectations.predictors import linear
 
 
 def softmax(num_classes: int, *, num_nodes: int = 20, num_draws: int | None = None) -> Expectation:
     r"""Expected cross-entropy :math:`E_q[\log\sum_k e^{u_k} - u_y]` of K classes, u_k = x·θ_k.
 
-    The loss depends on the K - 1 differences u_k - u_K alone, so the quadrature runs over these: a product rule
+    The loss depends only on the K - 1 differences u_k - u_K, so the quadrature runs over these: a product rule
     of ``num_nodes`` Gauss-Hermite nodes in each, no more than 10,000 in all (K = 3: 100 nodes; K = 4: 21;
     K = 5: 10). Beyond, ``num_draws`` takes draws of the predictor instead, far fewer dimensions than draws of
     θ have. Curvature is Jᵀ E[diag(p) - p pᵀ] J, positive semidefinite, or Jᵀ E[(p - e_y)(p - e_y)ᵀ] J where the
@@ -23,7 +23,7 @@ def softmax(num_classes: int, *, num_nodes: int = 20, num_draws: int | None = No
     Args:
         num_classes: K, at least 2.
         num_nodes: Nodes in each of the K - 1 dimensions.
-        num_draws: Draws of the predictor a datum, in place of nodes; the expectation then needs an
+        num_draws: Draws of the predictor of each datum, in place of nodes; the expectation then needs an
             ``rng_key``.
 
     Returns:
@@ -43,54 +43,45 @@ def softmax(num_classes: int, *, num_nodes: int = 20, num_draws: int | None = No
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.099 1.390
     """
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
+    check_count(num_classes, "num_classes", 2)
     if num_draws is None:
         nodes = product_rule(num_nodes, num_classes - 1, "give num_draws")
     else:
         nodes = draws(num_draws, num_classes - 1, "softmax(num_draws=...)")
 
-    def one_hot(y: Array, dtype: Any) -> tuple[Array, Array]:
+    def one_hot(y: Array, dtype: jnp.dtype) -> tuple[Array, Array]:
         label = y[:, None] == jnp.arange(num_classes, dtype=dtype)[None, :]
         return label.astype(dtype), jnp.any(label, axis=-1)
 
     def loss(u: Array, y: Array) -> Array:
-        label, known = one_hot(y, u.dtype)
+        label, is_class = one_hot(y, u.dtype)
         # A label that is not one of the classes has no loss.
-        return jnp.where(known, jax.nn.logsumexp(u, axis=-1) - jnp.sum(label * u, axis=-1), jnp.nan)
+        return jnp.where(is_class, jax.nn.logsumexp(u, axis=-1) - jnp.sum(label * u, axis=-1), jnp.nan)
 
-    def moments(
-        mean: Array, covariance: Array, y: Array, curvature: str, rng_key: Array | None = None
-    ) -> Moments:
-        label, known = one_hot(y, mean.dtype)
+    def moments(mean: Array, covariance: Array, y: Array, options: Options) -> Moments:
+        label, is_class = one_hot(y, mean.dtype)
         differences = np.eye(num_classes - 1, num_classes) - np.eye(1, num_classes, num_classes - 1)
         contrast = jnp.asarray(differences, mean.dtype)
         factor = root(jnp.matmul(contrast[None], jnp.matmul(covariance, contrast.T[None])))
-        z, weights = nodes.at(rng_key, mean.shape[0], mean.dtype)
+        z, weights = nodes.at(options.rng_key, mean.shape[0], mean.dtype)
         v = jnp.matmul(mean, contrast.T)[None] + jnp.sum(factor[None] * z[:, :, None, :], axis=-1)
         u = jnp.concatenate([v, jnp.zeros_like(v[:, :, :1])], axis=-1)
         total = jax.nn.logsumexp(u, axis=-1)
         p = jnp.exp(u - total[:, :, None])
         # The predictor of the label is linear: its mean needs no node.
-        chosen = jnp.sum(label * (mean - mean[:, -1:]), axis=-1)
-        expected = jnp.where(known, jnp.tensordot(weights, total, 1) - chosen, jnp.nan)
+        of_label = jnp.sum(label * (mean - mean[:, -1:]), axis=-1)
+        expected = jnp.where(is_class, jnp.tensordot(weights, total, 1) - of_label, jnp.nan)
         average = jnp.tensordot(weights, p, 1)
         square = jnp.einsum("mni,mnj->nij", p * weights[:, None, None], p)
-        if curvature == "fisher":
+        if options.curvature == "fisher":
             cross = average[:, :, None] * label[:, None, :]
             second = square - cross - jnp.swapaxes(cross, 1, 2) + label[:, :, None] * label[:, None, :]
         else:
             second = average[:, :, None] * jnp.eye(num_classes, dtype=mean.dtype)[None] - square
         return Moments(loss(mean, y), expected, average - label, second)
 
-    def check(x: Any, y: Any) -> None:
-        labels = np.asarray(y, dtype=float)
-        # A label that is not finite is a missing outcome, whose round is rejected.
-        bad = np.isfinite(labels) & ~np.isin(labels, np.arange(num_classes))
-        if np.any(bad):
-            raise ValueError(
-                f"softmax({num_classes}) needs labels y in {{0, ..., {num_classes - 1}}}, "
-                f"got {labels[bad].flat[0]}."
-            )
+    def check(x: ArrayLike, y: ArrayLike) -> None:
+        expected = f"softmax({num_classes}) needs labels y in {{0, ..., {num_classes - 1}}}"
+        check_outcomes(y, lambda labels: np.isin(labels, np.arange(num_classes)), expected)
 
-    return linear_outputs(PredictorLoss(moments, loss, num_classes), check=check, needs_key=nodes.needs_key)
+    return linear(moments, loss, num_outputs=num_classes, check=check, needs_key=nodes.needs_key)

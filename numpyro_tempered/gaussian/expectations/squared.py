@@ -4,8 +4,10 @@ import math
 
 import jax.numpy as jnp
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, linear
+from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options
+from numpyro_tempered.gaussian.expectations.predictors import linear
 
 
 def squared(noise_scale: float | None = None) -> Expectation:
@@ -36,20 +38,18 @@ def squared(noise_scale: float | None = None) -> Expectation:
         >>> float(value.at_mean), float(value.expected)
         (1.0, 26.0)
     """
-    if noise_scale is None:
-        factor, constant = 1.0, 0.0
-    elif math.isfinite(noise_scale) and noise_scale > 0:
+    factor, constant = 1.0, 0.0
+    if noise_scale is not None:
+        check_number(noise_scale, "noise_scale", "(0, inf)")
         factor, constant = 0.5 / noise_scale**2, math.log(noise_scale) + 0.5 * math.log(2.0 * math.pi)
-    else:
-        raise ValueError(f"noise_scale must be positive and finite, or None, got {noise_scale!r}.")
 
     def loss(u: Array, y: Array) -> Array:
         return factor * jnp.square(y - u) + constant
 
-    def moments(mean: Array, variance: Array, y: Array, curvature: str) -> Moments:
+    def moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
         residual = y - mean
         square = jnp.square(residual) + variance
-        second = 4.0 * factor**2 * square if curvature == "fisher" else jnp.full_like(mean, 2.0 * factor)
+        second = 4.0 * factor**2 * square if options.curvature == "fisher" else jnp.full_like(mean, 2.0 * factor)
         return Moments(loss(mean, y), factor * square + constant, -2.0 * factor * residual, second)
 
     return linear(moments, loss, quadratic=True)

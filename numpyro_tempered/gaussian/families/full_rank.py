@@ -1,7 +1,7 @@
 r"""Full-covariance Gaussian family, q = N(loc, S Sᵀ) by a square root S of the covariance.
 
 SVA and SVB have their closed forms for a lower triangular S (the transpose of CA19's C, Σ = CᵀC), NGVI for any.
-Nothing here inverts a matrix: a precision is only ever seen whitened, as Sᵀ P S.
+Nothing here inverts a matrix: a precision enters only whitened, as Sᵀ P S.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_tempered.core.checks import check_numbers, is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.base import Family, Gain, Rows, register
+from numpyro_tempered.core.typing import Array, Scalar
+from numpyro_tempered.gaussian.families.base import (
+    Curvature,
+    Family,
+    Gain,
+    Rows,
+    Sample,
+    Whitened,
+    register,
+    sampler,
+)
 from numpyro_tempered.gaussian.families.mean_field import shrink
 
 
@@ -29,7 +39,7 @@ class FullRank(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_tempered.families import FullRank
+        >>> from numpyro_tempered.gaussian.families import FullRank
         >>> q = FullRank(jnp.zeros(2), jnp.eye(2))
         >>> q.scale_tril.shape
         (2, 2)
@@ -53,12 +63,6 @@ class Memory(NamedTuple):
     factor: CompensatedSum
 
 
-class Whitened(NamedTuple):
-    """A symmetric matrix H as ``S.T @ H @ S``, with S the factor of the present q."""
-
-    matrix: Array
-
-
 def check(prior: FullRank) -> FullRank:
     """The prior as floating arrays ``(d,)`` and ``(d, d)`` of one dtype.
 
@@ -74,22 +78,17 @@ def check(prior: FullRank) -> FullRank:
             f"{loc.shape} and {factor.shape}."
         )
     loc, factor = loc.astype(dtype), factor.astype(dtype)
-    if not (isinstance(loc, jax.core.Tracer) or isinstance(factor, jax.core.Tracer)):
-        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(factor)):
-            raise ValueError("prior has a loc or factor that is not finite.")
-        if np.any(np.triu(factor, 1) != 0) or not np.all(np.diag(factor) > 0):
-            raise ValueError(
-                "the factor of a prior must be lower triangular with a positive diagonal: give the Cholesky "
-                "factor of the covariance, q.scale_tril of a posterior."
-            )
+    check_numbers(loc, "prior.loc")
+    check_numbers(factor, "prior.factor")
+    if not is_traced(loc, factor) and (np.any(np.triu(factor, 1) != 0) or not np.all(np.diag(factor) > 0)):
+        raise ValueError(
+            "the factor of a prior must be lower triangular with a positive diagonal: give the Cholesky "
+            "factor of the covariance, q.scale_tril of a posterior."
+        )
     return FullRank(loc, factor)
 
 
-def sample(rng_key: Array, q: FullRank, sample_shape: tuple[int, ...] = ()) -> Array:
-    """Draws from ``q``, shape ``sample_shape + (d,)``."""
-    noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
-    expand = (None,) * len(sample_shape)
-    return q.loc[expand] + matmul(noise, q.factor.T)
+sample: Sample[FullRank] = sampler(lambda q, noise: matmul(noise, q.factor.T))
 
 
 def kl(q: FullRank, p: FullRank) -> Array:
@@ -98,10 +97,10 @@ def kl(q: FullRank, p: FullRank) -> Array:
     .. math:: \tfrac12 \big[\|L_p^{-1} L_q\|_F^2 + \|L_p^{-1}(m_q - m_p)\|^2 - d\big]
               - \sum_j \log (L_q)_{jj} / (L_p)_{jj}
     """
-    lower, own = p.scale_tril, q.scale_tril
-    ratio = solve_triangular(lower, own, lower=True)
-    shift = solve_triangular(lower, q.loc - p.loc, lower=True)
-    logs = jnp.log(jnp.diagonal(own)) - jnp.log(jnp.diagonal(lower))
+    of_p, of_q = p.scale_tril, q.scale_tril
+    ratio = solve_triangular(of_p, of_q, lower=True)
+    shift = solve_triangular(of_p, q.loc - p.loc, lower=True)
+    logs = jnp.log(jnp.diagonal(of_q)) - jnp.log(jnp.diagonal(of_p))
     return 0.5 * (jnp.sum(jnp.square(ratio)) + jnp.sum(jnp.square(shift)) - q.loc.shape[0]) - jnp.sum(logs)
 
 
@@ -110,7 +109,7 @@ def predictor_variance(q: FullRank, x: Array) -> Array:
     return jnp.sum(jnp.square(matmul(x, q.factor)), axis=-1)
 
 
-def _whiten(q: FullRank, grad_var: Rows | Whitened | Array) -> Array:
+def _whiten(q: FullRank, grad_var: Curvature) -> Array:
     """``L.T @ grad_var @ L``."""
     if isinstance(grad_var, Whitened):
         return grad_var.matrix
@@ -119,7 +118,7 @@ def _whiten(q: FullRank, grad_var: Rows | Whitened | Array) -> Array:
     return matmul(q.factor.T, matmul(grad_var, q.factor))
 
 
-def gradient(q: FullRank, grad_loc: Array, grad_var: Rows | Whitened | Array) -> FullRank:
+def gradient(q: FullRank, grad_loc: Array, grad_var: Curvature) -> FullRank:
     """The gradient in ``(loc, factor)``: the lower triangle of ``2 grad_var @ L``."""
     if isinstance(grad_var, Rows):
         product = matmul(grad_var.x.T * grad_var.weights[None, :], matmul(grad_var.x, q.factor))
@@ -130,14 +129,7 @@ def gradient(q: FullRank, grad_loc: Array, grad_var: Rows | Whitened | Array) ->
     return FullRank(grad_loc, 2.0 * jnp.tril(product))
 
 
-def curvature(q: FullRank, in_factor: Array) -> Whitened:
-    """The ``grad_var`` whose gradient in a triangular factor this is."""
-    # Lᵀ tril(M) and Lᵀ M have the same lower triangle.
-    lower = 0.5 * jnp.tril(matmul(q.factor.T, in_factor))
-    return Whitened(lower + jnp.tril(lower, -1).T)
-
-
-def kl_prox(anchor: FullRank, grads: FullRank, step_size: Array | float) -> FullRank:
+def kl_prox(anchor: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
     r"""One proximal step in KL, the primitive of SVA and SVB.
 
     .. math:: \arg\min_\mu \langle g, \mu\rangle + \mathrm{KL}(q_\mu, \mathrm{anchor})/\eta,
@@ -147,36 +139,36 @@ def kl_prox(anchor: FullRank, grads: FullRank, step_size: Array | float) -> Full
     A_ii = h(η D_ii / 2), h(x) = √(1+x²) - x (CA19, section 4).
 
     Args:
-        anchor: The Gaussian ``(m_a, L_a)`` that the step is held to.
+        anchor: The Gaussian ``(m_a, L_a)`` from which the step measures KL.
         grads: Gradient with respect to ``(loc, factor)``, the latter lower triangular.
-        step_size: η, a scalar.
+        rate: η, a scalar.
 
     Returns:
         The minimiser, a :class:`FullRank`.
 
     Raises:
-        ValueError: If ``step_size`` is not a scalar.
+        ValueError: If ``rate`` is not a scalar.
     """
-    if jnp.ndim(step_size):
+    if jnp.ndim(rate):
         raise ValueError(
-            f"a full covariance takes a scalar step size, got shape {jnp.shape(step_size)}: one rate a "
+            f"a full covariance takes a scalar step size, got shape {jnp.shape(rate)}: one rate a "
             "coordinate is for MeanField."
         )
     factor = anchor.factor
-    whitened = step_size * matmul(factor.T, grads.factor)
+    whitened = rate * matmul(factor.T, grads.factor)
     diagonal = shrink(jnp.ones_like(anchor.loc), 0.5 * jnp.diagonal(whitened))
     mix = jnp.diag(diagonal) - jnp.tril(whitened, -1)
-    loc = anchor.loc - step_size * matmul(factor, matmul(factor.T, grads.loc))
+    loc = anchor.loc - rate * matmul(factor, matmul(factor.T, grads.loc))
     return FullRank(loc, matmul(factor, mix))
 
 
-def descend(q: FullRank, grads: FullRank, rate: Array | float) -> FullRank:
-    """A gradient step in ``(loc, factor)``, the diagonal held at 0 or above."""
-    moved = q.factor - rate * grads.factor
-    held = jnp.diag(jnp.maximum(jnp.diagonal(moved), 0.0))
-    # 0 times a factor that is finite, NaN otherwise: the mean alone is looked at.
-    loc = q.loc - rate * grads.loc + 0.0 * jnp.sum(moved)
-    return FullRank(loc, jnp.tril(moved, -1) + held)
+def descend(q: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
+    """A gradient step in ``(loc, factor)``, the diagonal at least 0."""
+    factor = q.factor - rate * grads.factor
+    diagonal = jnp.diag(jnp.maximum(jnp.diagonal(factor), 0.0))
+    # 0 times a factor that is finite, NaN otherwise: only the mean is checked.
+    loc = q.loc - rate * grads.loc + 0.0 * jnp.sum(factor)
+    return FullRank(loc, jnp.tril(factor, -1) + diagonal)
 
 
 def start(q: FullRank) -> Memory:
@@ -185,22 +177,20 @@ def start(q: FullRank) -> Memory:
 
 
 def natural_step(
-    memory: Memory, q: FullRank, prior: FullRank, grad_loc: Array, grad_var: Rows | Whitened | Array, gain: Gain
+    memory: Memory, q: FullRank, prior: FullRank, grad_loc: Array, grad_var: Curvature, gain: Gain
 ) -> tuple[FullRank, Memory]:
     """A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var.
 
-    Rows of data are added one rank at a time in O(d²) each, without a factorisation, where all of the
-    precision is kept; otherwise the whitened precision is factored, in O(d³).
+    Where the present precision is not discounted, rows of data are added one rank at a time, in O(d²) each and
+    without a factorisation; otherwise the whitened precision is factored, in O(d³).
     """
     force, root = gain.step * grad_loc, memory.factor
-    keeps = isinstance(gain.keep, float) and gain.keep == 1.0
-    pulls = not (isinstance(gain.pull, float) and gain.pull == 0.0)
-    if keeps and not pulls and isinstance(grad_var, Rows):
+    if gain.keeps_all and not gain.pulls and isinstance(grad_var, Rows):
         root = add_rows(root, Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
     else:
         whitened = gain.keep * jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)
         whitened = whitened + 2.0 * gain.step * _whiten(q, grad_var)
-        if pulls:
+        if gain.pulls:
             ratio = solve_triangular(prior.factor, q.factor, lower=True)
             whitened = whitened + gain.pull * matmul(ratio.T, ratio)
             shift = solve_triangular(prior.factor, q.loc - prior.loc, lower=True)
@@ -242,45 +232,41 @@ def add_row(factor: CompensatedSum, x: Array, weight: Array) -> CompensatedSum:
     return factor.add(matmul(root, v)[:, None] * (-kappa * v)[None, :])
 
 
-def floor(q: FullRank, grad_var: Rows | Array) -> tuple[Rows | Whitened, Array]:
+def floor(q: FullRank, grad_var: Curvature) -> tuple[Curvature, Array]:
     """Curvature without its negative part, and whether there was any.
 
-    Rows with negative weights are left out; of a dense matrix the negative eigenvalues, whitened by q.
+    It drops rows with negative weights, and the negative eigenvalues of a dense matrix, whitened by q.
     """
     if isinstance(grad_var, Rows):
-        return grad_var._replace(weights=jnp.maximum(grad_var.weights, 0.0)), jnp.any(grad_var.weights < 0.0)
+        return grad_var.floor()
     values, vectors = jnp.linalg.eigh(_whiten(q, grad_var))
     # Rounding makes tiny negative eigenvalues of a singular matrix.
     tiny = jnp.finfo(values.dtype).eps * values.shape[0] * jnp.max(jnp.abs(values))
-    kept = Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
-    return Whitened(kept), jnp.any(values < -tiny)
+    positive = Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
+    return Whitened(q.factor, positive), jnp.any(values < -tiny)
 
 
 def merge(a: FullRank, b: FullRank, prior: FullRank) -> FullRank:
     """The Gaussian of natural parameters λ_a + λ_b - λ_0; NaN where its precision is not definite."""
-    own = a.scale_tril
+    of_a = a.scale_tril
 
     def whitened(q: FullRank) -> tuple[Array, Array]:
         lower = q.scale_tril
-        ratio = solve_triangular(lower, own, lower=True)
+        ratio = solve_triangular(lower, of_a, lower=True)
         shift = solve_triangular(lower, q.loc - a.loc, lower=True)
         return matmul(ratio.T, ratio), matmul(ratio.T, shift)
 
     (of_b, force_b), (of_prior, force_prior) = whitened(b), whitened(prior)
     identity = jnp.eye(a.loc.shape[0], dtype=a.loc.dtype)
-    factor = _divide(own, identity + of_b - of_prior)
+    factor = _divide(of_a, identity + of_b - of_prior)
     # The force is L_a^T (λ_b - λ_0) around a.loc; the new covariance carries it back.
-    force = solve_triangular(own, force_b - force_prior, lower=True, trans=1)
-    moved = FullRank(a.loc + matmul(factor, matmul(factor.T, force)), factor)
-    return moved._replace(factor=moved.scale_tril)
+    force = solve_triangular(of_a, force_b - force_prior, lower=True, trans=1)
+    return canonical(FullRank(a.loc + matmul(factor, matmul(factor.T, force)), factor))
 
 
-def inflate(q: FullRank, variance: Array) -> FullRank:
-    """The Gaussian with ``variance`` added to that of every coordinate."""
-    noise = jnp.diag(jnp.sqrt(jnp.broadcast_to(variance, q.loc.shape)))
-    # The factor of S Sᵀ + V from [S, √V], without forming the sum.
-    upper = jnp.linalg.qr(jnp.concatenate([q.factor, noise], axis=1).T, mode="r")
-    return q._replace(factor=upper.T)
+def canonical(q: FullRank) -> FullRank:
+    """The same Gaussian by a triangular factor."""
+    return q._replace(factor=q.scale_tril)
 
 
 register(
@@ -290,9 +276,9 @@ register(
         check=check,
         sample=sample,
         kl=kl,
+        root=lambda q: q.factor,
         predictor_variance=predictor_variance,
-        covariance_gradient=lambda q, x, weights: Rows(x, weights),
-        diagonal_only=False,
+        curvature_form="matrix",
         # A step carries whatever is not finite into the mean or the diagonal.
         witness=lambda q: q.loc + jnp.diagonal(q.factor),
         marginal_scale=lambda q: jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1)),
@@ -300,10 +286,10 @@ register(
         natural_step=natural_step,
         floor=floor,
         merge=merge,
-        point=lambda q: q._replace(factor=jnp.zeros_like(q.factor)),
-        gradient=lambda q, e: gradient(q, e.grad_loc, e.grad_var),
+        canonical=canonical,
+        from_root=FullRank,
+        gradient=gradient,
         kl_prox=kl_prox,
         descend=descend,
-        inflate=inflate,
     ),
 )

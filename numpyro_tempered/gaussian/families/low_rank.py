@@ -7,12 +7,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.base import Family, Gain, Rows, register
+from numpyro_tempered.gaussian.families.base import (
+    Curvature,
+    Family,
+    Gain,
+    Gaussian,
+    Rows,
+    family_of,
+    register,
+    sampler,
+)
 
 
 class LowRank(NamedTuple):
@@ -25,7 +34,7 @@ class LowRank(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_tempered.families import LowRank
+        >>> from numpyro_tempered.gaussian.families import LowRank
         >>> q = LowRank(jnp.zeros(5), jnp.ones(5), jnp.zeros((5, 2)))
         >>> q.precision_factor.shape
         (5, 2)
@@ -61,11 +70,9 @@ def check(prior: LowRank) -> LowRank:
             f"of shape (d, k) with 1 <= k <= d, got {shape}, {diag.shape} and {factor.shape}."
         )
     diag = jnp.broadcast_to(diag, shape)
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in arrays):
-        if not all(np.all(np.isfinite(leaf)) for leaf in arrays):
-            raise ValueError("prior has a value that is not finite.")
-        if not np.all(np.asarray(diag) > 0):
-            raise ValueError(f"prior.precision_diag must be positive, got {np.asarray(diag).min()}.")
+    check_numbers(loc, "prior.loc")
+    check_numbers(diag, "prior.precision_diag", "(0, inf)")
+    check_numbers(factor, "prior.precision_factor")
     return LowRank(loc.astype(dtype), diag.astype(dtype), factor.astype(dtype))
 
 
@@ -83,6 +90,11 @@ def times_covariance(q: LowRank, vectors: Array) -> Array:
     inner = solve_triangular(core, matmul(vectors, scaled).T, lower=True)
     outer = solve_triangular(core, inner, lower=True, trans=1)
     return vectors / q.precision_diag[None, :] - matmul(scaled, outer).T
+
+
+def times_precision(q: LowRank, shift: Array) -> Array:
+    """The precision times a vector, shape ``(d,)``."""
+    return q.precision_diag * shift + matmul(q.precision_factor, matmul(shift, q.precision_factor))
 
 
 def predictor_variance(q: LowRank, x: Array) -> Array:
@@ -116,11 +128,7 @@ def color(q: LowRank, noise: Array) -> Array:
     return jnp.reshape(colored, noise.shape)
 
 
-def sample(rng_key: Array, q: LowRank, sample_shape: tuple[int, ...] = ()) -> Array:
-    """Draws from ``q``, shape ``sample_shape + (d,)``."""
-    noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
-    expand = (None,) * len(sample_shape)
-    return q.loc[expand] + color(q, noise)
+sample = sampler(color)
 
 
 def quadratic_form(q: LowRank, theta: Array) -> Array:
@@ -158,7 +166,7 @@ def truncate(columns: Array, signs: Array, rank: int) -> tuple[Array, Array]:
     Args:
         columns: Shape ``(d, r)``.
         signs: 1 or -1, shape ``(r,)``.
-        rank: Number of directions kept.
+        rank: Number of directions of the factor.
 
     Returns:
         A factor ``(d, rank)`` and a diagonal ``(d,)``: their sum has the diagonal of the whole.
@@ -172,14 +180,14 @@ def truncate(columns: Array, signs: Array, rank: int) -> tuple[Array, Array]:
     basis = matmul(columns, vectors) * inverse[None, :]
     inner = matmul((scale[:, None] * vectors.T) * signs[None, :], vectors * scale[None, :])
     strength, directions = jnp.linalg.eigh(inner, symmetrize_input=False)
-    kept = jnp.maximum(strength[-rank:], 0.0)
-    factor = matmul(basis, directions[:, -rank:]) * jnp.sqrt(kept)[None, :]
+    strongest = jnp.maximum(strength[-rank:], 0.0)
+    factor = matmul(basis, directions[:, -rank:]) * jnp.sqrt(strongest)[None, :]
     whole = jnp.sum(jnp.square(columns) * signs[None, :], axis=1)
     return factor, whole - jnp.sum(jnp.square(factor), axis=1)
 
 
 def natural_step(
-    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: Rows | Array, gain: Gain
+    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: Curvature, gain: Gain
 ) -> tuple[LowRank, Memory]:
     r"""A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var, projected on the family.
 
@@ -192,36 +200,24 @@ def natural_step(
             "LowRank takes curvature as rows of data: use a named predictor, a closed form, or "
             'ngvi(curvature="fisher"), not a dense Hessian.'
         )
-    force = gain.step * grad_loc
-    weights = 2.0 * gain.step * grad_var.weights
-    columns = [jnp.sqrt(gain.keep) * q.precision_factor]
-    signs = [jnp.ones((q.precision_factor.shape[1],), q.loc.dtype)]
-    added = (gain.keep - 1.0) * q.precision_diag
-    columns.append(grad_var.x.T * jnp.sqrt(jnp.abs(weights))[None, :])
-    signs.append(jnp.where(weights < 0, -1.0, 1.0).astype(q.loc.dtype))
-    if not (isinstance(gain.pull, float) and gain.pull == 0.0):
+    force, weights = gain.step * grad_loc, 2.0 * gain.step * grad_var.weights
+    present, added = jnp.sqrt(gain.keep) * q.precision_factor, (gain.keep - 1.0) * q.precision_diag
+    columns = [present, grad_var.x.T * jnp.sqrt(jnp.abs(weights))[None, :]]
+    signs = [jnp.ones(present.shape[1:], q.loc.dtype), jnp.where(weights < 0, -1.0, 1.0).astype(q.loc.dtype)]
+    if gain.pulls:
         columns.append(jnp.sqrt(gain.pull) * prior.precision_factor)
-        signs.append(jnp.ones((prior.precision_factor.shape[1],), q.loc.dtype))
+        signs.append(jnp.ones(prior.precision_factor.shape[1:], q.loc.dtype))
         added = added + gain.pull * prior.precision_diag
-        shift = q.loc - prior.loc
-        back = prior.precision_diag * shift + matmul(
-            prior.precision_factor, matmul(shift, prior.precision_factor)
-        )
-        force = force + gain.pull * back
+        force = force + gain.pull * times_precision(prior, q.loc - prior.loc)
     factor, rest = truncate(jnp.concatenate(columns, axis=1), jnp.concatenate(signs), q.precision_factor.shape[1])
     # What is left of a positive sum is positive. Its rounding, of either sign, keeps the diagonal right on long
     # streams; only one that would use the diagonal up is left out.
     lost = jnp.all(weights >= 0) & (rest < -0.5 * q.precision_diag)
     diag = memory.precision_diag.add(added + jnp.where(lost, 0.0, rest))
     valid = jnp.all(diag.value > 0)
-    moved = LowRank(q.loc, jnp.where(valid, diag.value, jnp.nan), factor)
-    loc = memory.loc.add(-times_covariance(moved, force[None, :])[0])
-    return moved._replace(loc=loc.value), Memory(loc, diag)
-
-
-def floor(q: LowRank, grad_var: Rows) -> tuple[Rows, Array]:
-    """Curvature without its rows of negative weight, and whether there were any."""
-    return grad_var._replace(weights=jnp.maximum(grad_var.weights, 0.0)), jnp.any(grad_var.weights < 0.0)
+    proposal = LowRank(q.loc, jnp.where(valid, diag.value, jnp.nan), factor)
+    loc = memory.loc.add(-times_covariance(proposal, force[None, :])[0])
+    return proposal._replace(loc=loc.value), Memory(loc, diag)
 
 
 def merge(a: LowRank, b: LowRank, prior: LowRank) -> LowRank:
@@ -234,13 +230,31 @@ def merge(a: LowRank, b: LowRank, prior: LowRank) -> LowRank:
     factor, rest = truncate(columns, signs, ranks[0])
     diag = a.precision_diag + b.precision_diag - prior.precision_diag + rest
 
-    def pull(q: LowRank) -> Array:
-        shift = q.loc - a.loc
-        return q.precision_diag * shift + matmul(q.precision_factor, matmul(shift, q.precision_factor))
+    proposal = LowRank(a.loc, jnp.where(jnp.all(diag > 0), diag, jnp.nan), factor)
+    force = times_precision(b, b.loc - a.loc) - times_precision(prior, prior.loc - a.loc)
+    return proposal._replace(loc=a.loc + times_covariance(proposal, force[None, :])[0])
 
-    moved = LowRank(a.loc, jnp.where(jnp.all(diag > 0), diag, jnp.nan), factor)
-    shift = times_covariance(moved, (pull(b) - pull(prior))[None, :])[0]
-    return moved._replace(loc=a.loc + shift)
+
+def convert(q: Gaussian, like: LowRank) -> LowRank:
+    """The Gaussian whose precision has the diagonal of that of ``q`` and its strongest directions."""
+    (d,), rank = q.loc.shape, like.precision_factor.shape[1]
+    if isinstance(q, LowRank):
+        if q.precision_factor.shape[1] == rank:
+            return q
+        columns, diag = q.precision_factor, q.precision_diag
+    else:
+        family = family_of(q)
+        root = family.root(family.canonical(q))
+        if root.ndim == 1:
+            return LowRank(q.loc, 1.0 / jnp.square(root), jnp.zeros((d, rank), q.loc.dtype))
+        inverse = solve_triangular(root, jnp.eye(d, dtype=q.loc.dtype), lower=True)
+        values, vectors = jnp.linalg.eigh(jnp.matmul(inverse.T, inverse))
+        # Half of the least precision stays on the diagonal, which must be positive whatever the rank.
+        diag = jnp.full((d,), 0.5 * values[0])
+        columns = vectors * jnp.sqrt(values - diag)[None, :]
+    padded = jnp.concatenate([columns, jnp.zeros((d, max(0, rank - columns.shape[1])), q.loc.dtype)], axis=1)
+    factor, rest = truncate(padded, jnp.ones((padded.shape[1],), q.loc.dtype), rank)
+    return LowRank(q.loc, diag + rest, factor)
 
 
 register(
@@ -250,15 +264,16 @@ register(
         check=check,
         sample=sample,
         kl=kl,
+        root=lambda q: color(q, jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)).T,
         predictor_variance=predictor_variance,
-        covariance_gradient=lambda q, x, weights: Rows(x, weights),
-        diagonal_only=False,
+        curvature_form="rows",
         # A step carries a factor that is not finite into the mean.
         witness=lambda q: q.loc + q.precision_diag,
         marginal_scale=marginal_scale,
         start=start,
         natural_step=natural_step,
-        floor=floor,
+        floor=lambda q, grad_var: grad_var.floor(),
         merge=merge,
+        convert=convert,
     ),
 )

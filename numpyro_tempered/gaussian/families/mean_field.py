@@ -9,15 +9,15 @@ Three coordinate systems, each with a named map there and back:
 Every function works elementwise on ``(d,)`` arrays; sums run over the last axis.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.precision import CompensatedSum, matmul
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.base import Family, Gain, register
+from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
+from numpyro_tempered.gaussian.families.base import Family, Gain, Sample, register, sampler
 
 
 class MeanField(NamedTuple):
@@ -31,7 +31,7 @@ class MeanField(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_tempered.families import MeanField
+        >>> from numpyro_tempered.gaussian.families import MeanField
         >>> q = MeanField(loc=jnp.zeros(2), scale=jnp.ones(2))
         >>> q.scale.shape
         (2,)
@@ -77,11 +77,7 @@ def from_expectation(moments: Expectation) -> MeanField:
     return MeanField(moments.first, jnp.sqrt(moments.second - jnp.square(moments.first)))
 
 
-def sample(rng_key: Array, q: MeanField, sample_shape: tuple[int, ...] = ()) -> Array:
-    """Draws from ``q``, shape ``sample_shape + (d,)``."""
-    noise = jax.random.normal(rng_key, sample_shape + q.loc.shape, q.loc.dtype)
-    expand = (None,) * len(sample_shape)
-    return q.loc[expand] + q.scale[expand] * noise
+sample: Sample[MeanField] = sampler(lambda q, noise: q.scale[(None,) * (noise.ndim - 1)] * noise)
 
 
 def kl(q: MeanField, p: MeanField) -> Array:
@@ -125,7 +121,7 @@ def shrink(scale: Array, slope: Array) -> Array:
     return jnp.where(slope > 0, scale * ratio, hypotenuse - slope)
 
 
-def kl_prox(anchor: MeanField, grads: MeanField, step_size: Array | float) -> MeanField:
+def kl_prox(anchor: MeanField, grads: MeanField, rate: Scalar) -> MeanField:
     r"""One proximal step in KL, the primitive of SVA and SVB.
 
     .. math:: \arg\min_\mu \langle g, \mu\rangle + \mathrm{KL}(q_\mu, \mathrm{anchor})/\eta,
@@ -135,9 +131,9 @@ def kl_prox(anchor: MeanField, grads: MeanField, step_size: Array | float) -> Me
     (CA19, section 4).
 
     Args:
-        anchor: The Gaussian ``(m_a, s_a)`` that the step is held to.
+        anchor: The Gaussian ``(m_a, s_a)`` from which the step measures KL.
         grads: Gradient g with respect to ``(loc, scale)``.
-        step_size: η, a scalar or an array of shape ``(d,)``, one rate a coordinate.
+        rate: η, a scalar or an array of shape ``(d,)``, one for each coordinate.
 
     Returns:
         The minimiser, a :class:`MeanField`.
@@ -150,10 +146,10 @@ def kl_prox(anchor: MeanField, grads: MeanField, step_size: Array | float) -> Me
         >>> float(step.loc[0]), float(step.scale[0])
         (-0.5, 1.0)
     """
-    return kl_prox_scaled(anchor, grads, step_size * jnp.square(anchor.scale))
+    return kl_prox_scaled(anchor, grads, rate * jnp.square(anchor.scale))
 
 
-def kl_prox_scaled(anchor: MeanField, grads: MeanField, rate: Array) -> MeanField:
+def kl_prox_scaled(anchor: MeanField, grads: MeanField, rate: Scalar) -> MeanField:
     """:func:`kl_prox` in terms of ``rate`` = step size × anchor variance.
 
     A step size proportional to 1/σ² overflows in float32 as σ shrinks, and is 0/0 at σ = 0; its
@@ -179,9 +175,9 @@ def natural_step(
 ) -> tuple[MeanField, Memory]:
     """A natural-gradient step, with the new precision in the step of the mean (KL17)."""
     force, added = gain.step * grad_loc, 2.0 * gain.step * grad_var
-    if not _is(gain.keep, 1.0):
+    if not gain.keeps_all:
         added = added + (gain.keep - 1.0) * memory.precision.value
-    if not _is(gain.pull, 0.0):
+    if gain.pulls:
         prior_precision = 1.0 / jnp.square(prior.scale)
         force = force + gain.pull * prior_precision * (q.loc - prior.loc)
         added = added + gain.pull * prior_precision
@@ -193,8 +189,13 @@ def natural_step(
     return MeanField(loc.value, scale), Memory(loc, precision)
 
 
-def _is(weight: Any, value: float) -> bool:
-    return isinstance(weight, float) and weight == value
+def clip_memory(memory: Memory, q: MeanField, scale: ArrayLike) -> Memory:
+    """The sums set to where q was clipped; others keep their rounding error."""
+    least = 1.0 / jnp.square(jnp.asarray(scale, q.scale.dtype))
+    loc, precision = memory
+    return Memory(
+        loc.restart_where(q.loc != loc.value, q.loc), precision.restart_where(precision.value < least, least)
+    )
 
 
 def floor(q: MeanField, grad_var: Array) -> tuple[Array, Array]:
@@ -227,12 +228,7 @@ def check(prior: MeanField) -> MeanField:
         )
     scale = jnp.broadcast_to(scale, loc.shape).astype(dtype)
     loc = loc.astype(dtype)
-    if not (isinstance(loc, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
-        if not np.all(np.isfinite(loc)) or not np.all(np.isfinite(scale)):
-            raise ValueError("prior has a loc or scale that is not finite.")
-        if not np.all(np.asarray(scale) > 0):
-            raise ValueError(f"prior scales must be positive, got {np.asarray(scale).min()}.")
-    return MeanField(loc, scale)
+    return MeanField(check_numbers(loc, "prior.loc"), check_numbers(scale, "prior.scale", "(0, inf)"))
 
 
 def predictor_variance(q: MeanField, x: Array) -> Array:
@@ -240,13 +236,8 @@ def predictor_variance(q: MeanField, x: Array) -> Array:
     return matmul(jnp.square(x), jnp.square(q.scale))
 
 
-def covariance_gradient(q: MeanField, x: Array, weights: Array) -> Array:
-    """The diagonal of Σ w_i x_i x_iᵀ, shape ``(d,)``."""
-    return jnp.sum(jnp.square(x) * weights[:, None], axis=0)
-
-
-def descend(q: MeanField, grads: MeanField, rate: Array | float) -> MeanField:
-    """A gradient step in ``(loc, scale)``, the scale held at 0 or above."""
+def descend(q: MeanField, grads: MeanField, rate: Scalar) -> MeanField:
+    """A gradient step in ``(loc, scale)``, the scale at least 0."""
     return MeanField(q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0))
 
 
@@ -257,19 +248,20 @@ register(
         check=check,
         sample=sample,
         kl=kl,
+        root=lambda q: q.scale,
         predictor_variance=predictor_variance,
-        covariance_gradient=covariance_gradient,
-        diagonal_only=True,
+        curvature_form="diagonal",
         witness=lambda q: q.loc + q.scale,
         marginal_scale=lambda q: q.scale,
         start=start,
         natural_step=natural_step,
         floor=floor,
         merge=merge,
-        point=lambda q: MeanField(q.loc, jnp.zeros_like(q.scale)),
-        gradient=lambda q, e: MeanField(e.grad_loc, 2.0 * q.scale * e.grad_var),
+        from_root=MeanField,
+        gradient=lambda q, grad_loc, grad_var: MeanField(grad_loc, 2.0 * q.scale * grad_var),
         kl_prox=kl_prox,
+        kl_prox_scaled=kl_prox_scaled,
         descend=descend,
-        inflate=lambda q, variance: q._replace(scale=jnp.sqrt(jnp.square(q.scale) + variance)),
+        clip_memory=clip_memory,
     ),
 )

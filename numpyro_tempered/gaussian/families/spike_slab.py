@@ -18,7 +18,7 @@ class SpikeSlab(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_tempered.families import SpikeSlab
+        >>> from numpyro_tempered.gaussian.families import SpikeSlab
         >>> q = SpikeSlab(probs=jnp.array([0.5]), loc=jnp.array([2.0]), scale=jnp.array([1.0]))
         >>> q.mean, q.variance
         (Array([1.], dtype=float32), Array([1.5], dtype=float32))
@@ -40,7 +40,7 @@ class SpikeSlab(NamedTuple):
 
 
 def kl(q: SpikeSlab, p: SpikeSlab) -> Array:
-    r"""Kullback-Leibler divergence KL(q, p) in nats, one a coordinate.
+    r"""Kullback-Leibler divergence KL(q, p) in nats, for each coordinate.
 
     .. math:: \mathrm{KL}(\mathrm{Ber}(\varphi), \mathrm{Ber}(\lambda))
               + \varphi\, \mathrm{KL}(N(m, \sigma^2), N(m_0, s^2))

@@ -3,6 +3,7 @@
 from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.infer.guides.online import (
     AutoOnlineDiagonalNormal,
+    AutoOnlineGuide,
     AutoOnlineLowRankNormal,
     AutoOnlineMultivariateNormal,
 )
@@ -12,6 +13,7 @@ from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 __all__ = [
     "NUM_PRIOR_DRAWS",
     "AutoOnlineDiagonalNormal",
+    "AutoOnlineGuide",
     "AutoOnlineLowRankNormal",
     "AutoOnlineMultivariateNormal",
     "AutoSpikeAndSlab",

@@ -1,7 +1,6 @@
 """A normal distribution by a precision of diagonal plus low rank."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ class LowRankPrecisionNormal(dist.Distribution):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_tempered.guides import LowRankPrecisionNormal
+        >>> from numpyro_tempered.infer.guides import LowRankPrecisionNormal
         >>> q = LowRankPrecisionNormal(jnp.zeros(2), jnp.ones(2), jnp.ones((2, 1)))
         >>> q.variance
         Array([0.6666667, 0.6666667], dtype=float32)
@@ -51,7 +50,7 @@ class LowRankPrecisionNormal(dist.Distribution):
     def _q(self) -> LowRank:
         return LowRank(self.loc, self.precision_diag, self.precision_factor)
 
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws, shape ``sample_shape + (d,)``."""
         return low_rank.sample(key, self._q, sample_shape)
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,31 +14,31 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.gaussian.families.base import Gaussian, square_root
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS, PriorMoments, prior_moments
 
-Gaussian: TypeAlias = MeanField | FullRank | LowRank
 
-
-class _StartsAtPrior(AutoContinuous):
+class StartsAtPrior(AutoContinuous):
     """What the online guides share: the start, and the order of sites in the flat vector."""
 
-    def __init__(self, model: Model, *, prefix: str = "auto", **options: Any) -> None:
+    def __init__(self, model: Model, *, prefix: str = "auto") -> None:
         self.moment_matched: tuple[str, ...] = ()
-        self._prior: Any = None
-        super().__init__(model, prefix=prefix, **options)
+        self._prior: Gaussian | None = None
+        super().__init__(model, prefix=prefix)
 
-    def fresh(self) -> "_StartsAtPrior":
+    def fresh(self) -> "StartsAtPrior":
         """A guide like this one that has not been set up."""
         return type(self)(self.model, prefix=self.prefix)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         model: Model = self.model  # type: ignore[has-type]
-        # The start depends on the prior alone, and must survive data that are missing or absurd.
+        # The start depends only on the prior, and must survive data that are missing or absurd.
         prior_only: Model = temper(model, alpha=0.0)
         self.model = prior_only
         try:
@@ -51,7 +51,7 @@ class _StartsAtPrior(AutoContinuous):
         loc = self.pack({k: v.loc for k, v in moments.sites.items()})
         scale = self.pack({k: v.scale for k, v in moments.sites.items()})
         self._init_latent = loc
-        self._prior = self._start(loc, scale, moments)
+        self._prior = self.start_at(loc, scale, moments)
         self.moment_matched = tuple(name for name in moments.sites if name in moments.draws)
         if moments.draws:
             warnings.warn(
@@ -61,12 +61,24 @@ class _StartsAtPrior(AutoContinuous):
             )
 
     _matched = "standard deviation"
-    # What each guide adds: the Gaussian of the start, and the guide's parameters of a Gaussian and back.
-    _start: Callable[[Array, Array, PriorMoments], Any]
-    to_params: Callable[[Any], dict[str, Array]]
-    from_params: Callable[[dict[str, Array]], Any]
+    # The parameter that is the root of the covariance, which SVI's optimisers step; None where there is none.
+    root_param: ClassVar[str | None] = None
 
-    def pack(self, values: dict[str, Array]) -> Array:
+    def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> Gaussian:
+        """The Gaussian with these means and standard deviations that the guide starts at."""
+        raise NotImplementedError
+
+    def to_params(self, q: Any) -> Params:
+        """The guide's parameters at ``q``."""
+        return {f"{self.prefix}_{name}": value for name, value in q._asdict().items()}
+
+    def from_params(self, params: Params) -> Gaussian:
+        """The Gaussian of the guide's parameters."""
+        leaves = [params[f"{self.prefix}_{name}"] for name in self.prior._asdict()]
+        q: Gaussian = jax.tree.unflatten(jax.tree.structure(self.prior), leaves)
+        return q
+
+    def pack(self, values: Params) -> Array:
         """Unconstrained values by site as one flat array, in the guide's own order."""
         order = self._unpack_latent(jnp.zeros(self.latent_dim))
         flat = jnp.concatenate([jnp.ravel(values[name]) for name in order])
@@ -79,14 +91,14 @@ class _StartsAtPrior(AutoContinuous):
         return Layout(tuple((name, jnp.shape(value)) for name, value in sites.items()))
 
     @property
-    def prior(self) -> Any:
+    def prior(self) -> Gaussian:
         """The Gaussian that the guide starts at, on the flat unconstrained scale."""
-        if self.prototype_trace is None:
+        if self.prototype_trace is None or self._prior is None:
             raise ValueError("the guide has not been set up: call it, or OnlineVI.init, first.")
         return self._prior
 
 
-class AutoOnlineDiagonalNormal(_StartsAtPrior, AutoDiagonalNormal):
+class AutoOnlineDiagonalNormal(StartsAtPrior, AutoDiagonalNormal):
     r"""Mean-field Gaussian guide in the unconstrained space that starts at q = prior.
 
     For Normal priors with fixed parameters the start is exact. Any other prior (on a constrained
@@ -97,7 +109,7 @@ class AutoOnlineDiagonalNormal(_StartsAtPrior, AutoDiagonalNormal):
     every method of that guide works.
 
     Args:
-        model: NumPyro model, tempered or not: tempering leaves the prior alone.
+        model: NumPyro model, tempered or not: tempering does not change the prior.
         prefix: Prefix of the guide's parameters.
 
     Attributes:
@@ -118,15 +130,15 @@ class AutoOnlineDiagonalNormal(_StartsAtPrior, AutoDiagonalNormal):
         (Array([1.], dtype=float32), Array([2.], dtype=float32))
     """
 
-    def __init__(self, model: Model, *, prefix: str = "auto") -> None:
-        super().__init__(model, prefix=prefix)
+    root_param = "scale"
 
-    def _start(self, loc: Array, scale: Array, moments: PriorMoments) -> MeanField:
-        # AutoDiagonalNormal fills its scale parameter with this value, here one a coordinate.
+    def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> MeanField:
+        """The start itself."""
+        # AutoDiagonalNormal fills its scale parameter with this value, here one for each coordinate.
         self._init_scale = scale
         return MeanField(loc, scale)
 
-    def to_params(self, q: MeanField) -> dict[str, Array]:
+    def to_params(self, q: MeanField) -> Params:
         """The guide's parameters at ``q``.
 
         A scale of 0 becomes the smallest positive number, which NumPyro's Normal admits and whose draws are
@@ -135,12 +147,8 @@ class AutoOnlineDiagonalNormal(_StartsAtPrior, AutoDiagonalNormal):
         scale = jnp.maximum(q.scale, jnp.finfo(q.scale.dtype).tiny)
         return {f"{self.prefix}_loc": q.loc, f"{self.prefix}_scale": scale}
 
-    def from_params(self, params: dict[str, Array]) -> MeanField:
-        """The Gaussian of the guide's parameters."""
-        return MeanField(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale"])
 
-
-class AutoOnlineMultivariateNormal(_StartsAtPrior, AutoMultivariateNormal):
+class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
     r"""Full-covariance Gaussian guide in the unconstrained space that starts at q = prior.
 
     As :class:`AutoOnlineDiagonalNormal`, with the covariance of the priors that are not Normal with fixed
@@ -171,12 +179,11 @@ class AutoOnlineMultivariateNormal(_StartsAtPrior, AutoMultivariateNormal):
 
     # Elementwise, so that gradients pull back entry by entry.
     scale_tril_constraint = constraints.softplus_lower_cholesky
+    root_param = "scale_tril"
     _matched = "covariance"
 
-    def __init__(self, model: Model, *, prefix: str = "auto") -> None:
-        super().__init__(model, prefix=prefix)
-
-    def _start(self, loc: Array, scale: Array, moments: PriorMoments) -> FullRank:
+    def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> FullRank:
+        """The start, with the covariance of what was drawn."""
         factor = np.diag(np.asarray(scale))
         if moments.draws:
             # Which coordinates were drawn, and their draws in the flat order.
@@ -196,20 +203,85 @@ class AutoOnlineMultivariateNormal(_StartsAtPrior, AutoMultivariateNormal):
     def _get_posterior(self) -> dist.Distribution:
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         scale_tril = numpyro.param(
-            f"{self.prefix}_scale_tril", self._prior.factor, constraint=self.scale_tril_constraint
+            f"{self.prefix}_scale_tril", square_root(self.prior), constraint=self.scale_tril_constraint
         )
         return dist.MultivariateNormal(loc, scale_tril=scale_tril)
 
-    def to_params(self, q: FullRank) -> dict[str, Array]:
+    def to_params(self, q: FullRank) -> Params:
         """The guide's parameters at ``q``."""
         return {f"{self.prefix}_loc": q.loc, f"{self.prefix}_scale_tril": q.scale_tril}
 
-    def from_params(self, params: dict[str, Array]) -> FullRank:
+    def from_params(self, params: Params) -> FullRank:
         """The Gaussian of the guide's parameters."""
         return FullRank(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"])
 
 
-class AutoOnlineLowRankNormal(_StartsAtPrior):
+class AutoOnlineGuide(StartsAtPrior):
+    r"""Base of a guide for a Gaussian family of your own, that starts at q = prior.
+
+    A subclass says by ``start_at`` which Gaussian of the family has the prior's means and standard deviations;
+    :func:`~numpyro_tempered.families.register` makes the family known. Parameters are ``{prefix}_{field}`` for
+    each field of the family.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        prefix: Prefix of the guide's parameters.
+
+    Attributes:
+        moment_matched: After set-up, names of the sites whose start is not exact.
+        field_constraints: Constraints by field; others are real.
+
+    Raises:
+        ValueError: At set-up, if a prior is improper, masked, or has no variance on the unconstrained scale.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> class AutoOnlineNormal(nt.guides.AutoOnlineGuide):
+        ...     def start_at(self, loc, scale, moments):
+        ...         return nt.families.MeanField(loc, scale)
+        >>> def model(y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(1.0, 2.0))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> guide = AutoOnlineNormal(model)
+        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
+        >>> guide.get_posterior(guide.to_params(guide.prior)).variance
+        Array([4.], dtype=float32)
+    """
+
+    field_constraints: ClassVar[Mapping[str, constraints.Constraint]] = {}
+
+    def distribution(self, q: Any) -> dist.Distribution:
+        """The Gaussian as a distribution of NumPyro."""
+        return dist.MultivariateNormal(q.loc, scale_tril=square_root(family_of(q).canonical(q)))
+
+    def _get_posterior(self) -> dist.Distribution:
+        return self.get_posterior(
+            {
+                f"{self.prefix}_{name}": numpyro.param(
+                    f"{self.prefix}_{name}", value, constraint=self.field_constraints.get(name, constraints.real)
+                )
+                for name, value in self.prior._asdict().items()
+            }
+        )
+
+    def get_posterior(self, params: Params) -> dist.Distribution:
+        """The posterior on the flat unconstrained scale."""
+        return self.distribution(self.from_params(params))
+
+    def median(self, params: Params) -> Params:
+        """The median of each site."""
+        return self._unpack_and_constrain(self.from_params(params).loc, params)
+
+    def quantiles(self, params: Params, quantiles: ArrayLike) -> Params:
+        """Marginal quantiles of each site."""
+        q = self.from_params(params)
+        levels = jnp.asarray(quantiles)[..., None]
+        latent = dist.Normal(q.loc, family_of(q).marginal_scale(q)).icdf(levels)
+        return self._unpack_and_constrain(latent, params)
+
+
+class AutoOnlineLowRankNormal(AutoOnlineGuide):
     r"""Gaussian guide with a precision of diagonal plus low rank, that starts at q = prior.
 
     As :class:`AutoOnlineDiagonalNormal`; the ``rank`` strongest directions of the data's information are kept
@@ -240,53 +312,24 @@ class AutoOnlineLowRankNormal(_StartsAtPrior):
         (9, 3)
     """
 
+    field_constraints: ClassVar = {"precision_diag": constraints.positive}
+
     def __init__(self, model: Model, *, rank: int | None = None, prefix: str = "auto") -> None:
-        if rank is not None and rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank}.")
-        self.rank = rank
+        self.rank = None if rank is None else check_count(rank, "rank")
         super().__init__(model, prefix=prefix)
 
     def fresh(self) -> "AutoOnlineLowRankNormal":
         """A guide like this one that has not been set up."""
         return type(self)(self.model, rank=self.rank, prefix=self.prefix)
 
-    def _start(self, loc: Array, scale: Array, moments: PriorMoments) -> LowRank:
+    def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> LowRank:
+        """The start, without directions."""
         (d,) = loc.shape
         rank = int(np.ceil(np.sqrt(d))) if self.rank is None else self.rank
         if rank > d:
             raise ValueError(f"rank must be at most the number of coordinates, {d}, got {rank}.")
         return LowRank(loc, 1.0 / jnp.square(scale), jnp.zeros((d, rank), loc.dtype))
 
-    def _get_posterior(self) -> dist.Distribution:
-        q = self._prior
-        return LowRankPrecisionNormal(
-            numpyro.param(f"{self.prefix}_loc", q.loc),
-            numpyro.param(f"{self.prefix}_precision_diag", q.precision_diag, constraint=constraints.positive),
-            numpyro.param(f"{self.prefix}_precision_factor", q.precision_factor),
-        )
-
-    def get_posterior(self, params: dict[str, Array]) -> dist.Distribution:
-        """The posterior on the flat unconstrained scale."""
-        return LowRankPrecisionNormal(*self.from_params(params))
-
-    def median(self, params: dict[str, Array]) -> dict[str, Array]:
-        """The median of each site."""
-        return self._unpack_and_constrain(self.from_params(params).loc, params)
-
-    def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
-        """Marginal quantiles of each site."""
-        q = self.from_params(params)
-        levels = jnp.asarray(quantiles)[..., None]
-        latent = dist.Normal(q.loc, family_of(q).marginal_scale(q)).icdf(levels)
-        return self._unpack_and_constrain(latent, params)
-
-    def to_params(self, q: LowRank) -> dict[str, Array]:
-        """The guide's parameters at ``q``."""
-        return {f"{self.prefix}_{name}": value for name, value in q._asdict().items()}
-
-    def from_params(self, params: dict[str, Array]) -> LowRank:
-        """The Gaussian of the guide's parameters."""
-        return LowRank(*(params[f"{self.prefix}_{name}"] for name in LowRank._fields))
-
-
-ONLINE_GUIDES = (AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal, AutoOnlineLowRankNormal)
+    def distribution(self, q: LowRank) -> dist.Distribution:
+        """The Gaussian as a distribution of NumPyro."""
+        return LowRankPrecisionNormal(*q)

@@ -1,6 +1,6 @@
 """The Gaussian that an online guide starts at: the prior on the unconstrained scale."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,17 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.effects import base_distribution
-from numpyro_tempered.handlers.likelihood import latent_sites
+from numpyro_tempered.handlers.likelihood import Site, latent_sites
 
 NUM_PRIOR_DRAWS = 10_000
 
 
 class PriorMoments(NamedTuple):
-    """What is known of a model's prior on the unconstrained scale.
+    """Moments of a model's prior on the unconstrained scale.
 
     Attributes:
         sites: Mean and standard deviation by latent site.
@@ -26,14 +27,14 @@ class PriorMoments(NamedTuple):
     """
 
     sites: dict[str, MeanField]
-    draws: dict[str, Array]
+    draws: Params
 
 
 def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> PriorMoments:
     """Moments of each latent's prior on the unconstrained scale.
 
     Args:
-        rng_key: For priors that have to be drawn from.
+        rng_key: For draws from priors without a closed form.
         model: NumPyro model.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -52,19 +53,17 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
         raise ValueError(
             "a prior cannot be sampled (is it improper?): the online rules start at the prior."
         ) from error
-    exact = {name for name, (_, own) in two.items() if _constant(own.loc) and _constant(own.scale)}
+    exact = {name for name, (_, normal) in two.items() if _constant(normal.loc) and _constant(normal.scale)}
     moments = {name: jax.tree.map(lambda leaf: leaf[0], two[name][1]) for name in exact}
     matched = tuple(name for name in two if name not in exact)
-    draws: dict[str, Array] = {}
+    draws: Params = {}
     if matched:
         keys = jax.random.split(rng_key, NUM_PRIOR_DRAWS)
-        draws = jax.jit(
-            lambda keys: jax.lax.map(
-                lambda key: {k: v[0] for k, v in draw(key).items() if k in matched},
-                keys,
-                batch_size=1000,
-            )
-        )(keys)
+
+        def values(key: Array) -> Params:
+            return {name: value for name, (value, _) in draw(key).items() if name in matched}
+
+        draws = jax.jit(lambda keys: jax.lax.map(values, keys, batch_size=1000))(keys)
         for name in matched:
             moments[name] = MeanField(jnp.mean(draws[name], 0), jnp.std(draws[name], 0))
             scale = np.asarray(moments[name].scale)
@@ -76,8 +75,8 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
     return PriorMoments(moments, draws)
 
 
-def _describe(site: dict[str, Any]) -> tuple[Array, MeanField]:
-    """A draw on the unconstrained scale, and the site's own Normal parameters (else NaN)."""
+def _describe(site: Site) -> tuple[Array, MeanField]:
+    """A draw on the unconstrained scale, and the site's Normal parameters, NaN where it is not Normal."""
     fn, value = site["fn"], site["value"]
     base = base_distribution(fn)
     if base.support is constraints.real and not _has_variance(base):
@@ -85,33 +84,33 @@ def _describe(site: dict[str, Any]) -> tuple[Array, MeanField]:
             f"the prior of {site['name']!r}, {type(base).__name__}, has no finite variance: the "
             "online rules start at a Gaussian. Give it a prior with two moments."
         )
-    if isinstance(_unindexed(fn), dist.MaskedDistribution):
+    if isinstance(unindexed(fn), dist.MaskedDistribution):
         raise ValueError(
             f"the prior of {site['name']!r} is masked, so it is no distribution to start a guide at."
         )
     unconstrained = biject_to(fn.support).inv(value)
-    if isinstance(base, dist.Normal):
-        # Normal(0, 1) has integer parameters and floating draws.
-        own = MeanField(*(jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale)))
-    else:
-        own = MeanField(jnp.full_like(unconstrained, jnp.nan), jnp.full_like(unconstrained, jnp.nan))
-    return unconstrained, own
+    if not isinstance(base, dist.Normal):
+        nan = jnp.full_like(unconstrained, jnp.nan)
+        return unconstrained, MeanField(nan, nan)
+    # Normal(0, 1) has integer parameters and floating draws.
+    loc, scale = (jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale))
+    return unconstrained, MeanField(loc, scale)
 
 
-def _unindexed(fn: Any) -> Any:
+def unindexed(fn: dist.Distribution) -> dist.Distribution:
     """The distribution under expansions and reinterpreted batches."""
     while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
         fn = fn.base_dist
     return fn
 
 
-def _has_variance(fn: Any) -> bool:
+def _has_variance(fn: dist.Distribution) -> bool:
     """False where the distribution says that its variance is not finite."""
     try:
         variance = fn.variance
     except NotImplementedError:
         return True
-    return isinstance(variance, jax.core.Tracer) or bool(np.all(np.isfinite(variance)))
+    return is_traced(variance) or bool(np.all(np.isfinite(variance)))
 
 
 def _constant(pair: Array) -> bool:

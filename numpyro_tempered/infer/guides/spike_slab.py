@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,9 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import Messenger, mutable
 
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params, Scalar
+from numpyro_tempered.handlers.effects import Message
 from numpyro_tempered.infer.distributions import SpikeAndSlab
 
 
@@ -36,11 +39,11 @@ class AutoSpikeAndSlab(AutoNormal):
 
     With stock ``SVI`` the loss must be ``TraceMeanField_ELBO()``: others need the density of the relaxed draws
     and raise. ``fit_svi`` takes it by default. A temperature that is a schedule is counted by a
-    ``numpyro.mutable`` site, ``{prefix}_step``, which NumPyro updates for ``num_particles=1`` alone; for more
+    ``numpyro.mutable`` site, ``{prefix}_step``, which NumPyro updates only for ``num_particles=1``; for more
     particles take a number.
 
     Args:
-        model: NumPyro model, tempered or not: tempering leaves the prior alone.
+        model: NumPyro model, tempered or not: tempering does not change the prior.
         prefix: Prefix of the guide's parameters.
         temperature: Of the relaxed gates: a positive number, or a callable from the step, from 0, to one, such
             as ``optax.exponential_decay``; None for exact gates, which cannot be fitted. By default it falls
@@ -77,7 +80,7 @@ class AutoSpikeAndSlab(AutoNormal):
         model: Model,
         *,
         prefix: str = "auto",
-        temperature: float | Callable[[Array], Any] | None = lambda step: jnp.maximum(
+        temperature: float | Callable[[Array], Scalar] | None = lambda step: jnp.maximum(
             jnp.exp(-step / 500.0), 0.1
         ),
         init_loc_fn: Callable = init_to_uniform,
@@ -85,13 +88,11 @@ class AutoSpikeAndSlab(AutoNormal):
         init_probs: float = 0.5,
         create_plates: Callable | None = None,
     ) -> None:
-        if not 0.0 < init_probs < 1.0:
-            raise ValueError(f"init_probs must be inside (0, 1), where gates have a gradient, got {init_probs}.")
-        if isinstance(temperature, int | float) and not temperature > 0:
-            raise ValueError(f"temperature must be positive, a schedule or None, got {temperature}.")
+        if temperature is not None and not callable(temperature):
+            check_number(temperature, "temperature", "(0, inf]", hint="A schedule or None will do too.")
         self.temperature = temperature
-        self._init_probs = init_probs
-        self._gates: dict[str, Array] = {}
+        self._init_probs = check_number(init_probs, "init_probs", "(0, 1)", hint="Gates have a gradient there.")
+        self._gates: Params = {}
         self._sparse: frozenset[str] = frozenset()
         super().__init__(
             model, prefix=prefix, init_loc_fn=init_loc_fn, init_scale=init_scale, create_plates=create_plates
@@ -106,10 +107,10 @@ class AutoSpikeAndSlab(AutoNormal):
         guide.temperature = None
         return guide
 
-    def with_gates(self, gates: dict[str, Array]) -> "AutoSpikeAndSlab":
+    def with_gates(self, gates: Params) -> "AutoSpikeAndSlab":
         """This guide with exact gates of fixed probabilities, by site, in place of their parameters.
 
-        With probabilities of 0 and 1 alone nothing is left to relax, and the loss of SVI is the negative ELBO.
+        With only probabilities of 0 and 1 there is nothing to relax, and the loss of SVI is the negative ELBO.
         """
         guide = self.hard()
         guide._gates = dict(gates)
@@ -122,24 +123,24 @@ class AutoSpikeAndSlab(AutoNormal):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         model: Model = self.model
-        shown = _SlabsForSetUp(model)
-        self.model: Any = shown
+        slabs = _SlabsForSetUp(model)
+        self.model: Any = slabs
         try:
             super()._setup_prototype(*args, **kwargs)
         finally:
             self.model = model
-        if not shown.sites:
+        if not slabs.sites:
             self.prototype_trace: Any = None
             raise ValueError(
                 "the model has no latent site with a SpikeAndSlab prior, which is what AutoSpikeAndSlab is for: "
                 "take AutoNormal."
             )
-        self._sparse = frozenset(shown.sites)
+        self._sparse = frozenset(slabs.sites)
         # In the model's order, which potential_energy's dictionary does not keep.
-        starts: dict[str, Array] = self._init_locs  # type: ignore[has-type]
+        starts: Params = self._init_locs  # type: ignore[has-type]
         self._init_locs = {name: starts[name] for name in self.prototype_trace if name in starts}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Params:
         """Draw the latent sites."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
@@ -151,32 +152,33 @@ class AutoSpikeAndSlab(AutoNormal):
             with ExitStack() as stack:
                 for frame in site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
-                param = self._param(name, event_dim)
-                loc = param("loc", init_loc)
-                scale = param("scale", jnp.full(jnp.shape(init_loc), self._init_scale), self.scale_constraint)
-                if name in self._gates:
-                    fn = SpikeAndSlab(self._gates[name], loc, scale)
-                elif name in self._sparse:
-                    start = jnp.full(jnp.shape(init_loc), self._init_probs)
-                    probs = param("probs", start, constraints.unit_interval)
-                    fn = SpikeAndSlab(probs, loc, scale, temperature=temperature)
-                else:
-                    fn = dist.Normal(loc, scale)
-                fn = fn.to_event(event_dim)
+                fn = self._factor(name, partial(self._param, name, init_loc), temperature).to_event(event_dim)
                 if not _is_real(site["fn"].support):
                     fn = dist.TransformedDistribution(fn, biject_to(site["fn"].support))
                 result[name] = numpyro.sample(name, fn)
         return result
 
-    def _param(self, name: str, event_dim: int) -> Callable[..., Array]:
-        def param(field: str, start: Array, constraint: Any = constraints.real) -> Array:
-            return numpyro.param(
-                f"{name}_{self.prefix}_{field}", start, constraint=constraint, event_dim=event_dim
-            )
+    def _param(self, name: str, init_loc: Array, field: str) -> Array:
+        """A parameter of a site, declared."""
+        start, constraint = {
+            "loc": (init_loc, constraints.real),
+            "scale": (jnp.full(jnp.shape(init_loc), self._init_scale), self.scale_constraint),
+            "probs": (jnp.full(jnp.shape(init_loc), self._init_probs), constraints.unit_interval),
+        }[field]
+        event_dim = self._event_dims[name]
+        return numpyro.param(f"{name}_{self.prefix}_{field}", start, constraint=constraint, event_dim=event_dim)
 
-        return param
+    def _factor(
+        self, name: str, param: Callable[[str], Array], temperature: Scalar | None = None
+    ) -> dist.Distribution:
+        """A site's factor on the unconstrained scale, of parameters by field."""
+        loc, scale = param("loc"), param("scale")
+        if name not in self._sparse:
+            return dist.Normal(loc, scale)
+        probs = self._gates[name] if name in self._gates else param("probs")
+        return SpikeAndSlab(probs, loc, scale, temperature=temperature)
 
-    def _current_temperature(self) -> Any:
+    def _current_temperature(self) -> Scalar | None:
         if not callable(self.temperature):
             return self.temperature
         count = mutable(f"{self.prefix}_step", {"step": jnp.zeros(())})
@@ -184,26 +186,22 @@ class AutoSpikeAndSlab(AutoNormal):
         count["step"] = count["step"] + 1.0
         return temperature
 
-    def _factors(self, params: dict[str, Array]) -> dict[str, dist.Distribution]:
+    def _factors(self, params: Params) -> dict[str, dist.Distribution]:
         """The factors on the unconstrained scale, with exact gates."""
 
         def factor(name: str) -> dist.Distribution:
-            loc, scale = (params[f"{name}_{self.prefix}_{field}"] for field in ("loc", "scale"))
-            if name not in self._sparse:
-                return dist.Normal(loc, scale)
-            probs = self._gates[name] if name in self._gates else params[f"{name}_{self.prefix}_probs"]
-            return SpikeAndSlab(probs, loc, scale)
+            return self._factor(name, lambda field: params[f"{name}_{self.prefix}_{field}"])
 
         return {name: factor(name) for name in self._init_locs}
 
     def sample_posterior(
         self,
         rng_key: Array,
-        params: dict[str, Array],
+        params: Params,
         *args: Any,
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
-    ) -> dict[str, Array]:
+    ) -> Params:
         """Draws with exact gates, whatever the temperature, of shape ``sample_shape`` plus the site's."""
         factors = self._factors(params)
         keys = jax.random.split(rng_key, len(factors))
@@ -211,11 +209,11 @@ class AutoSpikeAndSlab(AutoNormal):
             {name: q.sample(key, sample_shape) for key, (name, q) in zip(keys, factors.items(), strict=True)}
         )
 
-    def median(self, params: dict[str, Array]) -> dict[str, Array]:
+    def median(self, params: Params) -> Params:
         """Medians, with exact gates: 0 where φ is below a half, and at times above."""
         return self._constrain({name: q.icdf(jnp.asarray(0.5)) for name, q in self._factors(params).items()})
 
-    def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
+    def quantiles(self, params: Params, quantiles: ArrayLike) -> Params:
         """Quantiles, with exact gates, along a leading axis."""
         levels = jnp.asarray(quantiles)
         return self._constrain(
@@ -233,7 +231,7 @@ class _SlabsForSetUp(Messenger):
         self.sites: set[str] = set()
         super().__init__(fn)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         slab = _slab(msg["name"], msg["fn"])
@@ -242,7 +240,7 @@ class _SlabsForSetUp(Messenger):
             msg["fn"] = slab
 
 
-def _slab(name: str, fn: Any) -> dist.Distribution | None:
+def _slab(name: str, fn: dist.Distribution) -> dist.Distribution | None:
     """The slab of a SpikeAndSlab under any ``expand`` and ``to_event``; None of another distribution."""
     base = fn
     while hasattr(base, "base_dist"):
@@ -260,11 +258,11 @@ def _slab(name: str, fn: Any) -> dist.Distribution | None:
     return base.slab.expand(fn.batch_shape + fn.event_shape).to_event(fn.event_dim)
 
 
-def _is_real(support: Any) -> bool:
+def _is_real(support: constraints.Constraint) -> bool:
     base = support.base_constraint if isinstance(support, constraints.independent) else support
     return base is constraints.real
 
 
-def exact_gates(guide: Any) -> Any:
+def exact_gates(guide: Guide) -> Guide:
     """The guide to evaluate: that with exact gates of a guide that has relaxed ones."""
     return guide.hard() if isinstance(guide, AutoSpikeAndSlab) else guide

@@ -1,8 +1,5 @@
 """Structured polish: the factors of a fit as the start of stochastic gradients on E1."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpyro
@@ -17,20 +14,20 @@ from numpyro_tempered.infer.svi import TemperedFit, fit_svi
 from numpyro_tempered.mixtures.bridges.model import guide_of, numpyro_model
 from numpyro_tempered.mixtures.result import MixtureFit
 
-# Draws that tell how wide a factor is.
+# Draws for the widths of the factors.
 NUM_DRAWS = 200
-# Arguments that a distribution keeps, where its constraints name others that say the same.
-KEPT = {dist.MultivariateNormal: ("loc", "scale_tril"), dist.Wishart: ("concentration", "scale_tril")}
+# Arguments that define a distribution, where its constraints name equivalent ones too.
+ARGUMENTS = {dist.MultivariateNormal: ("loc", "scale_tril"), dist.Wishart: ("concentration", "scale_tril")}
 
 
 def polish(
     rng_key: Array,
     fit: MixtureFit,
-    x: Any,
+    x: ArrayLike,
     *,
     sample_weight: ArrayLike | None = None,
     num_steps: int = 1000,
-    optim: Any = None,
+    optim: object | None = None,
     num_particles: int = 10,
     num_samples: int = 1000,
     progress_bar: bool = False,
@@ -58,7 +55,7 @@ def polish(
 
     Returns:
         A :class:`TemperedFit`, for :func:`compare` and :func:`to_inference_data`, whose ``elbo`` is E1 after the
-        polish with its standard error; compare with ``fit.bound``. Nothing makes sure that it is larger: take
+        polish with its standard error; compare with ``fit.bound``. It need not be larger: take
         more steps or particles if it is not.
 
     Raises:
@@ -90,7 +87,7 @@ def polish(
         alpha=fit.alpha,
         num_steps=num_steps,
         optim=Adam(lambda step: 0.02 * 0.01 ** (step / num_steps)) if optim is None else optim,
-        # The KL of many factors has a closed form, which takes noise away.
+        # The KL of many factors has a closed form, without noise.
         loss=TraceMeanField_ELBO(num_particles=num_particles),
         num_particles=num_samples,
         progress_bar=progress_bar,
@@ -106,8 +103,8 @@ def adjustable_guide(fit: MixtureFit, spreads: dict[str, Array]) -> Guide:
     """
 
     def change(name: str, fn: dist.Distribution) -> dist.Distribution:
-        own = {key: getattr(fn, key) for key in KEPT.get(type(fn), fn.arg_constraints)}
-        return type(fn)(**{key: _adjusted(name, key, fn, value, spreads) for key, value in own.items()})
+        arguments = ARGUMENTS.get(type(fn), fn.arg_constraints)
+        return type(fn)(**{key: _adjusted(name, key, fn, getattr(fn, key), spreads) for key in arguments})
 
     return guide_of(fit, change)
 
@@ -131,13 +128,13 @@ def _adjusted(site: str, argument: str, fn: dist.Distribution, value: Array, spr
         return least + (value - least) * factor
     raise TypeError(
         f"the factor of {site!r} is a {type(fn).__name__}, whose argument {argument!r} is neither real nor "
-        "positive: polish knows how to move locations, positive numbers and triangular matrices."
+        "positive: polish moves locations, positive numbers and triangular matrices."
     )
 
 
 def _spreads(rng_key: Array, fit: MixtureFit) -> dict[str, Array]:
-    """How wide each entry of each site is under the factors of a fit."""
-    guide: Callable[..., Any] = guide_of(fit, lambda name, fn: fn)
+    """The width of each entry of each site under the factors of a fit."""
+    guide = guide_of(fit)
 
     def one(key: Array) -> dict[str, Array]:
         trace = handlers.trace(handlers.seed(guide, key)).get_trace()

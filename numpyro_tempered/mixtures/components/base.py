@@ -1,13 +1,30 @@
 """What a mixture asks of its components."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.checks import check_count, check_numbers, is_traced
+from numpyro_tempered.core.typing import Array, ArrayLike
+
+# A NamedTuple of arrays, the family's own; a dict of such for a product of families.
+Hyperparameters: TypeAlias = Any
+Parameters: TypeAlias = dict[str, Array]
+# On the host, or on the devices.
+Rows: TypeAlias = Array | np.ndarray
+T = TypeVar("T")
+
+
+class Sample(Protocol):
+    """``numpyro.sample``, or what takes its place."""
+
+    def __call__(self, name: str, fn: dist.Distribution, /) -> Array:
+        """A value of the site ``name`` with distribution ``fn``."""
 
 
 class Component(NamedTuple):
@@ -46,8 +63,8 @@ class Component(NamedTuple):
         maximum_likelihood: ``(prior, counts, sums)`` to parameters, of the prior only what is known (such as a
             variance); None where there is none.
         num_parameters: The number of components to the number of free parameters.
-        coordinates: Rows ``(n, d)`` to points ``(n, p)`` without NaN, whose Euclidean distance tells components
-            apart; for starts and splits.
+        coordinates: Rows ``(n, d)`` to points ``(n, p)`` without NaN, whose Euclidean distance separates the
+            components; for starts and splits.
         translate: ``(hyperparameters, shift (d,))`` to those of data that are moved by ``shift``; with it sums
             are taken about the mean of the data, which keeps digits. None where data may not be moved.
         with_missing: Makes the same component, without its prior, for data with missing entries, which are
@@ -55,153 +72,166 @@ class Component(NamedTuple):
     """
 
     name: str
-    prior: Any
-    check: Callable[[Any], Array]
+    prior: Hyperparameters
+    check: Callable[[ArrayLike], Array]
     statistics: Callable[[Array], Array]
     log_base: Callable[[Array], Array]
-    update: Callable[[Any, Array, Array], Any]
-    coefficients: Callable[[Any], tuple[Array, Array]]
-    kl: Callable[[Any, Any], Array]
-    log_evidence: Callable[[Any, Array, Array], Array]
-    log_predictive: Callable[[Any, Array], Array]
-    draw: Callable[[Callable[[str, Any], Array], Any], dict[str, Array]]
-    distribution: Callable[[dict[str, Array]], Any]
-    coefficients_at: Callable[[dict[str, Array]], tuple[Array, Array]]
-    maximum_likelihood: Callable[[Any, Array, Array], dict[str, Array]] | None
+    update: Callable[[Hyperparameters, Array, Array], Hyperparameters]
+    coefficients: Callable[[Hyperparameters], tuple[Array, Array]]
+    kl: Callable[[Hyperparameters, Hyperparameters], Array]
+    log_evidence: Callable[[Hyperparameters, Array, Array], Array]
+    log_predictive: Callable[[Hyperparameters, Array], Array]
+    draw: Callable[[Sample, Hyperparameters], Parameters]
+    distribution: Callable[[Parameters], dist.Distribution]
+    coefficients_at: Callable[[Parameters], tuple[Array, Array]]
+    maximum_likelihood: Callable[[Hyperparameters, Array, Array], Parameters] | None
     num_parameters: Callable[[int], int]
     coordinates: Callable[[Array], Array]
-    translate: Callable[[Any, Array], Any] | None = None
+    translate: Callable[[Hyperparameters, Array], Hyperparameters] | None = None
     with_missing: Callable[[], "Component"] | None = None
 
 
-def broadcast_prior(prior: Any, num_components: int) -> Any:
+def check_is_component(component: object) -> None:
+    """Raise TypeError where this is not a component."""
+    if not isinstance(component, Component):
+        raise TypeError(
+            f"component is a {type(component).__name__}; expected a component such as nt.mixtures.gaussian(dim)."
+        )
+
+
+def broadcast_prior(prior: T, num_components: int) -> T:
     """The prior with a leading axis of K equal components."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_components, *jnp.shape(leaf))), prior)
 
 
-def floating_rows(x: Any, name: str, dim: int | None = None) -> Array:
+def as_dtype(tree: T, dtype: np.dtype | type) -> T:
+    """Arrays in one floating dtype."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
+
+
+def translate_by(component: Component, q: T, shift: Array | None) -> T:
+    """Hyperparameters of data that are moved by ``shift``; the same ones where it is None."""
+    return q if shift is None else component.translate(q, shift)  # type: ignore[misc]
+
+
+def translate_loc(q: Hyperparameters, shift: Array) -> Hyperparameters:
+    """Hyperparameters of a location family of data that are moved by ``shift``."""
+    return q._replace(loc=q.loc + shift)
+
+
+def missing_form(component: Component, rows: Rows) -> Component:
+    """The component for these rows: the form for missing entries where there are some.
+
+    Raises:
+        ValueError: If entries are missing and the family cannot marginalise them.
+    """
+    is_missing = namespace(rows).isnan(rows)
+    if not bool(is_missing.any()):
+        return component
+    if component.with_missing is None:
+        column = int(is_missing.any(axis=0).argmax())
+        raise ValueError(
+            f"{component.name}: column {column} has missing entries (NaN), which this family does not "
+            "marginalise. Take one with independent columns, such as diagonal_gaussian, or leave the rows out."
+        )
+    return component.with_missing()
+
+
+def namespace(array: Rows) -> ModuleType:
+    """NumPy for an array of the host, ``jax.numpy`` for any other."""
+    return np if isinstance(array, np.ndarray) else jnp
+
+
+def floating_rows(x: ArrayLike, name: str, dim: int | None = None) -> Array:
     """Data as floating rows ``(n, d)``; a vector is one column.
 
     Raises:
         ValueError: If there is no row or column, the shape is wrong, or an entry is infinite.
         TypeError: If the data are not numbers.
     """
-    array: Any = x if isinstance(x, jax.Array | np.ndarray) else np.asarray(x)
-    if array.dtype == object or not (
-        jnp.issubdtype(array.dtype, jnp.number) or jnp.issubdtype(array.dtype, jnp.bool_)
-    ):
-        raise TypeError(f"{name}: the data are of dtype {array.dtype}; numbers are needed. Encode them first.")
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+    array: Array = x if isinstance(x, jax.Array) else np.asarray(x)  # type: ignore[assignment]
+    dtype = array.dtype
+    if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+        raise TypeError(f"{name}: the data are of dtype {dtype}; numbers are needed. Encode them first.")
+    if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"{name}: the data are complex; real numbers are needed.")
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim != 2 or 0 in array.shape or (dim is not None and array.shape[1] != dim):
         expected = "(n, d)" if dim is None else f"(n, {dim})" + (" or (n,)" if dim == 1 else "")
         raise ValueError(f"{name}: the data have shape {np.shape(x)}; {expected} with n >= 1 is needed.")
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    if not jnp.issubdtype(dtype, jnp.floating):
         # Whole numbers far from 0 keep their digits on the host, until the centre is taken off.
         array = array.astype(np.float64 if isinstance(array, np.ndarray) else jnp.zeros(()).dtype)
-    if not isinstance(array, jax.core.Tracer):
-        library: Any = np if isinstance(array, np.ndarray) else jnp
-        infinite = library.isinf(array)
-        if bool(library.any(infinite)):
-            row, column = first_true(infinite)
-            raise ValueError(f"{name}: row {row}, column {column} of the data is {float(array[row, column])}.")
+    check_values(array, name, lambda rows: ~namespace(rows).isinf(rows))
     return array
 
 
-def check_values(x: Array, name: str, valid: Callable[[Any], Any], expected: str) -> None:
+def check_values(x: Array, name: str, valid: Callable[[Array], Array], expected: str = "") -> None:
     """Raise ValueError where an entry that is not missing is not valid; the first such row is named."""
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         return
-    library: Any = np if isinstance(x, np.ndarray) else jnp
-    wrong = ~(library.isnan(x) | valid(x))
-    if not bool(library.any(wrong)):
-        return
-    row, column = first_true(wrong)
-    raise ValueError(
-        f"{name}: row {row}, column {column} of the data is {float(x[row, column]):g}; expected {expected}."
-    )
+    is_invalid = ~(namespace(x).isnan(x) | valid(x))
+    if bool(is_invalid.any()):
+        row, column = (int(index) for index in np.unravel_index(int(is_invalid.argmax()), is_invalid.shape))
+        value = f"row {row}, column {column} of the data is {float(x[row, column]):g}"
+        raise ValueError(f"{name}: {value}; expected {expected}." if expected else f"{name}: {value}.")
 
 
-def first_true(flags: Any) -> tuple[int, int]:
-    """Row and column of the first True, row by row."""
-    library: Any = np if isinstance(flags, np.ndarray) else jnp
-    row, column = np.unravel_index(int(library.argmax(flags)), flags.shape)
-    return int(row), int(column)
-
-
-def check_dim(dim: Any, name: str) -> int:
-    """The number of columns.
-
-    Raises:
-        ValueError: If it is not a whole number of at least 1.
-    """
-    if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or dim < 1:
-        raise ValueError(f"{name}: the number of columns must be an integer of at least 1, got {dim!r}.")
-    return int(dim)
-
-
-def spread(value: Array, dim: int, name: str, argument: str) -> Array:
-    """A hyperparameter as one a column, ``(d,)``.
-
-    Raises:
-        ValueError: If it is neither one number nor one a column.
-    """
-    if value.shape not in ((), (dim,)):
-        raise ValueError(f"{name}: {argument} has shape {value.shape}; expected () or ({dim},), one a column.")
-    return jnp.broadcast_to(value, (dim,))
-
-
-def one_number(value: Array, name: str, argument: str) -> Array:
+def one_number(value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)") -> Array:
     """A hyperparameter that all columns share.
 
     Raises:
-        ValueError: If it is an array.
+        TypeError: If it is not a number.
+        ValueError: If it is an array, or outside of the interval.
     """
-    if value.shape != ():
-        raise ValueError(f"{name}: {argument} has shape {value.shape}; expected one number, for all columns.")
-    return value
-
-
-def positive(value: Any, name: str, argument: str) -> Array:
-    """A hyperparameter as a floating array.
-
-    Raises:
-        TypeError: If it is not numbers.
-        ValueError: If an entry is not positive and finite.
-    """
-    array = finite(value, name, argument)
-    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(array) > 0):
-        raise ValueError(f"{name}: {argument} must be positive, got {value}.")
+    array = hyperparameter(value, name, argument, interval)
+    if array.shape != ():
+        raise ValueError(f"{name}: {argument} has shape {array.shape}; expected one number, for all columns.")
     return array
 
 
-def finite(value: Any, name: str, argument: str) -> Array:
+def per_column(value: ArrayLike, dim: int, name: str, argument: str, interval: str = "(0, inf)") -> Array:
+    """A hyperparameter of each column, ``(d,)``; one number stands for all.
+
+    Raises:
+        TypeError: If it is not numbers.
+        ValueError: If it has another shape, or an entry is outside of the interval.
+    """
+    dim = check_count(dim, f"{name}: the number of columns")
+    array = hyperparameter(value, name, argument, interval)
+    if array.shape not in ((), (dim,)):
+        raise ValueError(
+            f"{name}: {argument} has shape {array.shape}; expected () or ({dim},), a number for each column."
+        )
+    return jnp.broadcast_to(array, (dim,))
+
+
+def hyperparameter(value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)") -> Array:
     """A hyperparameter as a floating array.
 
     Raises:
         TypeError: If it is not numbers.
-        ValueError: If an entry is not finite.
+        ValueError: If an entry is outside of the interval.
     """
-    given: Any = value if isinstance(value, jax.Array) else np.asarray(value)
-    if given.dtype == object or not jnp.issubdtype(given.dtype, jnp.number):
-        raise TypeError(f"{name}: {argument} must be numbers, got {value!r}.")
-    if jnp.issubdtype(given.dtype, jnp.complexfloating):
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: {argument} must be real numbers, got {value!r}.")
     # Numbers of the host get jax's default width.
-    dtype = jnp.result_type(given, float) if isinstance(given, jax.Array) else jnp.zeros(()).dtype
-    array = jnp.asarray(given, dtype=dtype)
-    if not isinstance(array, jax.core.Tracer) and not np.all(np.isfinite(np.asarray(array))):
-        raise ValueError(f"{name}: {argument} must be finite, got {value}.")
-    return array
+    dtype = jnp.result_type(array, float) if isinstance(array, jax.Array) else jnp.zeros(()).dtype
+    return check_numbers(jnp.asarray(array, dtype=dtype), f"{name}: {argument}", interval)
 
 
 def standardised(rows: Array) -> Array:
     """Rows with columns of mean 0 and standard deviation 1; missing entries at 0, constant columns too."""
+    deviations, count = centre_rows(rows)
+    scale = jnp.sqrt(jnp.sum(jnp.square(deviations), axis=0) / count)
+    return deviations / jnp.where(scale > 0, scale, 1.0)
+
+
+def centre_rows(rows: Array) -> tuple[Array, Array]:
+    """Rows less the means of their columns, 0 where an entry is missing; and each column's observed entries."""
     observed = ~jnp.isnan(rows)
     count = jnp.maximum(jnp.sum(observed, axis=0), 1)
     mean = jnp.sum(jnp.where(observed, rows, 0.0), axis=0) / count
-    centred = jnp.where(observed, rows - mean, 0.0)
-    scale = jnp.sqrt(jnp.sum(jnp.square(centred), axis=0) / count)
-    return centred / jnp.where(scale > 0, scale, 1.0)
+    return jnp.where(observed, rows - mean, 0.0), count

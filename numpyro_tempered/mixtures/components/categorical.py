@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,16 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import (
     Component,
+    Parameters,
+    Sample,
     check_values,
     floating_rows,
-    positive,
-    spread,
+    namespace,
+    per_column,
     standardised,
 )
 from numpyro_tempered.mixtures.components.special import log_gamma_slack
@@ -37,8 +40,8 @@ def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> Com
     Args:
         levels: The number of levels of each column; column j holds codes 0 ... levels[j] - 1. NaN is a missing
             entry, and so is -1, as in the codes of pandas.
-        concentration: Of the Dirichlet priors, the number of data that each level is worth, one number or one a
-            column.
+        concentration: Of the Dirichlet priors, the number of data that each level is worth, one number or one for
+            each column.
 
     Returns:
         The component. Missing entries are allowed. Its parameter ``probs`` is ``(K, d, L)``, 0 beyond a column's
@@ -56,14 +59,12 @@ def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> Com
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
     name = "categorical"
-    counts = tuple(
-        int(c) for c in levels if isinstance(c, int | np.integer) and not isinstance(c, bool) and c >= 1
-    )
-    if not counts or len(counts) != len(levels):
-        raise ValueError(f"{name}: levels must be integers of at least 1, one a column, got {levels!r}.")
-    each = spread(positive(concentration, name, "concentration"), len(counts), name, "concentration")
+    counts = tuple(check_count(count, f"{name}: each of the levels") for count in levels)
+    if not counts:
+        raise ValueError(f"{name}: levels is empty; expected the number of levels of each column.")
+    concentrations = per_column(concentration, len(counts), name, "concentration")
     exists = np.arange(max(counts)) < np.asarray(counts)[:, None]
-    return _categorical(counts)._replace(prior=DirichletColumns(jnp.where(exists, each[:, None], 0.0)))
+    return _categorical(counts)._replace(prior=DirichletColumns(jnp.where(exists, concentrations[:, None], 0.0)))
 
 
 @lru_cache(maxsize=64)
@@ -71,10 +72,9 @@ def _categorical(levels: tuple[int, ...]) -> Component:
     name, dim, most = "categorical", len(levels), max(levels)
     column, code = (np.concatenate(part) for part in _layout(levels))
 
-    def check(x: Any) -> Array:
+    def check(x: ArrayLike) -> Array:
         rows = floating_rows(x, name, dim)
-        library: Any = np if isinstance(rows, np.ndarray) else jnp
-        rows = library.where(rows == -1, np.asarray(np.nan, rows.dtype), rows)
+        rows = namespace(rows).where(rows == -1, np.asarray(np.nan, rows.dtype), rows)
         sizes = np.asarray(levels, rows.dtype)
         expected = f"a code from 0 below the column's levels {levels}, or NaN or -1 for a missing entry"
         check_values(rows, name, lambda v: (v >= 0) & (v < sizes) & (v == v.round()), expected)
@@ -116,35 +116,32 @@ def _categorical(levels: tuple[int, ...]) -> Component:
         log_mean = jnp.log(flat(q.concentration)) - jnp.log(totals(q))[..., column]
         return jnp.matmul(log_mean, statistics(columns), precision=jax.lax.Precision.HIGHEST)
 
-    def draw(sample: Any, q: DirichletColumns) -> dict[str, Array]:
+    def draw(sample: Sample, q: DirichletColumns) -> Parameters:
         """One site for the columns of each number of levels."""
         probs = jnp.zeros_like(q.concentration)
         for size in sorted(set(levels)):
-            these = np.flatnonzero(np.asarray(levels) == size).astype(np.int32)
+            columns = np.flatnonzero(np.asarray(levels) == size).astype(np.int32)
             site = "probs" if min(levels) == most else f"probs_of_{size}"
             # A column of one level has nothing to be drawn.
-            concentration = q.concentration[..., these, :size]
-            drawn = jnp.ones_like(concentration) if size == 1 else sample(site, dist.Dirichlet(concentration))
-            probs = probs.at[..., these, :size].set(drawn)
+            concentration = q.concentration[..., columns, :size]
+            values = jnp.ones_like(concentration) if size == 1 else sample(site, dist.Dirichlet(concentration))
+            probs = probs.at[..., columns, :size].set(values)
         return {"probs": probs}
 
-    def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, Array]:
+    def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
         log_probs = jnp.log(flat(parameters["probs"]))
         return jnp.zeros_like(log_probs[..., 0]), log_probs
 
-    def maximum_likelihood(prior: DirichletColumns, counts: Array, sums: Array) -> dict[str, Array]:
+    def maximum_likelihood(prior: DirichletColumns, counts: Array, sums: Array) -> Parameters:
         shares = padded(sums)
         observed = jnp.sum(shares, axis=-1, keepdims=True)
-        # Nothing was observed: all levels alike.
+        # Nothing was observed: all levels have the same share.
         equal = padded(jnp.broadcast_to(1.0 / np.asarray(levels, sums.dtype)[column], sums.shape))
         return {"probs": jnp.where(observed > 0, shares / jnp.where(observed > 0, observed, 1.0), equal)}
 
     def coordinates(rows: Array) -> Array:
         indicators = statistics(rows.T).T
         return standardised(jnp.where(jnp.isnan(rows)[:, column], jnp.nan, indicators))
-
-    def same() -> Component:
-        return _categorical(levels)
 
     return Component(
         name=name,
@@ -163,7 +160,7 @@ def _categorical(levels: tuple[int, ...]) -> Component:
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (sum(levels) - dim),
         coordinates=coordinates,
-        with_missing=same,
+        with_missing=lambda: _categorical(levels),
     )
 
 

@@ -1,14 +1,25 @@
-r"""Components whose columns are independent given the parameters: one exponential family a column."""
+"""Components whose columns are independent given the parameters, each of one exponential family of scalars."""
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.components.base import Component, floating_rows, standardised
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+    Sample,
+    check_values,
+    floating_rows,
+    standardised,
+)
+
+Arrays: TypeAlias = tuple[Array, ...]
 
 
 class Column(NamedTuple):
@@ -31,31 +42,47 @@ class Column(NamedTuple):
         num_parameters: Of one column of one component.
         coordinate: ``x`` to a value in which a distance of 1 means as much everywhere; before standardisation.
         translate: ``(hyperparameters, shift)``; None where data may not be moved.
+        valid: ``x`` to whether each entry is a datum of the family; by default any finite number is.
+        expected: What a datum is, for the message, such as "a count".
     """
 
-    statistics: Callable[[Array], tuple[Array, ...]]
+    statistics: Callable[[Array], Arrays]
     log_base: Callable[[Array], Array]
-    update: Callable[[Any, Array, tuple[Array, ...]], Any]
-    coefficients: Callable[[Any], tuple[Array, tuple[Array, ...]]]
-    kl: Callable[[Any, Any], Array]
-    log_evidence: Callable[[Any, Array, tuple[Array, ...]], Array]
-    log_predictive: Callable[[Any, Array], Array]
-    draw: Callable[[Callable[[str, Any], Array], Any], dict[str, Array]]
-    distribution: Callable[[dict[str, Array]], Any]
-    coefficients_at: Callable[[dict[str, Array]], tuple[Array, tuple[Array, ...]]]
-    maximum_likelihood: Callable[[Any, Array, tuple[Array, ...]], dict[str, Array]] | None
+    update: Callable[[Hyperparameters, Array, Arrays], Hyperparameters]
+    coefficients: Callable[[Hyperparameters], tuple[Array, Arrays]]
+    kl: Callable[[Hyperparameters, Hyperparameters], Array]
+    log_evidence: Callable[[Hyperparameters, Array, Arrays], Array]
+    log_predictive: Callable[[Hyperparameters, Array], Array]
+    draw: Callable[[Sample, Hyperparameters], Parameters]
+    distribution: Callable[[Parameters], dist.Distribution]
+    coefficients_at: Callable[[Parameters], tuple[Array, Arrays]]
+    maximum_likelihood: Callable[[Hyperparameters, Array, Arrays], Parameters] | None
     num_statistics: int
     num_parameters: int
     coordinate: Callable[[Array], Array] = lambda x: x
-    translate: Callable[[Any, Array], Any] | None = None
+    translate: Callable[[Hyperparameters, Array], Hyperparameters] | None = None
+    valid: Callable[[Array], Array] | None = None
+    expected: str = ""
+
+
+def evidence_by(
+    update: Callable[[Hyperparameters, Array, Arrays], Hyperparameters],
+    log_normaliser: Callable[[Hyperparameters], Array],
+) -> Callable[[Hyperparameters, Array, Arrays], Array]:
+    """The log evidence as the log ratio of the normalisers of posterior and prior."""
+
+    def log_evidence(prior: Hyperparameters, count: Array, sums: Arrays) -> Array:
+        return log_normaliser(update(prior, count, sums)) - log_normaliser(prior)
+
+    return log_evidence
 
 
 def columnwise(
     name: str,
-    prior: Any,
+    prior: Hyperparameters,
     column: Column,
     *,
-    check: Callable[[Any], Array] | None = None,
+    check: Callable[[ArrayLike], Array] | None = None,
     missing: bool = False,
 ) -> Component:
     """A component of d independent columns of one family.
@@ -64,7 +91,7 @@ def columnwise(
         name: For messages and results.
         prior: Hyperparameters, a NamedTuple of arrays ``(d,)``.
         column: The family of a column.
-        check: Rows as given to floating rows; by default any finite numbers pass.
+        check: Rows as given to floating rows; by default of any finite numbers that the column holds valid.
         missing: Whether the statistics count each column's observed entries.
 
     Returns:
@@ -84,48 +111,52 @@ def columnwise(
 
 @lru_cache(maxsize=256)
 def _columnwise(
-    name: str, column: Column, dim: int, check: Callable[[Any], Array] | None, missing: bool
+    name: str, column: Column, dim: int, check: Callable[[ArrayLike], Array] | None, missing: bool
 ) -> Component:
     """The functions, the same objects for the same arguments: what is compiled for them is found again."""
     r = column.num_statistics
+
+    def check_rows(x: ArrayLike) -> Array:
+        rows = floating_rows(x, name, dim)
+        if column.valid is not None:
+            check_values(rows, name, column.valid, column.expected)
+        return rows
+
+    def where_observed(function: Callable[[Array], Array], columns: Array) -> Array:
+        observed = ~jnp.isnan(columns)
+        # A family may have no value at 0; one that is not counted must still be finite.
+        return jnp.where(observed, function(jnp.where(observed, columns, 1.0)), 0.0)
 
     def statistics(columns: Array) -> Array:
         if not missing:
             return jnp.concatenate(column.statistics(columns))
         observed = ~jnp.isnan(columns)
-        # A family may have no value at 0; one that is not counted must still be finite.
-        filled = jnp.where(observed, columns, 1.0)
-        parts = [jnp.where(observed, part, 0.0) for part in column.statistics(filled)]
-        return jnp.concatenate([*parts, observed.astype(columns.dtype)])
+        parts = column.statistics(jnp.where(observed, columns, 1.0))
+        return jnp.concatenate(
+            [*(jnp.where(observed, part, 0.0) for part in parts), observed.astype(columns.dtype)]
+        )
 
-    def log_base(columns: Array) -> Array:
-        observed = ~jnp.isnan(columns)
-        filled = jnp.where(observed, columns, 1.0)
-        return jnp.sum(jnp.where(observed, column.log_base(filled), 0.0), axis=0)
-
-    def unpack(counts: Array, sums: Array) -> tuple[Array, tuple[Array, ...]]:
+    def unpack(counts: Array, sums: Array) -> tuple[Array, Arrays]:
         parts = jnp.split(sums, r + missing, axis=-1)
         count = parts.pop() if missing else jnp.broadcast_to(counts[..., None], parts[0].shape)
         return count, tuple(parts)
 
-    def pack(constant: Array, weights: tuple[Array, ...]) -> tuple[Array, Array]:
+    def pack(constant: Array, weights: Arrays) -> tuple[Array, Array]:
         if missing:
             return jnp.zeros_like(constant[..., 0]), jnp.concatenate([*weights, constant], axis=-1)
         return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)
 
-    def log_predictive(posterior: Any, columns: Array) -> Array:
-        observed = ~jnp.isnan(columns)
-        filled = jnp.where(observed, columns, 1.0)
-        along = jax.tree.map(lambda leaf: leaf[..., None], posterior)
-        return jnp.sum(jnp.where(observed, column.log_predictive(along, filled), 0.0), axis=-2)
+    def log_predictive(posterior: Hyperparameters, columns: Array) -> Array:
+        q = jax.tree.map(lambda leaf: leaf[..., None], posterior)
+        return jnp.sum(where_observed(lambda x: column.log_predictive(q, x), columns), axis=-2)
 
     best = column.maximum_likelihood
     return Component(
         name=name,
         prior=None,
-        check=check or (lambda x: floating_rows(x, name, dim)),
+        check=check or check_rows,
         statistics=statistics,
-        log_base=log_base,
+        log_base=lambda columns: jnp.sum(where_observed(column.log_base, columns), axis=0),
         update=lambda prior, counts, sums: column.update(prior, *unpack(counts, sums)),
         coefficients=lambda posterior: pack(*column.coefficients(posterior)),
         kl=lambda posterior, prior: jnp.sum(column.kl(posterior, prior)),

@@ -1,14 +1,21 @@
 """Gaussian components with diagonal covariance and normal-inverse-gamma priors."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, check_dim, finite, positive, spread
-from numpyro_tempered.mixtures.components.columnwise import Column, columnwise
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Parameters,
+    Sample,
+    hyperparameter,
+    per_column,
+    translate_loc,
+)
+from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
 from numpyro_tempered.mixtures.components.special import (
     LOG_TWO_PI,
     gamma_kl,
@@ -64,31 +71,30 @@ def diagonal_gaussian(
         (3,)
     """
     name = "diagonal_gaussian"
-    dim = check_dim(dim, name)
-    strength = positive(concentration, name, "concentration")
     prior = NormalGamma(
-        spread(finite(loc, name, "loc"), dim, name, "loc"),
-        spread(positive(mean_precision, name, "mean_precision"), dim, name, "mean_precision"),
-        spread(strength, dim, name, "concentration"),
-        spread(rate_of(rate, variance, strength, name), dim, name, "rate"),
+        per_column(loc, dim, name, "loc", "(-inf, inf)"),
+        per_column(mean_precision, dim, name, "mean_precision"),
+        per_column(concentration, dim, name, "concentration"),
+        per_column(rate_of(rate, variance, concentration, name), dim, name, "rate"),
     )
     return columnwise(name, prior, COLUMN)
 
 
-def rate_of(rate: ArrayLike | None, variance: ArrayLike | None, concentration: Array, name: str) -> Array:
+def rate_of(rate: ArrayLike | None, variance: ArrayLike | None, concentration: ArrayLike, name: str) -> ArrayLike:
     """The rate of a Gamma prior of a precision, from itself or the variance that the prior expects.
 
     Raises:
-        ValueError: If both are given, or one is not positive.
+        ValueError: If both are given, or the variance is not positive.
     """
     if rate is not None and variance is not None:
         raise ValueError(f"{name}: give rate or variance, not both; rate = concentration * variance.")
     if rate is not None:
-        return positive(rate, name, "rate")
-    return concentration * positive(1.0 if variance is None else variance, name, "variance")
+        return rate
+    strength = hyperparameter(concentration, name, "concentration")
+    return strength * hyperparameter(1.0 if variance is None else variance, name, "variance")
 
 
-def update(prior: NormalGamma, count: Array, sums: tuple[Array, ...]) -> NormalGamma:
+def update(prior: NormalGamma, count: Array, sums: Arrays) -> NormalGamma:
     """The normal-gamma posterior, written so that the rate never falls below the prior's by rounding."""
     total, squares = sums
     mean = total / jnp.where(count > 0, count, 1.0)
@@ -103,7 +109,7 @@ def update(prior: NormalGamma, count: Array, sums: tuple[Array, ...]) -> NormalG
     )
 
 
-def coefficients(q: NormalGamma) -> tuple[Array, tuple[Array, ...]]:
+def coefficients(q: NormalGamma) -> tuple[Array, Arrays]:
     """E[log precision - precision mean²] / 2 and the coefficients of x and x²."""
     precision = q.concentration / q.rate
     constant = digamma(q.concentration) - jnp.log(q.rate) - precision * jnp.square(q.loc) - 1.0 / q.mean_precision
@@ -113,9 +119,9 @@ def coefficients(q: NormalGamma) -> tuple[Array, tuple[Array, ...]]:
 def kl(q: NormalGamma, p: NormalGamma) -> Array:
     """KL of the mean given the precision, in expectation, and KL of the precision."""
     ratio = p.mean_precision / q.mean_precision
-    moved = p.mean_precision * jnp.square(q.loc - p.loc) * q.concentration / q.rate
-    given = 0.5 * (ratio - 1.0 - jnp.log(ratio) + moved)
-    return given + gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
+    distance = p.mean_precision * jnp.square(q.loc - p.loc) * q.concentration / q.rate
+    of_mean = 0.5 * (ratio - 1.0 - jnp.log(ratio) + distance)
+    return of_mean + gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
 
 
 def log_normaliser(q: NormalGamma) -> Array:
@@ -123,32 +129,27 @@ def log_normaliser(q: NormalGamma) -> Array:
     return gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.log(q.mean_precision)
 
 
-def log_evidence(prior: NormalGamma, count: Array, sums: tuple[Array, ...]) -> Array:
-    """The log ratio of the normalisers."""
-    return log_normaliser(update(prior, count, sums)) - log_normaliser(prior)
-
-
 def log_predictive(q: NormalGamma, x: Array) -> Array:
     """Student's t with 2a degrees of freedom."""
-    spread = 2.0 * q.rate * (1.0 + 1.0 / q.mean_precision)
-    power = (q.concentration + 0.5) * jnp.log1p(jnp.square(x - q.loc) / spread)
-    return log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * spread) + LOG_TWO_PI) - power
+    width = 2.0 * q.rate * (1.0 + 1.0 / q.mean_precision)
+    power = (q.concentration + 0.5) * jnp.log1p(jnp.square(x - q.loc) / width)
+    return log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * width) + LOG_TWO_PI) - power
 
 
-def draw(sample: Any, q: NormalGamma) -> dict[str, Array]:
+def draw(sample: Sample, q: NormalGamma) -> Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
     loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision)))
     return {"loc": loc, "precision": precision}
 
 
-def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, tuple[Array, ...]]:
+def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     """The Gaussian's natural parameters."""
     loc, precision = parameters["loc"], parameters["precision"]
     return 0.5 * (jnp.log(precision) - precision * jnp.square(loc)), (precision * loc, -0.5 * precision)
 
 
-def maximum_likelihood(prior: NormalGamma, count: Array, sums: tuple[Array, ...]) -> dict[str, Array]:
+def maximum_likelihood(prior: NormalGamma, count: Array, sums: Arrays) -> Parameters:
     """Weighted mean and one over the weighted variance."""
     total, squares = sums
     safe = jnp.where(count > 0, count, 1.0)
@@ -163,7 +164,7 @@ COLUMN = Column(
     update=update,
     coefficients=coefficients,
     kl=kl,
-    log_evidence=log_evidence,
+    log_evidence=evidence_by(update, log_normaliser),
     log_predictive=log_predictive,
     draw=draw,
     distribution=lambda parameters: dist.Normal(parameters["loc"], 1.0 / jnp.sqrt(parameters["precision"])),
@@ -171,5 +172,5 @@ COLUMN = Column(
     maximum_likelihood=maximum_likelihood,
     num_statistics=2,
     num_parameters=2,
-    translate=lambda q, shift: q._replace(loc=q.loc + shift),
+    translate=translate_loc,
 )

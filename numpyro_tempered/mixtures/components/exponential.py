@@ -1,17 +1,13 @@
 """Exponential components with gamma priors."""
 
-from functools import lru_cache
-from typing import Any
-
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, check_dim, check_values, floating_rows
-from numpyro_tempered.mixtures.components.columnwise import Column, columnwise
-from numpyro_tempered.mixtures.components.poisson import GammaRate, draw, gamma_prior, kl
-from numpyro_tempered.mixtures.components.special import gamma_log_normaliser
+from numpyro_tempered.mixtures.components.base import Component, Parameters
+from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
+from numpyro_tempered.mixtures.components.poisson import GammaRate, draw, gamma_prior, kl, log_normaliser
 
 
 def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) -> Component:
@@ -37,34 +33,17 @@ def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1
         (1,)
     """
     name = "exponential"
-    dim = check_dim(dim, name)
-    return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN, check=_check(dim))
+    return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN)
 
 
-@lru_cache(maxsize=64)
-def _check(dim: int) -> Any:
-    def check(x: Any) -> Array:
-        rows = floating_rows(x, "exponential", dim)
-        check_values(rows, "exponential", lambda values: values >= 0, "a number that is not negative")
-        return rows
-
-    return check
-
-
-def update(prior: GammaRate, count: Array, sums: tuple[Array, ...]) -> GammaRate:
+def update(prior: GammaRate, count: Array, sums: Arrays) -> GammaRate:
     """The gamma posterior."""
     return GammaRate(prior.concentration + count, prior.rate + sums[0])
 
 
-def coefficients(q: GammaRate) -> tuple[Array, tuple[Array, ...]]:
+def coefficients(q: GammaRate) -> tuple[Array, Arrays]:
     """E log rate and -E[rate]."""
     return digamma(q.concentration) - jnp.log(q.rate), (-q.concentration / q.rate,)
-
-
-def log_evidence(prior: GammaRate, count: Array, sums: tuple[Array, ...]) -> Array:
-    """The log ratio of the normalisers."""
-    q = update(prior, count, sums)
-    return gamma_log_normaliser(q.concentration, q.rate) - gamma_log_normaliser(prior.concentration, prior.rate)
 
 
 def log_predictive(q: GammaRate, x: Array) -> Array:
@@ -72,12 +51,12 @@ def log_predictive(q: GammaRate, x: Array) -> Array:
     return jnp.log(q.concentration / q.rate) - (q.concentration + 1.0) * jnp.log1p(x / q.rate)
 
 
-def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, tuple[Array, ...]]:
+def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     """The log of the rate, and minus the rate."""
     return jnp.log(parameters["rate"]), (-parameters["rate"],)
 
 
-def maximum_likelihood(prior: GammaRate, count: Array, sums: tuple[Array, ...]) -> dict[str, Array]:
+def maximum_likelihood(prior: GammaRate, count: Array, sums: Arrays) -> Parameters:
     """One over the weighted means."""
     return {"rate": jnp.where(count > 0, count, 1.0) / jnp.where(count > 0, sums[0], 1.0)}
 
@@ -88,7 +67,7 @@ COLUMN = Column(
     update=update,
     coefficients=coefficients,
     kl=kl,
-    log_evidence=log_evidence,
+    log_evidence=evidence_by(update, log_normaliser),
     log_predictive=log_predictive,
     draw=draw,
     distribution=lambda parameters: dist.Exponential(parameters["rate"]),
@@ -98,4 +77,6 @@ COLUMN = Column(
     num_parameters=1,
     # Near to normal on this scale (Wilson and Hilferty), which unlike the logarithm has a value at 0.
     coordinate=jnp.cbrt,
+    valid=lambda values: values >= 0,
+    expected="a number that is not negative",
 )

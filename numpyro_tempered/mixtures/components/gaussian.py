@@ -1,26 +1,27 @@
 """Gaussian components with full covariance and normal-inverse-Wishart priors."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import digamma
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import (
     Component,
-    check_dim,
-    finite,
+    Parameters,
+    Sample,
     floating_rows,
+    hyperparameter,
     one_number,
-    positive,
-    spread,
+    per_column,
     standardised,
+    translate_loc,
 )
 from numpyro_tempered.mixtures.components.special import (
     LOG_TWO_PI,
@@ -57,9 +58,9 @@ def gaussian(
         dim: Number of columns d.
         loc: Prior mean m0, ``(d,)`` or one for all.
         mean_precision: kappa0, the number of data that the prior of the mean is worth.
-        df: nu0 > d - 1, degrees of freedom, the number of data the prior of the precision is
-            worth; d + 2 by default. At d itself draws of the precision are all but singular, one in thousands so
-            much that float32 cannot factor them.
+        df: nu0 > d - 1, degrees of freedom, the number of data that the prior of the precision is worth; d + 2
+            by default. At d itself the draws of the precision are nearly singular, one in thousands so much
+            that float32 cannot factor them.
         scale: Psi0, ``(d, d)`` positive definite, in the data's units squared; a vector or number is its
             diagonal. 1 by default.
         variance: The variance that the prior expects, instead of ``scale``, which is then ``df`` times this;
@@ -79,13 +80,13 @@ def gaussian(
         >>> nt.mixtures.gaussian(2).prior.scale.shape
         (2, 2)
     """
-    dim = check_dim(dim, "gaussian")
-    prior = wishart_prior("gaussian", dim, loc, mean_precision, df, scale, variance)
-    return _gaussian(dim)._replace(prior=prior)
+    prior = wishart_prior("gaussian", dim, loc, mean_precision, df, scale=scale, variance=variance)
+    return gaussian_of(dim)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
-def _gaussian(dim: int) -> Component:
+def gaussian_of(dim: int) -> Component:
+    """The component without its prior."""
     return Component(
         name="gaussian",
         prior=None,
@@ -100,14 +101,12 @@ def _gaussian(dim: int) -> Component:
         ),
         log_predictive=log_predictive,
         draw=draw,
-        distribution=lambda parameters: dist.MultivariateNormal(
-            parameters["loc"], precision_matrix=parameters["precision"]
-        ),
+        distribution=lambda p: dist.MultivariateNormal(p["loc"], precision_matrix=p["precision"]),
         coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + dim * (dim + 1) // 2),
         coordinates=standardised,
-        translate=lambda q, shift: q._replace(loc=q.loc + shift),
+        translate=translate_loc,
     )
 
 
@@ -117,6 +116,7 @@ def wishart_prior(
     loc: ArrayLike,
     mean_precision: ArrayLike,
     df: ArrayLike | None,
+    *,
     scale: ArrayLike | None,
     variance: ArrayLike | None,
 ) -> NormalWishart:
@@ -127,24 +127,22 @@ def wishart_prior(
     """
     if scale is not None and variance is not None:
         raise ValueError(f"{name}: give scale or variance, not both; scale = df * variance.")
-    degrees = one_number(positive(dim + 2.0 if df is None else df, name, "df"), name, "df")
-    if not isinstance(degrees, jax.core.Tracer) and not float(degrees) > dim - 1:
-        raise ValueError(f"{name}: df must be greater than d - 1 = {dim - 1}, got {df}.")
-    argument = "scale" if variance is None else "variance"
-    given = (1.0 if scale is None else scale) if variance is None else variance
-    matrix = finite(given, name, argument)
+    mean = per_column(loc, dim, name, "loc", "(-inf, inf)")
+    degrees = one_number(dim + 2.0 if df is None else df, name, "df", f"({dim - 1}, inf)")
+    argument, value = ("variance", variance) if scale is None and variance is not None else ("scale", scale)
+    matrix = hyperparameter(1.0 if value is None else value, name, argument, "(-inf, inf)")
     if matrix.ndim < 2:
-        matrix = jnp.diag(spread(positive(given, name, argument), dim, name, argument))
+        matrix = jnp.diag(per_column(matrix, dim, name, argument))
     if matrix.shape != (dim, dim):
         raise ValueError(f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ().")
-    if not isinstance(matrix, jax.core.Tracer):
+    if not is_traced(matrix):
         host = np.asarray(matrix, np.float64)
         if not np.allclose(host, host.T, rtol=1e-5, atol=0.0) or np.linalg.eigvalsh(host).min() <= 0:
             raise ValueError(f"{name}: {argument} must be symmetric and positive definite.")
     matrix = 0.5 * (matrix + matrix.T)
     return NormalWishart(
-        spread(finite(loc, name, "loc"), dim, name, "loc"),
-        one_number(positive(mean_precision, name, "mean_precision"), name, "mean_precision"),
+        mean,
+        one_number(mean_precision, name, "mean_precision"),
         degrees,
         matrix if variance is None else degrees * matrix,
     )
@@ -184,17 +182,17 @@ def outer_product(vector: Array) -> Array:
 
 def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     """The normal-Wishart posterior."""
+    loc, kappa, scatter, between = mean_and_scatter(prior, counts, sums)
+    return NormalWishart(loc, kappa, prior.df + counts, prior.scale + scatter + between)
+
+
+def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[Array, Array, Array, Array]:
+    """Posterior means and their precisions, the scatter within components, and that about the prior mean."""
     total, outer = moments(sums)
     mean, scatter = scatter_of(counts, total, outer)
     kappa = prior.mean_precision + counts
-    moved = mean - prior.loc
-    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(moved)
-    return NormalWishart(
-        (prior.mean_precision * prior.loc + total) / kappa[..., None],
-        kappa,
-        prior.df + counts,
-        prior.scale + scatter + between,
-    )
+    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(mean - prior.loc)
+    return (prior.mean_precision * prior.loc + total) / kappa[..., None], kappa, scatter, between
 
 
 def cholesky(matrix: Array) -> Array:
@@ -243,16 +241,16 @@ def coefficients(q: NormalWishart) -> tuple[Array, Array]:
 
 
 def kl_of_mean(q: NormalWishart, p: NormalWishart) -> Array:
-    """KL of the means given the precisions, in expectation; one a component."""
+    """KL of the means given the precisions, in expectation, for each component."""
     precision, _ = expected_precision(q)
     ratio = p.mean_precision / q.mean_precision
-    moved = q.loc - p.loc
-    distance = jnp.einsum("...i,...ij,...j->...", moved, precision, moved, precision="highest")
+    shift = q.loc - p.loc
+    distance = jnp.einsum("...i,...ij,...j->...", shift, precision, shift, precision="highest")
     return 0.5 * (q.loc.shape[-1] * (ratio - 1.0 - jnp.log(ratio)) + p.mean_precision * distance)
 
 
 def wishart_kl(q: NormalWishart, p: NormalWishart) -> Array:
-    """KL of the precisions; one a component."""
+    """KL of the precisions, for each component."""
     dim = q.loc.shape[-1]
     precision, _ = expected_precision(q)
     i = jnp.arange(dim, dtype=q.loc.dtype)
@@ -272,7 +270,7 @@ def wishart_log_normaliser(q: NormalWishart) -> Array:
 
 
 def log_normaliser(q: NormalWishart) -> Array:
-    """With respect to the mean and the precision, without powers of π; one a component."""
+    """With respect to the mean and the precision, without powers of π, for each component."""
     return wishart_log_normaliser(q) - 0.5 * q.loc.shape[-1] * jnp.log(q.mean_precision)
 
 
@@ -288,7 +286,7 @@ def log_predictive(q: NormalWishart, columns: Array) -> Array:
     return constant[..., None] - power
 
 
-def draw(sample: Any, q: NormalWishart) -> dict[str, Array]:
+def draw(sample: Sample, q: NormalWishart) -> Parameters:
     """Precision matrices, and means given them."""
     precision = sample("precision", dist.Wishart(q.df, rate_matrix=q.scale))
     loc = sample(
@@ -297,13 +295,13 @@ def draw(sample: Any, q: NormalWishart) -> dict[str, Array]:
     return {"loc": loc, "precision": precision}
 
 
-def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, Array]:
+def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
     """The Gaussian's natural parameters."""
     constant, weights = quadratic_coefficients(parameters["precision"], parameters["loc"])
     return constant + 0.5 * log_det(cholesky(parameters["precision"])), weights
 
 
-def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> dict[str, Array]:
+def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> Parameters:
     """Weighted means, and inverses of the weighted covariances."""
     total, outer = moments(sums)
     mean, scatter = scatter_of(counts, total, outer)

@@ -1,13 +1,13 @@
 """Gaussian components of known variance."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, check_dim, finite, positive, spread
-from numpyro_tempered.mixtures.components.columnwise import Column, columnwise
+from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column, translate_loc
+from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise
 from numpyro_tempered.mixtures.components.special import LOG_TWO_PI
 
 
@@ -45,16 +45,15 @@ def known_variance(
         (2,)
     """
     name = "known_variance"
-    dim = check_dim(dim, name)
     prior = NormalMean(
-        spread(finite(prior_loc, name, "prior_loc"), dim, name, "prior_loc"),
-        spread(positive(prior_scale, name, "prior_scale"), dim, name, "prior_scale"),
-        spread(positive(scale, name, "scale"), dim, name, "scale"),
+        per_column(prior_loc, dim, name, "prior_loc", "(-inf, inf)"),
+        per_column(prior_scale, dim, name, "prior_scale"),
+        per_column(scale, dim, name, "scale"),
     )
     return columnwise(name, prior, COLUMN)
 
 
-def update(prior: NormalMean, count: Array, sums: tuple[Array, ...]) -> NormalMean:
+def update(prior: NormalMean, count: Array, sums: Arrays) -> NormalMean:
     """The normal posterior of the mean."""
     precision0, data_precision = 1.0 / jnp.square(prior.scale), 1.0 / jnp.square(prior.noise)
     precision = precision0 + count * data_precision
@@ -62,7 +61,7 @@ def update(prior: NormalMean, count: Array, sums: tuple[Array, ...]) -> NormalMe
     return NormalMean(loc, 1.0 / jnp.sqrt(precision), jnp.broadcast_to(prior.noise, loc.shape))
 
 
-def coefficients(q: NormalMean) -> tuple[Array, tuple[Array, ...]]:
+def coefficients(q: NormalMean) -> tuple[Array, Arrays]:
     """E log density, as a quadratic form of x."""
     precision = 1.0 / jnp.square(q.noise)
     constant = precision * (jnp.square(q.loc) + jnp.square(q.scale)) + jnp.log(jnp.square(q.noise))
@@ -75,7 +74,7 @@ def kl(q: NormalMean, p: NormalMean) -> Array:
     return 0.5 * (ratio + jnp.square((q.loc - p.loc) / p.scale) - 1.0 - jnp.log(ratio))
 
 
-def log_evidence(prior: NormalMean, count: Array, sums: tuple[Array, ...]) -> Array:
+def log_evidence(prior: NormalMean, count: Array, sums: Arrays) -> Array:
     """A Gaussian integral over the mean."""
     total, squares = sums
     precision = 1.0 / jnp.square(prior.noise)
@@ -94,18 +93,18 @@ def log_predictive(q: NormalMean, x: Array) -> Array:
     return -0.5 * (jnp.square((x - q.loc) / total) + LOG_TWO_PI) - jnp.log(total)
 
 
-def draw(sample: Any, q: NormalMean) -> dict[str, Array]:
+def draw(sample: Sample, q: NormalMean) -> Parameters:
     """Means."""
     return {"loc": sample("loc", dist.Normal(q.loc, q.scale)), "scale": q.noise}
 
 
-def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, tuple[Array, ...]]:
+def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     """The Gaussian's natural parameters."""
     loc, precision = parameters["loc"], 1.0 / jnp.square(parameters["scale"])
     return -0.5 * (precision * jnp.square(loc) - jnp.log(precision)), (precision * loc, -0.5 * precision)
 
 
-def maximum_likelihood(prior: NormalMean, count: Array, sums: tuple[Array, ...]) -> dict[str, Array]:
+def maximum_likelihood(prior: NormalMean, count: Array, sums: Arrays) -> Parameters:
     """Weighted means."""
     loc = sums[0] / jnp.where(count > 0, count, 1.0)
     return {"loc": loc, "scale": jnp.broadcast_to(prior.noise, loc.shape)}
@@ -125,5 +124,5 @@ COLUMN = Column(
     maximum_likelihood=maximum_likelihood,
     num_statistics=2,
     num_parameters=1,
-    translate=lambda q, shift: q._replace(loc=q.loc + shift),
+    translate=translate_loc,
 )

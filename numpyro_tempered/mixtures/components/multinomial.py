@@ -1,23 +1,24 @@
 """Multinomial components with Dirichlet priors: rows of counts."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, xlogy
 from numpyro.distributions import constraints
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import (
     Component,
-    check_dim,
+    Parameters,
     check_values,
     floating_rows,
-    positive,
-    spread,
+    per_column,
     standardised,
 )
+from numpyro_tempered.mixtures.components.poisson import is_count
 from numpyro_tempered.mixtures.components.special import dirichlet_kl, dirichlet_log_normaliser, log_choose
 
 
@@ -34,7 +35,7 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
         dim: Number of columns d, the categories.
         concentration: Of the Dirichlet prior, the number of counts (not rows) that each category is worth,
             ``(d,)`` or one for all.
-        total_count: The total of rows that are simulated. Rows of data may have any totals, 0 too.
+        total_count: The total of rows that are simulated. Rows of data may have any total, 0 included.
 
     Returns:
         The component. Missing entries are refused: a row without its total has no probability.
@@ -51,18 +52,16 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
         [0.5, 0.5, 0.5]
     """
     name = "multinomial"
-    dim = check_dim(dim, name)
-    if isinstance(total_count, bool) or not isinstance(total_count, int) or total_count < 1:
-        raise ValueError(f"{name}: total_count must be an integer of at least 1, got {total_count!r}.")
-    prior = spread(positive(concentration, name, "concentration"), dim, name, "concentration")
-    return _multinomial(dim, total_count)._replace(prior=DirichletProbabilities(prior))
+    total_count = check_count(total_count, f"{name}: total_count")
+    prior = DirichletProbabilities(per_column(concentration, dim, name, "concentration"))
+    return _multinomial(dim, total_count)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
 def _multinomial(dim: int, total_count: int) -> Component:
-    def check(x: Any) -> Array:
+    def check(x: ArrayLike) -> Array:
         rows = floating_rows(x, "multinomial", dim)
-        check_values(rows, "multinomial", lambda values: (values >= 0) & (values == values.round()), "a count")
+        check_values(rows, "multinomial", is_count, "a count")
         return rows
 
     return Component(
@@ -108,14 +107,14 @@ def log_predictive(q: DirichletProbabilities, columns: Array) -> Array:
     return parts - log_choose(jnp.sum(q.concentration, axis=-1)[..., None], jnp.sum(columns, axis=0))
 
 
-def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, Array]:
+def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
     """Log probabilities."""
     log_probs = jnp.log(parameters["probs"])
     return jnp.zeros_like(log_probs[..., 0]), log_probs
 
 
-def maximum_likelihood(prior: DirichletProbabilities, counts: Array, sums: Array) -> dict[str, Array]:
-    """Weighted shares; all alike where nothing was counted."""
+def maximum_likelihood(prior: DirichletProbabilities, counts: Array, sums: Array) -> Parameters:
+    """Weighted shares; equal ones where nothing was counted."""
     total = jnp.sum(sums, axis=-1, keepdims=True)
     return {"probs": jnp.where(total > 0, sums / jnp.where(total > 0, total, 1.0), 1.0 / sums.shape[-1])}
 

@@ -1,22 +1,14 @@
 """Poisson components with gamma priors."""
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    check_dim,
-    check_values,
-    floating_rows,
-    positive,
-    spread,
-)
-from numpyro_tempered.mixtures.components.columnwise import Column, columnwise
+from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column
+from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
 from numpyro_tempered.mixtures.components.special import gamma_kl, gamma_log_normaliser, log_choose
 
 
@@ -51,8 +43,7 @@ def poisson(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) 
         (2,)
     """
     name = "poisson"
-    dim = check_dim(dim, name)
-    return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN, check=_check(dim))
+    return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN)
 
 
 def gamma_prior(name: str, dim: int, concentration: ArrayLike, rate: ArrayLike) -> GammaRate:
@@ -61,28 +52,20 @@ def gamma_prior(name: str, dim: int, concentration: ArrayLike, rate: ArrayLike) 
     Raises:
         ValueError: If a hyperparameter is not positive.
     """
-    return GammaRate(
-        spread(positive(concentration, name, "concentration"), dim, name, "concentration"),
-        spread(positive(rate, name, "rate"), dim, name, "rate"),
-    )
+    return GammaRate(per_column(concentration, dim, name, "concentration"), per_column(rate, dim, name, "rate"))
 
 
-@lru_cache(maxsize=64)
-def _check(dim: int) -> Any:
-    def check(x: Any) -> Array:
-        rows = floating_rows(x, "poisson", dim)
-        check_values(rows, "poisson", lambda values: (values >= 0) & (values == values.round()), "a count")
-        return rows
-
-    return check
+def is_count(values: Array) -> Array:
+    """Which numbers are whole and not negative."""
+    return (values >= 0) & (values == values.round())
 
 
-def update(prior: GammaRate, count: Array, sums: tuple[Array, ...]) -> GammaRate:
+def update(prior: GammaRate, count: Array, sums: Arrays) -> GammaRate:
     """The gamma posterior."""
     return GammaRate(prior.concentration + sums[0], prior.rate + count)
 
 
-def coefficients(q: GammaRate) -> tuple[Array, tuple[Array, ...]]:
+def coefficients(q: GammaRate) -> tuple[Array, Arrays]:
     """-E[rate] and E log rate."""
     return -q.concentration / q.rate, (digamma(q.concentration) - jnp.log(q.rate),)
 
@@ -92,10 +75,9 @@ def kl(q: GammaRate, p: GammaRate) -> Array:
     return gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
 
 
-def log_evidence(prior: GammaRate, count: Array, sums: tuple[Array, ...]) -> Array:
-    """The log ratio of the normalisers."""
-    q = update(prior, count, sums)
-    return gamma_log_normaliser(q.concentration, q.rate) - gamma_log_normaliser(prior.concentration, prior.rate)
+def log_normaliser(q: GammaRate) -> Array:
+    """With respect to the rate."""
+    return gamma_log_normaliser(q.concentration, q.rate)
 
 
 def log_predictive(q: GammaRate, x: Array) -> Array:
@@ -104,17 +86,17 @@ def log_predictive(q: GammaRate, x: Array) -> Array:
     return log_choose(a, x) - a * jnp.log1p(1.0 / q.rate) - x * jnp.log1p(q.rate)
 
 
-def draw(sample: Any, q: GammaRate) -> dict[str, Array]:
+def draw(sample: Sample, q: GammaRate) -> Parameters:
     """Rates."""
     return {"rate": sample("rate", dist.Gamma(q.concentration, q.rate))}
 
 
-def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, tuple[Array, ...]]:
+def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     """-rate and log rate."""
     return -parameters["rate"], (jnp.log(parameters["rate"]),)
 
 
-def maximum_likelihood(prior: GammaRate, count: Array, sums: tuple[Array, ...]) -> dict[str, Array]:
+def maximum_likelihood(prior: GammaRate, count: Array, sums: Arrays) -> Parameters:
     """Weighted means."""
     return {"rate": sums[0] / jnp.where(count > 0, count, 1.0)}
 
@@ -125,7 +107,7 @@ COLUMN = Column(
     update=update,
     coefficients=coefficients,
     kl=kl,
-    log_evidence=log_evidence,
+    log_evidence=evidence_by(update, log_normaliser),
     log_predictive=log_predictive,
     draw=draw,
     distribution=lambda parameters: dist.Poisson(parameters["rate"]),
@@ -135,4 +117,6 @@ COLUMN = Column(
     num_parameters=1,
     # Counts have a spread of about 1/2 on this scale, whatever their mean.
     coordinate=jnp.sqrt,
+    valid=is_count,
+    expected="a count",
 )

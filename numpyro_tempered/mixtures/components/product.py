@@ -1,8 +1,9 @@
 """Components of mixed columns: a product of components of some columns each."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,29 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.components.base import Component, floating_rows
+from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+    Sample,
+    floating_rows,
+    namespace,
+)
+
+
+class Part(NamedTuple):
+    """A component of some of the columns."""
+
+    name: str
+    component: Component
+    columns: tuple[int, ...]
+
+    @property
+    def column_index(self) -> np.ndarray:
+        """The columns, as an index of one width whatever jax's default is."""
+        return np.asarray(self.columns, np.int32)
 
 
 def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence[int]]) -> Component:
@@ -43,154 +65,164 @@ def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence
     if not parts or set(parts) != set(columns):
         raise ValueError(f"product: the parts are {list(parts)}, columns are given for {list(columns)}.")
     indices = _indices({part: columns[part] for part in parts})
-    structure = tuple((part, component._replace(prior=None), indices[part]) for part, component in parts.items())
+    structure = tuple(
+        Part(part, component._replace(prior=None), indices[part]) for part, component in parts.items()
+    )
     prior = {part: component.prior for part, component in parts.items()}
     return _product(structure, False)._replace(prior=prior)
 
 
-def _indices(columns: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The columns of each part.
 
     Raises:
         ValueError: If a column belongs to no part, or to two.
     """
-    whole = [isinstance(given, int | np.integer) for given in columns.values()]
-    if all(whole):
-        ends = np.cumsum(list(columns.values()))
-        found = {
-            p: tuple(range(int(end) - int(columns[p]), int(end))) for p, end in zip(columns, ends, strict=True)
-        }
-    elif any(whole):
+    sizes = {part: value for part, value in columns.items() if isinstance(value, int | np.integer)}
+    if sizes and len(sizes) < len(columns):
         raise ValueError(f"product: columns are all numbers or all indices, got {columns}.")
-    else:
-        found = {part: tuple(int(i) for i in given) for part, given in columns.items()}
-    every = sorted(i for given in found.values() for i in given)
-    if every != list(range(len(every))) or not all(found.values()):
-        raise ValueError(f"product: each of the columns 0 ... d-1 must belong to one part, got {columns}.")
-    return found
-
-
-@lru_cache(maxsize=64)
-def _product(structure: tuple[tuple[str, Component, tuple[int, ...]], ...], missing: bool) -> Component:
-    """The functions; with missing entries, the parts that allow them are in the form that does."""
-    names = [part for part, _, _ in structure]
-    places = {part: np.asarray(where, np.int32) for part, _, where in structure}
-    dim = sum(len(where) for where in places.values())
-    order = np.argsort(np.concatenate(list(places.values())))
-    parts = {
-        part: component.with_missing() if missing and component.with_missing is not None else component
-        for part, component, _ in structure
+    ends = np.cumsum(list(sizes.values()))
+    indices = {
+        part: tuple(range(int(end - sizes[part]), int(end))) for part, end in zip(sizes, ends, strict=True)
     }
-    sizes = [_num_statistics(parts[part], len(places[part])) for part in names]
+    if not sizes:
+        indices = {part: tuple(int(i) for i in value) for part, value in columns.items()}  # type: ignore[union-attr]
+    positions = sorted(i for value in indices.values() for i in value)
+    if positions != list(range(len(positions))) or not all(indices.values()):
+        raise ValueError(f"product: each of the columns 0 ... d-1 must belong to one part, got {columns}.")
+    return indices
 
-    def split(sums: Array) -> dict[str, Array]:
-        return dict(zip(names, jnp.split(sums, np.cumsum(sizes)[:-1], axis=-1), strict=True))
 
-    def pack(each: dict[str, tuple[Array, Array]]) -> tuple[Array, Array]:
-        constants = jnp.stack([each[part][0] for part in names])
-        return jnp.sum(constants, axis=0), jnp.concatenate([each[part][1] for part in names], axis=-1)
+@functools.lru_cache(maxsize=64)
+def _product(structure: tuple[Part, ...], missing: bool) -> Component:
+    """The functions; with missing entries, the parts that allow them are in the form that does."""
+    parts = tuple(_missing_part(part) if missing else part for part in structure)
+    components = [part.component for part in parts]
+    ends = np.cumsum([_num_statistics(part) for part in parts])[:-1]
 
-    def summed(function: Callable[[str], Array]) -> Array:
-        first, *rest = (function(part) for part in names)
-        return sum(rest, start=first)
+    def split(sums: Array) -> Iterator[tuple[str, Component, Array]]:
+        pieces = jnp.split(sums, ends, axis=-1)
+        return ((part.name, part.component, piece) for part, piece in zip(parts, pieces, strict=True))
 
-    def check(x: Any) -> Array:
-        rows = floating_rows(x, "product", dim)
-        checked = []
-        for part, component in parts.items():
-            try:
-                checked.append(component.check(rows[:, places[part]]))
-            except ValueError as error:
-                where = tuple(int(i) for i in places[part])
-                raise ValueError(
-                    f"product: part {part!r}, whose columns are {where} of the data: {error}"
-                ) from error
-            if component.with_missing is None and not isinstance(rows, jax.core.Tracer):
-                absent = np.isnan(np.asarray(checked[-1])).any(axis=0)
-                if absent.any():
-                    raise ValueError(
-                        f"product: column {places[part][int(np.argmax(absent))]} has missing entries (NaN), "
-                        f"which {component.name} of part {part!r} does not marginalise."
-                    )
-        library: Any = np if isinstance(rows, np.ndarray) else jnp
-        return library.concatenate(checked, axis=1)[:, order]
+    def pack(pairs: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
+        constants, weights = zip(*pairs, strict=True)
+        return jnp.sum(jnp.stack(constants), axis=0), jnp.concatenate(weights, axis=-1)
 
-    def part_of(parameters: dict[str, Array], part: str) -> dict[str, Array]:
-        known = [other for other in names if len(other) > len(part) and other.startswith(f"{part}_")]
-        start = f"{part}_"
-        return {
-            key.removeprefix(start): value
-            for key, value in parameters.items()
-            # Of two parts, one may have the other's name at its start.
-            if key.startswith(start) and not any(key.startswith(f"{other}_") for other in known)
-        }
+    def total(function: Callable[[Part], Array]) -> Array:
+        return functools.reduce(operator.add, map(function, parts))
 
-    def draw(sample: Any, q: dict[str, Any]) -> dict[str, Array]:
-        drawn = {}
-        for part in names:
+    def update(prior: Hyperparameters, counts: Array, sums: Array) -> Hyperparameters:
+        return {name: component.update(prior[name], counts, piece) for name, component, piece in split(sums)}
 
-            def sample_within(name: str, fn: Any, part: str = part) -> Array:
-                return sample(f"{part}_{name}", fn)
+    def log_evidence(prior: Hyperparameters, counts: Array, sums: Array) -> Array:
+        values = [component.log_evidence(prior[name], counts, piece) for name, component, piece in split(sums)]
+        return functools.reduce(operator.add, values)
 
-            inside = parts[part].draw(sample_within, q[part])
-            drawn.update({f"{part}_{key}": value for key, value in inside.items()})
-        return drawn
+    def draw(sample: Sample, q: Hyperparameters) -> Parameters:
+        parameters: Parameters = {}
+        for name, component, _ in parts:
 
-    def distribution(parameters: dict[str, Array]) -> ColumnsOf:
-        inside = tuple(parts[part].distribution(part_of(parameters, part)) for part in names)
-        return ColumnsOf(inside, tuple(where for _, _, where in structure))
+            def sample_within(site: str, fn: dist.Distribution, name: str = name) -> Array:
+                return sample(f"{name}_{site}", fn)
 
-    def maximum_likelihood(prior: dict[str, Any], counts: Array, sums: Array) -> dict[str, Array]:
-        best, pieces = {}, split(sums)
-        for part in names:
-            inside = parts[part].maximum_likelihood(prior[part], counts, pieces[part])  # type: ignore[misc]
-            best.update({f"{part}_{key}": value for key, value in inside.items()})
-        return best
+            parameters |= _prefixed(name, component.draw(sample_within, q[name]))
+        return parameters
 
-    def update(prior: dict[str, Any], counts: Array, sums: Array) -> dict[str, Any]:
-        pieces = split(sums)
-        return {part: parts[part].update(prior[part], counts, pieces[part]) for part in names}
+    def distribution(parameters: Parameters) -> ColumnsOf:
+        return ColumnsOf(
+            [part.component.distribution(_parameters_of(parameters, part, parts)) for part in parts],
+            tuple(part.columns for part in parts),
+        )
 
-    def log_evidence(prior: dict[str, Any], counts: Array, sums: Array) -> Array:
-        pieces = split(sums)
-        return summed(lambda part: parts[part].log_evidence(prior[part], counts, pieces[part]))
+    def maximum_likelihood(prior: Hyperparameters, counts: Array, sums: Array) -> Parameters:
+        parameters: Parameters = {}
+        for name, component, piece in split(sums):
+            parameters |= _prefixed(name, component.maximum_likelihood(prior[name], counts, piece))  # type: ignore[misc]
+        return parameters
 
-    def translate(q: dict[str, Any], shift: Array) -> dict[str, Any]:
-        return {part: parts[part].translate(q[part], shift[places[part]]) for part in names}  # type: ignore[misc]
+    def translate(q: Hyperparameters, shift: Array) -> Hyperparameters:
+        return {part.name: part.component.translate(q[part.name], shift[part.column_index]) for part in parts}  # type: ignore[misc]
 
-    everywhere = list(parts.values())
     return Component(
         name="product",
         prior=None,
-        check=check,
-        statistics=lambda x: jnp.concatenate([parts[part].statistics(x[places[part]]) for part in names]),
-        log_base=lambda x: summed(lambda part: parts[part].log_base(x[places[part]])),
+        check=lambda x: _check(parts, x),
+        statistics=lambda x: jnp.concatenate([part.component.statistics(x[part.column_index]) for part in parts]),
+        log_base=lambda x: total(lambda part: part.component.log_base(x[part.column_index])),
         update=update,
-        coefficients=lambda q: pack({part: parts[part].coefficients(q[part]) for part in names}),
-        kl=lambda q, p: summed(lambda part: parts[part].kl(q[part], p[part])),
+        coefficients=lambda q: pack(part.component.coefficients(q[part.name]) for part in parts),
+        kl=lambda q, p: total(lambda part: part.component.kl(q[part.name], p[part.name])),
         log_evidence=log_evidence,
-        log_predictive=lambda q, x: summed(lambda part: parts[part].log_predictive(q[part], x[places[part]])),
+        log_predictive=lambda q, x: total(
+            lambda part: part.component.log_predictive(q[part.name], x[part.column_index])
+        ),
         draw=draw,
         distribution=distribution,
-        coefficients_at=lambda p: pack({part: parts[part].coefficients_at(part_of(p, part)) for part in names}),
-        maximum_likelihood=maximum_likelihood
-        if all(component.maximum_likelihood is not None for component in everywhere)
-        else None,
-        num_parameters=lambda k: sum(component.num_parameters(k) for component in everywhere),
-        coordinates=lambda rows: jnp.concatenate(
-            [parts[part].coordinates(rows[:, places[part]]) for part in names], axis=1
+        coefficients_at=lambda p: pack(
+            part.component.coefficients_at(_parameters_of(p, part, parts)) for part in parts
         ),
-        translate=translate if all(component.translate is not None for component in everywhere) else None,
-        with_missing=(lambda: _product(structure, True))
-        if any(component.with_missing is not None for component in everywhere)
-        else None,
+        maximum_likelihood=maximum_likelihood if all(c.maximum_likelihood for c in components) else None,
+        num_parameters=lambda num_components: sum(c.num_parameters(num_components) for c in components),
+        coordinates=lambda rows: jnp.concatenate(
+            [part.component.coordinates(rows[:, part.column_index]) for part in parts], axis=1
+        ),
+        translate=translate if all(c.translate for c in components) else None,
+        with_missing=(lambda: _product(structure, True)) if any(c.with_missing for c in components) else None,
     )
 
 
-def _num_statistics(component: Component, dim: int) -> int:
+def _missing_part(part: Part) -> Part:
+    """The part in the form for missing entries, where it has one."""
+    form = part.component.with_missing
+    return part if form is None else part._replace(component=form())
+
+
+def _check(parts: tuple[Part, ...], x: ArrayLike) -> Array:
+    """Rows, each part's columns as its own component has them.
+
+    Raises:
+        ValueError: If columns are not data of their part; the part is named.
+    """
+    rows = floating_rows(x, "product", sum(len(part.columns) for part in parts))
+    pieces = []
+    for part in parts:
+        try:
+            pieces.append(part.component.check(rows[:, part.column_index]))
+        except ValueError as error:
+            raise ValueError(
+                f"product: part {part.name!r}, whose columns are {part.columns} of the data: {error}"
+            ) from error
+        if part.component.with_missing is None and not is_traced(rows):
+            is_missing = np.isnan(np.asarray(pieces[-1])).any(axis=0)
+            if is_missing.any():
+                raise ValueError(
+                    f"product: column {part.columns[int(np.argmax(is_missing))]} has missing entries (NaN), "
+                    f"which {part.component.name} of part {part.name!r} does not marginalise."
+                )
+    order = np.argsort(np.concatenate([part.column_index for part in parts]))
+    return namespace(rows).concatenate(pieces, axis=1)[:, order]
+
+
+def _prefixed(part: str, parameters: Parameters) -> Parameters:
+    return {f"{part}_{name}": value for name, value in parameters.items()}
+
+
+def _parameters_of(parameters: Parameters, part: Part, parts: tuple[Part, ...]) -> Parameters:
+    """The parameters of a part, by the names that its component gives them."""
+    prefix = f"{part.name}_"
+    # Of two parts, one may have the other's name at its start.
+    others = tuple(f"{other.name}_" for other in parts if other.name.startswith(prefix))
+    return {
+        name.removeprefix(prefix): value
+        for name, value in parameters.items()
+        if name.startswith(prefix) and not name.startswith(others)
+    }
+
+
+def _num_statistics(part: Part) -> int:
     """F, from shapes alone."""
-    columns = jax.ShapeDtypeStruct((dim, 1), jnp.zeros(()).dtype)
-    return jax.eval_shape(component.statistics, columns).shape[0]
+    columns = jax.ShapeDtypeStruct((len(part.columns), 1), jnp.zeros(()).dtype)
+    return jax.eval_shape(part.component.statistics, columns).shape[0]
 
 
 class ColumnsOf(dist.Distribution):
@@ -201,13 +233,17 @@ class ColumnsOf(dist.Distribution):
         columns: The columns of each.
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
     support = constraints.real_vector
     pytree_data_fields = ("parts",)
     pytree_aux_fields = ("columns",)
 
     def __init__(
-        self, parts: Sequence[Any], columns: tuple[tuple[int, ...], ...], *, validate_args: bool | None = None
+        self,
+        parts: Sequence[dist.Distribution],
+        columns: tuple[tuple[int, ...], ...],
+        *,
+        validate_args: bool | None = None,
     ) -> None:
         self.parts, self.columns = tuple(parts), columns
         super().__init__(parts[0].batch_shape, (sum(map(len, columns)),), validate_args=validate_args)
@@ -215,10 +251,10 @@ class ColumnsOf(dist.Distribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Rows, codes and counts as floating numbers."""
         keys = jax.random.split(key, len(self.parts))
-        drawn = [fn.sample(k, sample_shape) for fn, k in zip(self.parts, keys, strict=True)]
+        values = [fn.sample(k, sample_shape) for fn, k in zip(self.parts, keys, strict=True)]
         dtype = jnp.zeros(()).dtype
         order = np.argsort(np.concatenate([np.asarray(where) for where in self.columns]))
-        return jnp.concatenate([each.astype(dtype) for each in drawn], axis=-1)[..., order]
+        return jnp.concatenate([each.astype(dtype) for each in values], axis=-1)[..., order]
 
     def log_prob(self, value: Array) -> Array:
         """The sum over the parts."""

@@ -1,15 +1,13 @@
 """Priors of Gaussian components in the data's units."""
 
-from typing import Any
-
-import jax
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.mixtures.components.base import floating_rows
 
 
-def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, Any]:
+def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, np.ndarray | float]:
     r"""Keywords of a weakly informative prior for Gaussian components, in the units of the data.
 
     The prior expects components whose variances are ``fraction`` of the data's, column by column, and whose means
@@ -45,10 +43,9 @@ def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, Any]:
         >>> component.prior.loc.tolist(), [round(rate, 2) for rate in component.prior.rate.tolist()]
         ([1.0, 20.0], [0.1, 10.0])
     """
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         raise TypeError("scaled_to reads the data on the host: call it outside of jit and vmap.")
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}.")
+    check_number(fraction, "fraction", "(0, 1]")
     rows = np.asarray(floating_rows(x, "scaled_to"), np.float64)
     observed = ~np.isnan(rows)
     count = np.maximum(observed.sum(axis=0), 1)
@@ -58,7 +55,7 @@ def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, Any]:
     constant = variance <= np.square(8 * np.finfo(np.float64).eps * np.abs(loc))
     if constant.any():
         raise ValueError(
-            f"column {int(np.argmax(constant))} of the data has no two different values: it tells nothing of a "
+            f"column {int(np.argmax(constant))} of the data has no two different values, so that it has no "
             "scale. Leave the column out, or give the prior by hand."
         )
     return {"loc": loc, "mean_precision": fraction, "variance": fraction * variance}

@@ -1,7 +1,7 @@
 """Gaussian components with one precision for all columns, and normal-inverse-gamma priors."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -11,12 +11,13 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import (
     Component,
-    check_dim,
-    finite,
+    Parameters,
+    Sample,
+    centre_rows,
     floating_rows,
     one_number,
-    positive,
-    spread,
+    per_column,
+    translate_loc,
 )
 from numpyro_tempered.mixtures.components.diagonal_gaussian import rate_of
 from numpyro_tempered.mixtures.components.special import (
@@ -56,8 +57,8 @@ def spherical_gaussian(
         mean_precision: kappa0, the number of data that the prior of the means is worth, ``(d,)`` or one for all.
         concentration: a0 of the Gamma prior of the precision; 2 a0 / d is the number of data it is worth.
         rate: b0, in the data's units squared; ``concentration`` × ``variance`` by default.
-        variance: The variance that the prior expects, instead of ``rate``; 1 by default. Of one a column the
-            average is taken.
+        variance: The variance that the prior expects, instead of ``rate``; 1 by default. The
+            average is taken of one for each column.
 
     Returns:
         The component. Missing entries are allowed.
@@ -75,15 +76,13 @@ def spherical_gaussian(
         ()
     """
     name = "spherical_gaussian"
-    dim = check_dim(dim, name)
-    strength = one_number(positive(concentration, name, "concentration"), name, "concentration")
     if variance is not None:
-        variance = jnp.mean(spread(positive(variance, name, "variance"), dim, name, "variance"))
+        variance = jnp.mean(per_column(variance, dim, name, "variance"))
     prior = SphericalGamma(
-        spread(finite(loc, name, "loc"), dim, name, "loc"),
-        spread(positive(mean_precision, name, "mean_precision"), dim, name, "mean_precision"),
-        strength,
-        one_number(rate_of(rate, variance, strength, name), name, "rate"),
+        per_column(loc, dim, name, "loc", "(-inf, inf)"),
+        per_column(mean_precision, dim, name, "mean_precision"),
+        one_number(concentration, name, "concentration"),
+        one_number(rate_of(rate, variance, concentration, name), name, "rate"),
     )
     return _spherical(dim, False)._replace(prior=prior)
 
@@ -128,7 +127,7 @@ def _spherical(dim: int, missing: bool) -> Component:
         slope = precision[..., None] * q.loc
         return pack(0.5 * (expected_log - slope * q.loc - 1.0 / q.mean_precision), slope, -0.5 * precision)
 
-    def coefficients_at(parameters: dict[str, Array]) -> tuple[Array, Array]:
+    def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
         loc, precision = parameters["loc"], parameters["precision"]
         slope = precision[..., None] * loc
         return pack(0.5 * (jnp.log(precision)[..., None] - slope * loc), slope, -0.5 * precision)
@@ -136,7 +135,7 @@ def _spherical(dim: int, missing: bool) -> Component:
     def log_evidence(prior: SphericalGamma, counts: Array, sums: Array) -> Array:
         return jnp.sum(log_normaliser(update(prior, counts, sums)) - log_normaliser(prior))
 
-    def maximum_likelihood(prior: SphericalGamma, counts: Array, sums: Array) -> dict[str, Array]:
+    def maximum_likelihood(prior: SphericalGamma, counts: Array, sums: Array) -> Parameters:
         count, mean, scatter = moments(counts, sums)
         return {"loc": mean, "precision": jnp.sum(count, axis=-1) / scatter}
 
@@ -157,7 +156,7 @@ def _spherical(dim: int, missing: bool) -> Component:
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + 1),
         coordinates=coordinates,
-        translate=lambda q, shift: q._replace(loc=q.loc + shift),
+        translate=translate_loc,
         with_missing=lambda: _spherical(dim, True),
     )
 
@@ -170,13 +169,13 @@ def log_base(columns: Array) -> Array:
 def kl(q: SphericalGamma, p: SphericalGamma) -> Array:
     """KL of the means given the precisions, in expectation, and KL of the precisions."""
     ratio = p.mean_precision / q.mean_precision
-    moved = p.mean_precision * jnp.square(q.loc - p.loc) * (q.concentration / q.rate)[..., None]
-    given = 0.5 * jnp.sum(ratio - 1.0 - jnp.log(ratio) + moved)
-    return given + jnp.sum(gamma_kl(q.concentration, q.rate, p.concentration, p.rate))
+    distance = p.mean_precision * jnp.square(q.loc - p.loc) * (q.concentration / q.rate)[..., None]
+    of_means = 0.5 * jnp.sum(ratio - 1.0 - jnp.log(ratio) + distance)
+    return of_means + jnp.sum(gamma_kl(q.concentration, q.rate, p.concentration, p.rate))
 
 
 def log_normaliser(q: SphericalGamma) -> Array:
-    """With respect to the means and the precision, without 2π; one a component."""
+    """With respect to the means and the precision, without 2π, for each component."""
     return gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.sum(jnp.log(q.mean_precision), axis=-1)
 
 
@@ -196,7 +195,7 @@ def log_predictive(q: SphericalGamma, columns: Array) -> Array:
     return steps[..., count] - 0.5 * log_width - power * jnp.log1p(distance)
 
 
-def draw(sample: Any, q: SphericalGamma) -> dict[str, Array]:
+def draw(sample: Sample, q: SphericalGamma) -> Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
     loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision[..., None])))
@@ -205,8 +204,6 @@ def draw(sample: Any, q: SphericalGamma) -> dict[str, Array]:
 
 def coordinates(rows: Array) -> Array:
     """Rows about their mean, all columns in one unit; missing entries at 0."""
-    observed = ~jnp.isnan(rows)
-    mean = jnp.sum(jnp.where(observed, rows, 0.0), axis=0) / jnp.maximum(jnp.sum(observed, axis=0), 1)
-    centred = jnp.where(observed, rows - mean, 0.0)
-    scale = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(jnp.sum(observed), 1))
-    return centred / jnp.where(scale > 0, scale, 1.0)
+    deviations, _ = centre_rows(rows)
+    scale = jnp.sqrt(jnp.sum(jnp.square(deviations)) / jnp.maximum(jnp.sum(~jnp.isnan(rows)), 1))
+    return deviations / jnp.where(scale > 0, scale, 1.0)

@@ -1,26 +1,21 @@
 """Gaussian components that share one full covariance, with a normal-inverse-Wishart prior."""
 
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, check_dim, floating_rows, standardised
+from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, floating_rows
 from numpyro_tempered.mixtures.components.gaussian import (
     NormalWishart,
-    coefficients,
-    coefficients_at,
+    gaussian_of,
     kl_of_mean,
-    log_base,
-    log_predictive,
+    mean_and_scatter,
     moments,
-    outer_product,
     precision_of,
     scatter_of,
-    statistics,
     wishart_kl,
     wishart_log_normaliser,
     wishart_prior,
@@ -46,8 +41,8 @@ def tied_gaussian(
         dim: Number of columns d.
         loc: Prior mean m0, ``(d,)`` or one for all.
         mean_precision: kappa0, the number of data that the prior of each mean is worth.
-        df: nu0 > d - 1, degrees of freedom, the number of data the prior of the precision is
-            worth; d + 2 by default, see :func:`gaussian`.
+        df: nu0 > d - 1, degrees of freedom, the number of data that the prior of the precision is worth; d + 2
+            by default, see :func:`gaussian`.
         scale: Psi0, ``(d, d)`` positive definite; a vector or number is its diagonal. 1 by default.
         variance: The variance that the prior expects, instead of ``scale``, which is then ``df`` times this.
 
@@ -67,77 +62,59 @@ def tied_gaussian(
         9
     """
     name = "tied_gaussian"
-    dim = check_dim(dim, name)
-    prior = wishart_prior(name, dim, loc, mean_precision, df, scale, variance)
+    prior = wishart_prior(name, dim, loc, mean_precision, df, scale=scale, variance=variance)
     return _tied(dim)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
 def _tied(dim: int) -> Component:
-    return Component(
+    return gaussian_of(dim)._replace(
         name="tied_gaussian",
-        prior=None,
         check=lambda x: floating_rows(x, "tied_gaussian", dim),
-        statistics=statistics,
-        log_base=log_base,
         update=update,
-        coefficients=coefficients,
         kl=kl,
         log_evidence=log_evidence,
-        log_predictive=log_predictive,
         draw=draw,
-        distribution=lambda p: dist.MultivariateNormal(p["loc"], precision_matrix=p["precision"]),
-        coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * dim + dim * (dim + 1) // 2,
-        coordinates=standardised,
-        translate=lambda q, shift: q._replace(loc=q.loc + shift),
     )
 
 
-def shared(q: NormalWishart) -> NormalWishart:
-    """The hyperparameters of the first of K components; a prior as it is."""
+def of_precision(q: NormalWishart) -> NormalWishart:
+    """The hyperparameters of the one precision: those of the first of K components; a prior as it is."""
     return q if q.df.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], q)
 
 
 def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     """The joint posterior of the means and the precision."""
-    total, outer = moments(sums)
-    mean, scatter = scatter_of(counts, total, outer)
-    kappa = prior.mean_precision + counts
-    moved = mean - prior.loc
-    between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(moved)
+    loc, kappa, scatter, between = mean_and_scatter(prior, counts, sums)
+    df = jnp.broadcast_to(prior.df + jnp.sum(counts), counts.shape)
     matrix = prior.scale + jnp.sum(scatter + between, axis=0)
-    return NormalWishart(
-        (prior.mean_precision * prior.loc + total) / kappa[..., None],
-        kappa,
-        jnp.broadcast_to(prior.df + jnp.sum(counts), counts.shape),
-        jnp.broadcast_to(matrix, outer.shape),
-    )
+    return NormalWishart(loc, kappa, df, jnp.broadcast_to(matrix, scatter.shape))
 
 
 def kl(q: NormalWishart, p: NormalWishart) -> Array:
     """KL of the K means given the precision, in expectation, and KL of the one precision."""
-    return jnp.sum(kl_of_mean(q, p)) + wishart_kl(shared(q), p)
+    return jnp.sum(kl_of_mean(q, p)) + wishart_kl(of_precision(q), p)
 
 
 def log_evidence(prior: NormalWishart, counts: Array, sums: Array) -> Array:
     """The log ratio of the normalisers; the precision's once."""
     q = update(prior, counts, sums)
     means = 0.5 * prior.loc.shape[-1] * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
-    return means + wishart_log_normaliser(shared(q)) - wishart_log_normaliser(prior)
+    return means + wishart_log_normaliser(of_precision(q)) - wishart_log_normaliser(prior)
 
 
-def draw(sample: Any, q: NormalWishart) -> dict[str, Array]:
+def draw(sample: Sample, q: NormalWishart) -> Parameters:
     """One precision matrix, and means given it."""
-    one = shared(q)
+    one = of_precision(q)
     precision = sample("precision", dist.Wishart(one.df, rate_matrix=one.scale))
     scaled = q.mean_precision[..., None, None] * precision
     loc = sample("loc", dist.MultivariateNormal(q.loc, precision_matrix=scaled))
     return {"loc": loc, "precision": jnp.broadcast_to(precision, scaled.shape)}
 
 
-def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> dict[str, Array]:
+def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> Parameters:
     """Weighted means, and the inverse of the pooled covariance."""
     total, outer = moments(sums)
     mean, scatter = scatter_of(counts, total, outer)

@@ -40,11 +40,11 @@ def mix_loss(before: Array, losses: Array, rate: Array) -> Array:
     Returns:
         A scalar.
     """
-    kept = jnp.isfinite(before)
-    behind = jnp.where(kept, before - jnp.min(before), jnp.inf)
-    losses = jnp.where(kept, losses, 0.0)
+    present = jnp.isfinite(before)
+    behind = jnp.where(present, before - jnp.min(before), jnp.inf)
+    losses = jnp.where(present, losses, 0.0)
     after = behind + losses
-    # The best expert after the round is the one whose weight may have been too small to be told from 0.
+    # Before the round, the weight of the expert that is best after it may have been rounded to 0.
     least = jnp.min(after)
     finite = jnp.isfinite(rate)
     safe = jnp.where(finite, rate, 1.0)

@@ -1,45 +1,45 @@
-"""The state of an aggregate: weights, members, their mixture, and the regret that it certifies."""
+"""The state of an aggregate: experts, their weights and posteriors, and the regret that it certifies."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
+from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 from numpyro_tempered.online.base import OnlineState
 
 
-class Mixture(NamedTuple):
-    """Memory of :func:`aggregate`, of K members in all.
+class Experts(NamedTuple):
+    """Memory of :func:`aggregate`, of K experts in all.
 
     Attributes:
-        members: The states of the members, stacked, one :class:`OnlineState` a sweep.
-        weights: Weights of the members in the next decision, shape ``(K,)``.
-        losses: Cumulative losses of the members at their means, shape ``(K,)``, compensated.
+        states: The states of the experts: one stacked :class:`OnlineState` for each grid.
+        weights: Weights of the experts in the next decision, shape ``(K,)``.
+        losses: Cumulative losses of the experts at their means, shape ``(K,)``, compensated.
         potential: What the weights are exponential in: the losses less those of the decision, shape ``(K,)``,
             with shares taken into account; compensated.
         gap: Sum of what the decision suffered above the mix loss, a scalar, compensated.
         rate: λ of the weights.
         share: Part of the weight that is shared out in each round.
-        alive: Whether a member's losses have all been finite, shape ``(K,)``.
+        active: Whether an expert's losses have all been finite, shape ``(K,)``.
     """
 
-    members: tuple[OnlineState, ...]
+    states: tuple[OnlineState, ...]
     weights: Array
     losses: CompensatedSum
     potential: CompensatedSum
     gap: CompensatedSum
     rate: Array
     share: Array
-    alive: Array
+    active: Array
 
 
-class Components(NamedTuple):
-    """A finite mixture of Gaussians.
+class WeightedPosteriors(NamedTuple):
+    """The posteriors of experts, with the weights at which they mix.
 
     Attributes:
         weights: Shape ``(K,)``, summing to 1.
@@ -47,26 +47,28 @@ class Components(NamedTuple):
     """
 
     weights: Array
-    posteriors: Any
+    posteriors: Gaussian
 
 
-def joined(members: tuple[OnlineState, ...]) -> Any:
-    """The posteriors of all members, stacked."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(state.posterior for state in members))
+def all_posteriors(states: tuple[OnlineState, ...]) -> Gaussian:
+    """The posteriors of all experts, stacked."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(state.posterior for state in states))
 
 
-def match(weights: Array, posteriors: Any) -> Any:
-    """The Gaussian with the mean and the variances of a mixture; a covariance in the case of FullRank."""
+def match(weights: Array, posteriors: Q) -> Q:
+    """The Gaussian with the mean and the variances of a mixture; the covariance unless the family is diagonal."""
     some = weights > 0
     loc = jnp.sum(jnp.where(some[:, None], weights[:, None] * posteriors.loc, 0.0), axis=0)
-    # A member without weight may be far off: its square could overflow.
+    # An expert without weight may be far off: its square could overflow.
     root = jnp.sqrt(weights)[:, None]
-    apart = jnp.where(some[:, None], root * (posteriors.loc - loc[None, :]), 0.0)
-    if isinstance(posteriors, MeanField):
-        spread = jnp.where(some[:, None], root * posteriors.scale, 0.0)
-        return MeanField(loc, jnp.sqrt(jnp.sum(jnp.square(spread) + jnp.square(apart), axis=0)))
-    factors = jnp.where(some[:, None, None], root[:, :, None] * posteriors.factor, 0.0)
-    columns = jnp.concatenate([jnp.swapaxes(factors, 1, 2).reshape(-1, loc.shape[0]), apart])
+    offset = jnp.where(some[:, None], root * (posteriors.loc - loc[None, :]), 0.0)
+    family = family_of(posteriors)
+    roots = jax.vmap(family.root)(posteriors)
+    if family.diagonal_only:
+        spread = jnp.where(some[:, None], root * roots, 0.0)
+        return family.with_root(loc, jnp.sqrt(jnp.sum(jnp.square(spread) + jnp.square(offset), axis=0)))
+    factors = jnp.where(some[:, None, None], root[:, :, None] * roots, 0.0)
+    columns = jnp.concatenate([jnp.swapaxes(factors, 1, 2).reshape(-1, loc.shape[0]), offset])
     covariance = jnp.matmul(columns.T, columns)
     largest = jnp.max(jnp.diagonal(covariance))
     # Points have no spread, and few of them a covariance of low rank.
@@ -74,17 +76,17 @@ def match(weights: Array, posteriors: Any) -> Any:
     covariance = covariance + jitter * jnp.eye(loc.shape[0], dtype=loc.dtype)
     eye = jnp.eye(loc.shape[0], dtype=loc.dtype)
     factor = jnp.linalg.cholesky(jnp.where(largest > 0, covariance, eye), symmetrize_input=False)
-    return FullRank(loc, jnp.where(largest > 0, factor, 0.0))
+    return family.with_root(loc, jnp.where(largest > 0, factor, 0.0))
 
 
 def weights(state: OnlineState) -> Array:
-    """The weights of the members of an aggregate in its next decision.
+    """The weights of the experts of an aggregate in its next decision.
 
     Args:
         state: State of an :func:`aggregate`.
 
     Returns:
-        Shape ``(K,)``, in the order of the sweeps and their labels.
+        Shape ``(K,)``, in the order of the grids and their labels.
 
     Raises:
         TypeError: If the state is of another rule.
@@ -92,21 +94,22 @@ def weights(state: OnlineState) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.aggregate(nt.online.sweep(nt.online.svb, step_size=[0.1, 1.0]))
+        >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
         >>> nt.online.weights(rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2))))
         Array([0.5, 0.5], dtype=float32)
     """
     return _memory(state).weights
 
 
-def members(state: OnlineState) -> tuple[OnlineState, ...]:
-    """The states of the members of an aggregate.
+def expert_states(state: OnlineState) -> tuple[OnlineState, ...]:
+    """The states of the experts of an aggregate.
 
     Args:
         state: State of an :func:`aggregate`.
 
     Returns:
-        One stacked :class:`OnlineState` a sweep; member k of it is ``jax.tree.map(lambda leaf: leaf[k], ...)``.
+        One stacked :class:`OnlineState` for each grid; its expert k is
+        ``jax.tree.map(lambda leaf: leaf[k], ...)``.
 
     Raises:
         TypeError: If the state is of another rule.
@@ -114,22 +117,22 @@ def members(state: OnlineState) -> tuple[OnlineState, ...]:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.aggregate(nt.online.sweep(nt.online.svb, step_size=[0.1, 1.0]))
+        >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
         >>> state = rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))
-        >>> [member.posterior.loc.shape for member in nt.online.members(state)]
+        >>> [experts.posterior.loc.shape for experts in nt.online.expert_states(state)]
         [(2, 3)]
     """
-    return _memory(state).members
+    return _memory(state).states
 
 
-def predictive_mixture(state: OnlineState) -> Components:
-    """The mixture of the members' posteriors, for predictive densities Σ w_k ∫ p(y | θ) q_k(dθ).
+def weighted_posteriors(state: OnlineState) -> WeightedPosteriors:
+    """The mixture of the experts' posteriors, for predictive densities Σ w_k ∫ p(y | θ) q_k(dθ).
 
     Args:
         state: State of an :func:`aggregate`.
 
     Returns:
-        :class:`Components`: weights ``(K,)`` and posteriors stacked along a leading axis of K.
+        :class:`WeightedPosteriors`: weights ``(K,)`` and posteriors stacked along a leading axis of K.
 
     Raises:
         TypeError: If the state is of another rule.
@@ -137,24 +140,24 @@ def predictive_mixture(state: OnlineState) -> Components:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.aggregate(nt.online.sweep(nt.online.ngvi, prior_scale=[1.0, 2.0]))
-        >>> nt.online.predictive_mixture(rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1))))
-        Components(weights=Array([0.5, 0.5], dtype=float32), posteriors=MeanField(loc=Array([[0.],
+        >>> rule = nt.online.aggregate(nt.online.grid(nt.online.ngvi, prior_scale=[1.0, 2.0]))
+        >>> nt.online.weighted_posteriors(rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1))))
+        WeightedPosteriors(weights=Array([0.5, 0.5], dtype=float32), posteriors=MeanField(loc=Array([[0.],
            [0.]], dtype=float32), scale=Array([[1.],
            [2.]], dtype=float32)))
     """
     memory = _memory(state)
-    return Components(memory.weights, joined(memory.members))
+    return WeightedPosteriors(memory.weights, all_posteriors(memory.states))
 
 
 def regret(state: OnlineState) -> Array:
-    """The cumulative loss of the decisions less that of the best member.
+    """The cumulative loss of the decisions less that of the best expert.
 
     Args:
         state: State of an :func:`aggregate`.
 
     Returns:
-        A scalar, negative where the aggregate did better than all its members.
+        A scalar, negative where the aggregate did better than all its experts.
 
     Raises:
         TypeError: If the state is of another rule.
@@ -162,20 +165,20 @@ def regret(state: OnlineState) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.aggregate(nt.online.sweep(nt.online.svb, step_size=[0.1, 1.0]))
+        >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
         >>> float(nt.online.regret(rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))))
         0.0
     """
     memory, total = _memory(state), state.cumulative.at_mean
     # Both are large: their values cancel, and what is left is of the size of their errors.
     ahead = (total.value - memory.losses.value) + (total.error - memory.losses.error)
-    return jnp.max(jnp.where(memory.alive, ahead, -jnp.inf))
+    return jnp.max(jnp.where(memory.active, ahead, -jnp.inf))
 
 
 def regret_bound(state: OnlineState, num_switches: int = 0) -> Array:
     r"""A bound on the regret of an aggregate, from what its own run has shown.
 
-    Against every sequence of live members that switches m times, with the gap G, the rate λ and the share α of
+    Against every sequence of active experts that switches m times, with the gap G, the rate λ and the share α of
     the state,
 
     .. math:: \mathrm{regret} \le G + \frac1\lambda\Big[\log K + m \log\frac K\alpha
@@ -202,12 +205,11 @@ def regret_bound(state: OnlineState, num_switches: int = 0) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.aggregate(nt.online.sweep(nt.online.svb, step_size=[0.1, 1.0]))
+        >>> rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 1.0]))
         >>> float(nt.online.regret_bound(rule.init(nt.families.MeanField(jnp.zeros(3), jnp.ones(3)))))
         0.0
     """
-    if num_switches < 0:
-        raise ValueError(f"num_switches must not be negative, got {num_switches}.")
+    check_count(num_switches, "num_switches", least=0)
     memory = _memory(state)
     share = memory.share
     log_size = math.log(max(memory.weights.shape[-1], 2))
@@ -215,15 +217,15 @@ def regret_bound(state: OnlineState, num_switches: int = 0) -> Array:
     cost = log_size - stays * jnp.log1p(-share)
     if num_switches:
         cost = cost + num_switches * (log_size - jnp.log(share))
-    # An infinite rate costs nothing: the mix loss was that of the best member in every round.
+    # An infinite rate costs nothing: the mix loss was that of the best expert in every round.
     return memory.gap.value + jnp.where(jnp.isfinite(memory.rate), cost / memory.rate, 0.0)
 
 
-def _memory(state: OnlineState) -> Mixture:
+def _memory(state: OnlineState) -> Experts:
     memory = getattr(state, "memory", None)
-    if not isinstance(memory, Mixture):
+    if not isinstance(memory, Experts):
         raise TypeError(
-            f"this is for the state of an aggregate (OnlineVI's is state.rule_state), whose memory is a Mixture; "
+            f"this is for the state of an aggregate (OnlineVI's is state.rule_state), whose memory is Experts; "
             f"got {type(memory).__name__}."
         )
     return memory

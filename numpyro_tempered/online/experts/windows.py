@@ -1,11 +1,12 @@
-"""Aggregation over windows, for targets that drift nobody knows how fast."""
+"""Aggregation over windows, for targets that drift at an unknown speed."""
 
 import math
 from collections.abc import Sequence
 
+from numpyro_tempered.core.checks import check_numbers, check_positive
 from numpyro_tempered.online.base import Rule
 from numpyro_tempered.online.experts.aggregate import aggregate
-from numpyro_tempered.online.experts.sweep import sweep
+from numpyro_tempered.online.experts.grid import grid
 from numpyro_tempered.online.rules.forgetting import random_walk
 from numpyro_tempered.online.rules.ngvi import ngvi
 
@@ -22,8 +23,8 @@ def aggregate_windows(
 ) -> Rule:
     r"""The default for a target that may drift: :func:`ngvi` over windows in powers of two, aggregated.
 
-    Member k takes the parameters to move by N(0, (scale/w_k)²) between two rounds, ``random_walk(scale / w_k)``;
-    with unit information a datum and parameters of unit size its posterior holds about w_k data. An infinite
+    Expert k takes the parameters to move by N(0, (scale/w_k)²) between two rounds, ``random_walk(scale / w_k)``;
+    with unit information in a datum and parameters of unit size its posterior holds about w_k data. An infinite
     window is for a target that stands still. Fixed shares let the aggregate follow a best window that changes:
     a long one while the target rests, a short one after a jump.
 
@@ -53,12 +54,10 @@ def aggregate_windows(
         >>> print(f"{state.posterior.loc[0]:.1f}")
         -1.0
     """
-    if not all(window > 0 for window in windows):
-        raise ValueError(f"windows must be positive, got {tuple(windows)}.")
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive and finite, got {scale!r}.")
+    check_numbers(windows, "windows", "(0, inf]")
+    check_positive(scale=scale)
 
     def with_window(window: float) -> Rule:
         return ngvi(step_size, curvature=curvature, forget=random_walk(scale / window))
 
-    return aggregate(sweep(with_window, window=[float(window) for window in windows]), share=share)
+    return aggregate(grid(with_window, window=[float(window) for window in windows]), share=share)

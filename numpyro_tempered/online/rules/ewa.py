@@ -1,10 +1,7 @@
 """Exponentially weighted averages in closed form (CA19, Theorem 1)."""
 
-from typing import Any
-
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Gain, family_of
-from numpyro_tempered.gaussian.families.full_rank import FullRank
+from numpyro_tempered.gaussian.families.base import Gain, Gaussian, family_of, is_gaussian
 from numpyro_tempered.online.base import OnlineState, Rule, StepSize, advance, as_schedule, check_prior, start
 
 
@@ -12,7 +9,7 @@ def ewa(step_size: StepSize) -> Rule:
     r"""Exponentially weighted averages, :math:`p_{t+1} \propto p_t \exp(-\eta\, l_t)`, without approximation.
 
     For losses that are quadratic in the parameters, on a full covariance, where it is the Kalman (ridge)
-    recursion P' = P + η ∇²l, m' = m - η P'^-1 ∇l(m), a rank-one update a datum. With
+    recursion P' = P + η ∇²l, m' = m - η P'^-1 ∇l(m), a rank-one update for each datum. With
     ``nt.expectations.squared()`` and η = 1/2 it is Bayes' rule for unit Gaussian noise. For a finite grid of
     parameters see :func:`ewa_grid`.
 
@@ -42,8 +39,8 @@ def ewa(step_size: StepSize) -> Rule:
     """
     rate = as_schedule(step_size)
 
-    def init(prior: Any) -> OnlineState:
-        if not isinstance(prior, FullRank):
+    def init(prior: Gaussian) -> OnlineState:
+        if not is_gaussian(prior) or family_of(prior).curvature_form != "matrix":
             raise TypeError(
                 f"ewa is exact on FullRank, got {type(prior).__name__}: a mean-field posterior would leave "
                 "out the correlations. Give it FullRank(loc, scale_tril), or take ngvi."
@@ -53,14 +50,10 @@ def ewa(step_size: StepSize) -> Rule:
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
+        gain = Gain(rate(state.count + 1, q))
         # A natural-gradient step on a quadratic loss is Bayes' rule.
         posterior, memory = family_of(q).natural_step(
-            state.memory,
-            q,
-            state.prior,
-            evaluation.grad_loc,
-            evaluation.grad_var,
-            Gain(rate(state.count + 1, q)),
+            state.memory, q, state.prior, evaluation.grad_loc, evaluation.grad_var, gain
         )
         return advance(state, posterior, memory)
 

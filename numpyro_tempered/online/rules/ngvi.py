@@ -2,25 +2,25 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.checks import check_choice, check_count, check_number, is_traced
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Gain, carry, family_of, require
-from numpyro_tempered.gaussian.families.full_rank import FullRank
+from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, carry, family_of, require
 from numpyro_tempered.online.base import (
     Box,
     OnlineState,
     Rule,
+    Schedule,
     StepSize,
     advance,
     as_schedule,
     check_box,
     check_prior,
+    choose,
     project,
     start,
 )
@@ -69,12 +69,12 @@ def ngvi(
             and the next round starts from it.
         forget: :func:`power` or :func:`random_walk`, to follow a target that drifts, or :func:`to_prior`, which
             is ``evidence`` with a schedule.
-        negative: What becomes of negative curvature, from a loss that is not convex: ``"reject"`` takes it,
-            and rejects the round if a precision would not stay positive; ``"floor"`` leaves it out and counts
-            the round in ``state.floored``. Where many data have some, the floor leaves the posterior too
-            narrow: the sum of the curvatures is what it needs.
-        num_local_steps: Evaluations in a round. With 1 the datum is taken as it looks from q_t, as in CA19; with
-            more, as it looks from the posterior it leads to: each but the last moves a copy of q half way to the
+        negative: What to do with negative curvature, from a loss that is not convex: ``"reject"`` uses it, and
+            rejects the round if a precision would not stay positive; ``"floor"`` sets it to 0 and counts the
+            round in ``state.floored``. Where many data have some, the floor makes the posterior too narrow,
+            which needs the sum of all curvatures.
+        num_local_steps: Evaluations in a round. With 1 the loss is expanded at q_t, as in CA19; with more, at the
+            posterior that the datum leads to: each evaluation but the last moves a copy of q half way to the
             update at itself, towards the fixed point of streaming variational Bayes. It matters where the
             curvature changes over the width of q, such as a scale parameter with a wide prior: one evaluation
             then leaves the posterior too narrow from the first data on. Losses are those of q_t all the same.
@@ -101,77 +101,57 @@ def ngvi(
         1.500 0.500
     """
     rate, box = as_schedule(step_size), check_box(box)
-    if not isinstance(evidence, int | float) or math.isnan(evidence) or evidence <= 0:
-        raise ValueError(f"evidence must be positive, inf to accumulate, got {evidence!r}.")
-    for name, value, known in (("curvature", curvature, CURVATURES), ("negative", negative, NEGATIVE)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {known}, got {value!r}.")
+    check_choice(curvature, "curvature", CURVATURES)
+    check_choice(negative, "negative", NEGATIVE)
+    check_count(num_local_steps, "num_local_steps")
+    check_number(evidence, "evidence", "(0, inf]")
+    if is_traced(evidence):
+        raise ValueError("evidence must be a known number: pass a traced one by forget=to_prior(evidence).")
     if math.isfinite(evidence):
         if forget is not None:
             raise ValueError("a finite evidence forgets already, to the prior: give it or forget, not both.")
         forget = to_prior(evidence)
-    if num_local_steps < 1:
-        raise ValueError(f"num_local_steps must be at least 1, got {num_local_steps}.")
+    inflate = None if forget is None else forget.inflate
 
-    def init(prior: Any) -> OnlineState:
+    def init(prior: Gaussian) -> OnlineState:
         prior = check_prior(prior)
-        if forget is not None and forget.inflate is not None:
-            require(prior, "inflate", "random_walk")
+        if inflate is not None:
+            require(prior, "from_root", "random_walk")
         q = project(prior, box)
         return start(prior, q, memory=family_of(q).start(q))
 
-    def gain_at(state: OnlineState) -> Gain:
-        count, q = state.count + 1, state.posterior
-        alpha = rate(count, q)
-        if forget is not None and forget.evidence is not None:
-            # Written so that an infinite evidence accumulates.
-            share = alpha / forget.evidence(count)
-            rho = share / (1.0 + share)
-            return Gain(alpha / (1.0 + share), 1.0 - rho, rho)
-        if forget is not None and forget.keep is not None:
-            return Gain(alpha, forget.keep(count, q))
-        return Gain(alpha)
-
-    def curvature_of(q: Any, evaluation: Evaluation) -> tuple[Any, Array | None]:
-        if negative == "floor":
-            return family_of(q).floor(q, evaluation.grad_var)
-        return evaluation.grad_var, None
+    def curvature_of(q: Gaussian, evaluation: Evaluation) -> tuple[Curvature, Array | None]:
+        return family_of(q).floor(q, evaluation.grad_var) if negative == "floor" else (evaluation.grad_var, None)
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q, family = state.posterior, family_of(state.posterior)
         grad_var, floored = curvature_of(q, evaluation)
-        argmin, memory = family.natural_step(
-            state.memory, q, state.prior, evaluation.grad_loc, grad_var, gain_at(state)
-        )
-        if forget is not None and forget.inflate is not None:
-            argmin = require(q, "inflate", "random_walk")(argmin, forget.inflate(state.count + 1, q))
+        gain = _gain(rate, forget, state)
+        argmin, memory = family.natural_step(state.memory, q, state.prior, evaluation.grad_loc, grad_var, gain)
+        if inflate is not None:
+            argmin = family.inflate(argmin, inflate(state.count + 1, q))
             memory = family.start(argmin)
         if box is None:
             return advance(state, argmin, memory, floored)
         # The next round starts from the projected q.
-        projected = project(argmin, box)
-        least = 1.0 / jnp.square(jnp.asarray(box.scale, argmin.scale.dtype))
-        loc, precision = memory
-        loc = loc.restart_where(projected.loc != loc.value, projected.loc)
-        precision = precision.restart_where(precision.value < least, least)
-        return advance(state, projected, type(memory)(loc, precision), floored)
+        q = project(argmin, box)
+        memory = family.start(q) if family.clip_memory is None else family.clip_memory(memory, q, box.scale)
+        return advance(state, q, memory, floored)
 
-    def relook(evaluate: Callable[[Any], Evaluation], first: Evaluation, state: OnlineState) -> Evaluation:
+    def refine(evaluate: Callable[[Gaussian], Evaluation], first: Evaluation, state: OnlineState) -> Evaluation:
         """The evaluation to update with: that at the posterior it leads to, as seen from q_t."""
-        family, gain = family_of(state.posterior), gain_at(state)
-        nothing = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
-        anchor, _ = family.natural_step(state.memory, state.posterior, state.prior, *nothing, gain)
-        if isinstance(anchor, FullRank):
-            anchor = anchor._replace(factor=anchor.scale_tril)
-        # Half of the way each time: undamped the search overshoots as the first look does.
+        family, gain = family_of(state.posterior), _gain(rate, forget, state)
+        no_loc, no_var = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
+        anchor, _ = family.natural_step(state.memory, state.posterior, state.prior, no_loc, no_var, gain)
+        anchor = family.canonical(anchor)
+        # Half of the way each time: undamped the search overshoots as the first evaluation does.
         half = Gain(0.5 * gain.step, 0.5, 0.5)
 
-        def closer(_: Any, q: Any) -> Any:
+        def closer(_: Array, q: Gaussian) -> Gaussian:
             at_q = evaluate(q)
-            grad_var, _ = curvature_of(q, at_q)
-            moved, _ = family.natural_step(family.start(q), q, anchor, at_q.grad_loc, grad_var, half)
-            finite = jnp.isfinite(jnp.sum(family.witness(moved)))
-            return jax.tree.map(partial(jnp.where, finite), moved, q)
+            grad_var = curvature_of(q, at_q)[0]
+            proposal, _ = family.natural_step(family.start(q), q, anchor, at_q.grad_loc, grad_var, half)
+            return choose(jnp.isfinite(jnp.sum(family.witness(proposal))), proposal, q)
 
         q = jax.lax.fori_loop(0, num_local_steps - 1, closer, anchor)
         last = evaluate(q)
@@ -181,9 +161,23 @@ def ngvi(
     return Rule(
         init,
         update,
-        relook=relook if num_local_steps > 1 else None,
+        refine=refine if num_local_steps > 1 else None,
         curvature=curvature,
         name="ngvi",
         box=box,
         holds_evidence=forget is None and box is None,
     )
+
+
+def _gain(rate: Schedule, forget: Forgetting | None, state: OnlineState) -> Gain:
+    """Weights of the next datum, of the present precision and of the prior's."""
+    count, q = state.count + 1, state.posterior
+    alpha = rate(count, q)
+    if forget is not None and forget.evidence is not None:
+        # Written so that an infinite evidence accumulates.
+        share = alpha / forget.evidence(count)
+        rho = share / (1.0 + share)
+        return Gain(alpha / (1.0 + share), 1.0 - rho, rho)
+    if forget is not None and forget.keep is not None:
+        return Gain(alpha, forget.keep(count, q))
+    return Gain(alpha)

@@ -1,9 +1,7 @@
 """Online gradient descent on a point and on a Gaussian (CA19, section 5)."""
 
-from typing import Any
-
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import require
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of, require
 from numpyro_tempered.online.base import (
     Box,
     OnlineState,
@@ -11,9 +9,7 @@ from numpyro_tempered.online.base import (
     StepSize,
     advance,
     as_schedule,
-    check_box,
-    check_prior,
-    project,
+    in_box,
     start,
 )
 
@@ -44,18 +40,17 @@ def oga(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> state.posterior.loc
         Array([0.1, 0.2], dtype=float32)
     """
-    rate, box = as_schedule(step_size), check_box(box)
+    rate = as_schedule(step_size)
 
-    def init(prior: Any) -> OnlineState:
-        prior = check_prior(prior)
-        return start(prior, project(require(prior, "point", "oga")(prior), box), memory=())
+    def init(prior: Gaussian) -> OnlineState:
+        require(prior, "from_root", "oga")
+        return start(prior, family_of(prior).point(prior), memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        loc = q.loc - rate(state.count + 1, q) * evaluation.grad_loc
-        return advance(state, project(q._replace(loc=loc), box))
+        return advance(state, q._replace(loc=q.loc - rate(state.count + 1, q) * evaluation.grad_loc))
 
-    return Rule(init, update, curvature="none", name="oga", point=True, box=box)
+    return in_box(Rule(init, update, curvature="none", name="oga", point=True), box)
 
 
 def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
@@ -79,17 +74,15 @@ def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.oga_el(step_size=0.1, box=nt.online.Box(loc=20.0, scale=1.0))
     """
-    rate, box = as_schedule(step_size), check_box(box)
+    rate = as_schedule(step_size)
 
-    def init(prior: Any) -> OnlineState:
-        prior = check_prior(prior)
+    def init(prior: Gaussian) -> OnlineState:
         require(prior, "descend", "oga_el")
-        return start(prior, project(prior, box), memory=())
+        return start(prior, prior, memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        grads = require(q, "gradient", "oga_el")(q, evaluation)
-        moved = require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q))
-        return advance(state, project(moved, box))
+        grads = require(q, "gradient", "oga_el")(q, evaluation.grad_loc, evaluation.grad_var)
+        return advance(state, require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q)))
 
-    return Rule(init, update, curvature="hessian", name="oga_el", box=box)
+    return in_box(Rule(init, update, curvature="hessian", name="oga_el"), box)

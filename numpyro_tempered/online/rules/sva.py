@@ -1,7 +1,5 @@
 """Sequential variational approximation (CA19, Algorithm 2, objective (6))."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -10,20 +8,19 @@ from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.online.base import (
     Box,
+    Gaussian,
     OnlineState,
     Rule,
     StepSize,
     advance,
     as_schedule,
-    check_box,
-    check_prior,
-    project,
+    in_box,
     start,
 )
 
 
 def sva(step_size: StepSize, box: Box | None = None) -> Rule:
-    r"""Sequential variational approximation: summed gradients, held to the prior.
+    r"""Sequential variational approximation: summed gradients, with a penalty for leaving the prior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\sum_{i\le t} \langle\nabla\bar L_i(\mu_i),
               \mu\rangle + \mathrm{KL}(q_\mu, \pi)/\eta\Big\}, \qquad \mu = (m, \sigma)
@@ -36,8 +33,8 @@ def sva(step_size: StepSize, box: Box | None = None) -> Rule:
     multiplying the loss by α is the same as multiplying η by α.
 
     Args:
-        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``. A schedule weighs the
-            whole sum anew in each round: one that ends at 0 ends at the prior.
+        step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``. A schedule multiplies
+            the whole sum in each round: one that ends at 0 ends at the prior.
         box: Optional bounds on means and scales.
 
     Returns:
@@ -57,20 +54,17 @@ def sva(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> int(state.count)
         0
     """
-    rate, box = as_schedule(step_size), check_box(box)
+    rate = as_schedule(step_size)
 
-    def init(prior: Any) -> OnlineState:
-        prior = check_prior(prior)
+    def init(prior: Gaussian) -> OnlineState:
         require(prior, "kl_prox", "sva")
-        sums = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
-        return start(prior, project(prior, box), memory=sums)
+        return start(prior, prior, jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior))
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        gradient, kl_prox = require(q, "gradient", "sva"), require(q, "kl_prox", "sva")
-        grads = gradient(q, evaluation)
+        grads = require(q, "gradient", "sva")(q, evaluation.grad_loc, evaluation.grad_var)
         sums = type(grads)(*(total.add(term) for total, term in zip(state.memory, grads, strict=True)))
-        argmin = kl_prox(state.prior, type(grads)(*(total.value for total in sums)), rate(state.count + 1, q))
-        return advance(state, project(argmin, box), memory=sums)
+        totals = type(grads)(*(total.value for total in sums))
+        return advance(state, require(q, "kl_prox", "sva")(state.prior, totals, rate(state.count + 1, q)), sums)
 
-    return Rule(init, update, curvature="hessian", name="sva", box=box)
+    return in_box(Rule(init, update, curvature="hessian", name="sva"), box)

@@ -1,10 +1,7 @@
 """Streaming variational Bayes (CA19, Algorithm 2, objective (7))."""
 
-from typing import Any
-
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import require
-from numpyro_tempered.gaussian.families.mean_field import MeanField, kl_prox_scaled
+from numpyro_tempered.gaussian.families.base import Gaussian, able, require, supports
 from numpyro_tempered.online.base import (
     Box,
     OnlineState,
@@ -13,15 +10,13 @@ from numpyro_tempered.online.base import (
     SVBRate,
     advance,
     as_schedule,
-    check_box,
-    check_prior,
-    project,
+    in_box,
     start,
 )
 
 
 def svb(step_size: StepSize, box: Box | None = None) -> Rule:
-    r"""Streaming variational Bayes: one gradient, held to the current posterior.
+    r"""Streaming variational Bayes: one gradient, with a penalty for leaving the current posterior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\langle\nabla\bar L_t(\mu_t), \mu\rangle +
               \mathrm{KL}(q_\mu, q_{\mu_t})/\eta\Big\}, \qquad \mu = (m, \sigma)
@@ -50,25 +45,24 @@ def svb(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.svb(nt.online.svb_rate(1.0), box=nt.online.Box(loc=20.0, scale=1.0))
     """
-    rate, box = as_schedule(step_size), check_box(box)
+    rate = as_schedule(step_size)
 
-    def init(prior: Any) -> OnlineState:
-        prior = check_prior(prior)
+    def init(prior: Gaussian) -> OnlineState:
         require(prior, "kl_prox", "svb")
-        if isinstance(step_size, SVBRate) and not isinstance(prior, MeanField):
+        if isinstance(step_size, SVBRate) and not supports(prior, "kl_prox_scaled"):
             raise TypeError(
-                f"svb_rate is one rate a coordinate, for MeanField; on {type(prior).__name__} take a float or a "
-                "schedule of the count."
+                f"svb_rate is one rate a coordinate, for {able('kl_prox_scaled')}; on {type(prior).__name__} "
+                "take a float or a schedule of the count."
             )
-        return start(prior, project(prior, box), memory=())
+        return start(prior, prior, memory=())
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         q = state.posterior
-        grads = require(q, "gradient", "svb")(q, evaluation)
+        grads = require(q, "gradient", "svb")(q, evaluation.grad_loc, evaluation.grad_var)
         if isinstance(step_size, SVBRate):
-            argmin = kl_prox_scaled(q, grads, step_size.times_variance(state.count + 1, q))
+            argmin = require(q, "kl_prox_scaled", "svb")(q, grads, step_size.times_variance(state.count + 1, q))
         else:
             argmin = require(q, "kl_prox", "svb")(q, grads, rate(state.count + 1, q))
-        return advance(state, project(argmin, box))
+        return advance(state, argmin)
 
-    return Rule(init, update, curvature="hessian", name="svb", box=box)
+    return in_box(Rule(init, update, curvature="hessian", name="svb"), box)

@@ -1,11 +1,12 @@
 """Labels that come late: what a prediction was made from waits for its outcome."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike
 
 
 class Pending(NamedTuple):
@@ -23,22 +24,22 @@ class Pending(NamedTuple):
     ids: Array
     waiting: Array
     order: Array
-    data: Any
+    data: tuple[object, ...]
     written: Array
     dropped: Array
 
 
-def pending(capacity: int, *datum: Any) -> Pending:
+def pending(capacity: int, *datum: object) -> Pending:
     """An empty store for data whose outcomes come later.
 
     Predict by the present posterior, :func:`remember` the features, and when outcomes come :func:`recall` them
-    for :func:`update`. That update takes its gradient at the posterior of its own time, not of the
-    prediction's: the losses that it returns are not those the predictions suffered. To have these, remember the
-    prediction too.
+    for :func:`update`. That update takes its gradient at the posterior of that moment, not at the
+    one that predicted, so the losses that it returns are not those of the predictions. To have these, remember
+    the prediction too.
 
     Args:
         capacity: How many may wait; beyond it the oldest are pushed out and counted in ``dropped``.
-        *datum: What is kept of one datum, for its shapes and dtypes, such as ``x`` of shape ``(d,)``.
+        *datum: What to remember of one datum, for its shapes and dtypes, such as ``x`` of shape ``(d,)``.
 
     Returns:
         A :class:`Pending`.
@@ -55,25 +56,24 @@ def pending(capacity: int, *datum: Any) -> Pending:
         >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
         >>> store = nt.online.remember(store, np.array([7, 8]), x)
         >>> predictions = x @ state.posterior.loc
-        >>> (x,), found, store = nt.online.recall(store, np.array([8]))  # the outcome of 8 has come
-        >>> state, losses = nt.online.update(rule, loss, state, x, np.array([3.0]), mask=found)
+        >>> (x,), present, store = nt.online.recall(store, np.array([8]))  # the outcome of 8 has come
+        >>> state, losses = nt.online.update(rule, loss, state, x, np.array([3.0]), mask=present)
         >>> int(state.count), int(store.waiting.sum())
         (1, 1)
     """
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1, got {capacity}.")
-    zeros = jax.tree.map(lambda leaf: jnp.zeros((capacity, *jnp.shape(leaf)), jnp.result_type(leaf)), datum)
-    ids, order = jnp.zeros((capacity,), jnp.int32), jnp.zeros((capacity,), jnp.int32)
-    written, dropped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    return Pending(ids, jnp.zeros((capacity,), bool), order, zeros, written, dropped)
+    check_count(capacity, "capacity")
+    data = jax.tree.map(lambda leaf: jnp.zeros((capacity, *jnp.shape(leaf)), jnp.result_type(leaf)), datum)
+    ids, order = (jnp.zeros((capacity,), jnp.int32) for _ in range(2))
+    written, dropped = (jnp.zeros((), jnp.int32) for _ in range(2))
+    return Pending(ids, jnp.zeros((capacity,), bool), order, data, written, dropped)
 
 
-def remember(store: Pending, ids: Any, *data: Any) -> Pending:
+def remember(store: Pending, ids: ArrayLike, *data: object) -> Pending:
     """The store with n more data in it; a pure function.
 
     Args:
         store: From :func:`pending`.
-        ids: Integers that tell them apart, shape ``(n,)``, n at most the capacity. Where one is waiting already,
+        ids: Integers that identify them, shape ``(n,)``, n at most the capacity. Where one is waiting already,
             the later datum takes its place.
         *data: Arrays ``(n, ...)``, as the data of :func:`pending` with a leading axis.
 
@@ -94,8 +94,8 @@ def remember(store: Pending, ids: Any, *data: Any) -> Pending:
     """
     capacity = store.ids.shape[0]
     ids = jnp.asarray(ids, jnp.int32)
-    data = jax.tree.map(jnp.asarray, data)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(data)]
+    arrays = jax.tree.map(jnp.asarray, data)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(arrays)]
     needed = [(*ids.shape, *leaf.shape[1:]) for leaf in jax.tree.leaves(store.data)]
     if ids.ndim != 1 or ids.shape[0] > capacity or shapes != needed:
         raise ValueError(
@@ -113,13 +113,13 @@ def remember(store: Pending, ids: Any, *data: Any) -> Pending:
         ids=store.ids.at[places].set(ids),
         waiting=waiting.at[places].set(~jnp.any(later, axis=1)),
         order=store.order.at[places].set(store.written + jnp.arange(count, dtype=jnp.int32)),
-        data=jax.tree.map(lambda old, new: old.at[places].set(new.astype(old.dtype)), store.data, data),
+        data=jax.tree.map(lambda old, new: old.at[places].set(new.astype(old.dtype)), store.data, arrays),
         written=store.written + count,
         dropped=dropped,
     )
 
 
-def recall(store: Pending, ids: Any) -> tuple[Any, Array, Pending]:
+def recall(store: Pending, ids: ArrayLike) -> tuple[tuple[object, ...], Array, Pending]:
     """Take data out of the store, by their identifiers; a pure function.
 
     Args:
@@ -135,8 +135,8 @@ def recall(store: Pending, ids: Any) -> tuple[Any, Array, Pending]:
         >>> import numpyro_tempered as nt
         >>> store = nt.online.pending(3, jnp.zeros(()))
         >>> store = nt.online.remember(store, np.array([1, 2]), np.array([10.0, 20.0]))
-        >>> (value,), found, store = nt.online.recall(store, np.array([2, 5]))
-        >>> float(value[0]), found.tolist(), store.waiting.tolist()
+        >>> (value,), present, store = nt.online.recall(store, np.array([2, 5]))
+        >>> float(value[0]), present.tolist(), store.waiting.tolist()
         (20.0, [True, False], [True, False, False])
     """
     ids = jnp.asarray(ids, jnp.int32)

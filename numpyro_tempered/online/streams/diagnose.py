@@ -1,14 +1,15 @@
-"""What to be warned of in a stream: collapse, a box that binds, features of different sizes, refused rounds."""
+"""Warnings about a stream: collapse, a box that binds, features of different sizes, rejected rounds."""
 
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online.base import Box, OnlineState, Rule
-from numpyro_tempered.online.streams.standardise import Standardised
+from numpyro_tempered.online.streams.standardise import Standardisation
 
 # A variance a million million times smaller than the prior's: that of 10^12 data of unit information.
 COLLAPSE = 1e-6
@@ -44,13 +45,13 @@ class Finding(NamedTuple):
 def diagnose(
     rule: Rule, state: OnlineState, x: ArrayLike | None = None, *, box: Box | None = None, warn: bool = True
 ) -> tuple[Finding, ...]:
-    """Look at a state on the host, after a run, and warn of what is wrong, once a kind.
+    """Look at a state on the host, after a run, and warn of what is wrong, once for each kind.
 
     - ``collapse``: a posterior scale is below 1e-6 of the prior's, which takes 10^12 data of unit information;
       not for rules that move a point.
     - ``box``: a coordinate sits on the bound of the box and did not start there.
     - ``features``: the sizes of two features, medians of the absolute values that are not 0, differ by a factor
-      above 1000; not where the stream is :func:`standardised`.
+      above 1000; not where the rule standardises them (:func:`standardise`).
     - ``rejected``: more than 5% of the rounds were refused. Missing outcomes are among them.
 
     Args:
@@ -79,85 +80,70 @@ def diagnose(
             f"diagnose looks at one stream, got {np.shape(state.count)} of them: take one by "
             "jax.tree.map(lambda leaf: leaf[i], state)."
         )
-    box = rule.box if box is None else box
-    found = [_collapse(rule, state), _box(state, box), _rejected(state)]
-    if x is not None and not isinstance(state.memory, Standardised):
-        found.append(_features(np.asarray(x, dtype=float)))
-    findings = tuple(finding for finding in found if finding is not None)
+    findings = [*_posterior_findings(rule, state, rule.box if box is None else box), *_rejections(state)]
+    if x is not None and not isinstance(state.memory, Standardisation):
+        findings += _feature_findings(np.asarray(x, dtype=float))
     if warn:
         for finding in findings:
             warnings.warn(finding.message, StreamWarning, stacklevel=2)
-    return findings
+    return tuple(findings)
 
 
-def _collapse(rule: Rule, state: OnlineState) -> Finding | None:
-    scales, of_prior = _scales(state.posterior), _scales(state.prior)
-    if rule.point or scales is None or of_prior is None:
-        return None
-    (small,) = np.nonzero(scales < COLLAPSE * of_prior)
-    if not small.size:
-        return None
-    return Finding(
-        "collapse",
-        f"{small.size} of {scales.size} posterior scales are below {COLLAPSE:g} of the prior's: these "
-        "coordinates hardly move any more. Take a smaller step size, standardise the features, or forget.",
-        small,
-    )
-
-
-def _scales(q: Any) -> np.ndarray | None:
+def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None) -> Iterator[Finding]:
+    q, prior = state.posterior, state.prior
     try:
-        return np.asarray(family_of(q).marginal_scale(q), dtype=float)
+        scales, prior_scales = (np.asarray(family_of(p).marginal_scale(p), dtype=float) for p in (q, prior))
     except TypeError:
         # Neither a Gaussian nor a single one.
-        return None
+        return
+    (small,) = np.nonzero(scales < COLLAPSE * prior_scales)
+    if small.size and not rule.point:
+        yield Finding(
+            "collapse",
+            f"{small.size} of {scales.size} posterior scales are below {COLLAPSE:g} of the prior's: these "
+            "coordinates hardly move any more. Take a smaller step size, standardise the features, or forget.",
+            small,
+        )
+    if box is None:
+        return
+    max_loc, max_scale = (np.asarray(bound, dtype=np.asarray(q.loc).dtype) for bound in box)
+    binds = (np.abs(q.loc) >= max_loc) & (np.abs(prior.loc) < max_loc)
+    if family_of(q).diagonal_only:
+        binds |= (scales >= max_scale) & (prior_scales < max_scale)
+    (at,) = np.nonzero(binds)
+    if at.size:
+        yield Finding(
+            "box",
+            f"the box binds in {at.size} of {scales.size} coordinates: the best parameters may lie outside. "
+            "Widen it, or standardise the features.",
+            at,
+        )
 
 
-def _box(state: OnlineState, box: Box | None) -> Finding | None:
-    if box is None or _scales(state.posterior) is None:
-        return None
-    dtype = np.asarray(state.posterior.loc).dtype
-    bound, largest = (np.asarray(limit, dtype=dtype) for limit in box)
-    loc, start = np.abs(state.posterior.loc), np.abs(state.prior.loc)
-    held = (loc >= bound) & (start < bound)
-    if hasattr(state.posterior, "scale"):
-        held |= (state.posterior.scale >= largest) & (state.prior.scale < largest)
-    (at,) = np.nonzero(held)
-    if not at.size:
-        return None
-    return Finding(
-        "box",
-        f"the box binds in {at.size} of {loc.size} coordinates: the best parameters may lie outside. Widen it, "
-        "or standardise the features.",
-        at,
-    )
+def _rejections(state: OnlineState) -> Iterator[Finding]:
+    num_rejected = int(state.rejected)
+    num_rounds = num_rejected + int(state.count)
+    if num_rejected > REJECTED_SHARE * num_rounds:
+        yield Finding(
+            "rejected",
+            f"{num_rejected} of {num_rounds} rounds were refused, as data, loss or update were not finite: "
+            "look for missing values, or for a step size that is too large.",
+            np.empty(0, int),
+        )
 
 
-def _features(x: np.ndarray) -> Finding | None:
+def _feature_findings(x: np.ndarray) -> Iterator[Finding]:
     absolute = np.where(np.isfinite(x) & (x != 0), np.abs(x), np.nan)
-    (used,) = np.nonzero(np.any(np.isfinite(absolute), axis=0))
-    if not used.size:
-        return None
-    sizes = np.nanmedian(absolute[:, used], axis=0)
-    if sizes.max() <= FEATURE_RATIO * sizes.min():
-        return None
-    small, large = used[sizes.argmin()], used[sizes.argmax()]
-    return Finding(
-        "features",
-        f"feature {large} is {sizes.max() / sizes.min():.3g} times the size of feature {small}, more than "
-        f"{FEATURE_RATIO:g}: one step size does not suit both. Standardise the features, or take "
-        "nt.online.standardised(rule, ...).",
-        np.array([small, large]),
-    )
-
-
-def _rejected(state: OnlineState) -> Finding | None:
-    rejected, taken = int(state.rejected), int(state.count)
-    if rejected <= REJECTED_SHARE * (rejected + taken):
-        return None
-    return Finding(
-        "rejected",
-        f"{rejected} of {rejected + taken} rounds were refused, because data, loss or update were not finite: "
-        "look for missing values, or for a step size that is too large.",
-        np.empty(0, int),
-    )
+    (columns,) = np.nonzero(np.any(np.isfinite(absolute), axis=0))
+    if not columns.size:
+        return
+    sizes = np.nanmedian(absolute[:, columns], axis=0)
+    small, large = sizes.argmin(), sizes.argmax()
+    if sizes[large] > FEATURE_RATIO * sizes[small]:
+        yield Finding(
+            "features",
+            f"feature {columns[large]} is {sizes[large] / sizes[small]:.3g} times the size of feature "
+            f"{columns[small]}, more than {FEATURE_RATIO:g}: one step size does not suit both. Standardise the "
+            "features, or take nt.online.standardise(rule, ...).",
+            columns[[small, large]],
+        )

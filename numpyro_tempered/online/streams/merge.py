@@ -1,10 +1,9 @@
 """The posterior of two disjoint streams, from the posteriors of each."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online.base import CumulativeLosses, OnlineState, Rule
 
@@ -12,10 +11,10 @@ from numpyro_tempered.online.base import CumulativeLosses, OnlineState, Rule
 def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
     r"""The state of one run over the data of two, :math:`\lambda = \lambda_a + \lambda_b - \lambda_0`.
 
-    In natural parameters an accumulating posterior is its prior plus one term a datum; the prior, which both
-    hold, is taken out once. Exact on conjugate streams, where the terms do not depend on the order. Otherwise
-    each datum counts as it did in its own stream: the merged posterior holds the evidence of both, and
-    differs from that of one run by what the later half would have been linearised at. LowRank keeps the k
+    In natural parameters an accumulating posterior is its prior plus one term for each datum; the prior, which
+    both hold, is taken out once. Exact on conjugate streams, where the terms do not depend on the order.
+    Otherwise each datum counts as it did in its own stream: the merged posterior holds the evidence of both,
+    and differs from that of one run by what the later half would have been linearised at. LowRank keeps the k
     strongest directions, as it does in a round.
 
     Args:
@@ -46,9 +45,9 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
     """
     if not rule.holds_evidence:
         raise TypeError(
-            f"{rule.name} as it was made holds no evidence that adds up, so that two posteriors do not merge: "
-            "the precision of oga, sva and svb is no count of data; finite evidence and forgetting take part of "
-            "it away, a box cuts it, and a standardised stream has a scale of its own. ewa and ngvi() merge."
+            f"{rule.name} with these options holds no evidence that adds up, so two posteriors do not merge: the "
+            "precision of oga, sva and svb is no count of data; finite evidence and forgetting take part of it "
+            "away, a box cuts it, and a standardised stream has a scale of its own. ewa and ngvi() merge."
         )
     if not _alike(a.memory, family_of(a.prior).start(a.prior)):
         raise TypeError(f"the memory of {rule.name} holds more than the posterior, and does not merge.")
@@ -57,17 +56,13 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
             f"the two runs must start from the same prior, which is taken out once, got {a.prior} and {b.prior}."
         )
     posterior = family_of(a.prior).merge(a.posterior, b.posterior, a.prior)
-    if not _traced(posterior) and not all(np.all(np.isfinite(leaf)) for leaf in posterior):
+    if not is_traced(posterior) and not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)):
         raise ValueError(
             "the precision λ_a + λ_b - λ_0 is not positive definite: a state was not reached from this prior by "
             "accumulating, or its losses have negative curvature."
         )
-    cumulative = CumulativeLosses(
-        *(
-            mine.add(theirs.value).add(theirs.error)
-            for mine, theirs in zip(a.cumulative, b.cumulative, strict=True)
-        )
-    )
+    pairs = zip(a.cumulative, b.cumulative, strict=True)
+    cumulative = CumulativeLosses(*(of_a.add(of_b.value).add(of_b.error) for of_a, of_b in pairs))
     return OnlineState(
         posterior=posterior,
         prior=a.prior,
@@ -79,17 +74,12 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
     )
 
 
-def _traced(tree: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+def _alike(a: object, b: object) -> bool:
+    return jax.tree.structure(a) == jax.tree.structure(b)  # type: ignore[operator]
 
 
-def _alike(a: Any, b: Any) -> bool:
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (a, b)]
-    return bool(structures[0] == structures[1])
-
-
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
     return all(one.shape == other.shape for one, other in pairs) and (
-        _traced((a, b)) or all(np.array_equal(one, other) for one, other in pairs)
+        is_traced(a, b) or all(np.array_equal(one, other) for one, other in pairs)
     )

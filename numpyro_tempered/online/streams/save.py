@@ -5,16 +5,23 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.typing import Array
+
 FORMAT, VERSION = "numpyro_tempered state", 1
 
+T = TypeVar("T")
+# Type, fields and children of a node; "*" is a leaf.
+Description: TypeAlias = str | list["Description"]
 
-def save(path: str | os.PathLike[str], state: Any) -> None:
+
+def save(path: str | os.PathLike[str], state: object) -> None:
     """Write a state to one file, in NumPy's own format.
 
     The file appears whole or not at all: it is written beside ``path``, forced to the disk, and renamed. Where
@@ -39,20 +46,12 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         >>> again.posterior.loc
         Array([0., 0.], dtype=float32)
     """
+    if is_traced(state):
+        raise TypeError("save writes values, and this state is traced: call it outside of jit, vmap and scan.")
     leaves, structure = jax.tree.flatten(state)
-    arrays: dict[str, Any] = {}
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(
-                "save writes values, and this state is traced: call it outside of jit, vmap and scan."
-            )
-        arrays[f"leaf{i}"] = _as_bytes(leaf)
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "structure": describe(structure),
-        "leaves": [_kind(leaf) for leaf in leaves],
-    }
+    kinds = [_kind(leaf) for leaf in leaves]
+    header = {"format": FORMAT, "version": VERSION, "structure": describe(structure), "leaves": kinds}
+    arrays: dict = {f"leaf{i}": _as_bytes(leaf) for i, leaf in enumerate(leaves)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -69,7 +68,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     _force_folder(path.parent)
 
 
-def restore(path: str | os.PathLike[str], like: Any) -> Any:
+def restore(path: str | os.PathLike[str], like: T) -> T:
     """Read a state that :func:`save` wrote.
 
     The rule is not in the file: give the same one to go on, or the numbers are of another run.
@@ -98,15 +97,15 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
         ValueError: .../state.npz holds int32[3] at the whole state, expected float32[3]...
     """
     header, arrays = _read(path)
-    found = [header.get("format"), header.get("version")]
-    if found != [FORMAT, VERSION]:
-        raise ValueError(f"{path} holds {found[0]!r} of version {found[1]}, expected {FORMAT!r} of {VERSION}.")
+    name, version = header.get("format"), header.get("version")
+    if (name, version) != (FORMAT, VERSION):
+        raise ValueError(f"{path} holds {name!r} of version {version}, expected {FORMAT!r} of {VERSION}.")
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    expected, there = describe(structure), header["structure"]
-    if expected != there:
+    expected, stored = describe(structure), header["structure"]
+    if expected != stored:
         raise ValueError(
-            f"{path} holds a state of another structure than like: {difference(there, expected)}. Give the state "
-            "of the same rule, family and model."
+            f"{path} holds a state of another structure than like: {difference(stored, expected)}. Give the "
+            "state of the same rule, family and model."
         )
     leaves = []
     for (where, leaf), kind, array in zip(paths, header["leaves"], arrays, strict=True):
@@ -116,11 +115,11 @@ def restore(path: str | os.PathLike[str], like: Any) -> Any:
                 f"{path} holds {_readable(kind)} at {name}, expected {_readable(_kind(leaf))}: a state is read "
                 "with the precision and the sizes it was saved with."
             )
-        leaves.append(_from_bytes(array, leaf, kind))
+        leaves.append(_from_bytes(array, leaf))
     return jax.tree.unflatten(structure, leaves)
 
 
-def describe(structure: Any) -> Any:
+def describe(structure: jax.tree_util.PyTreeDef) -> Description:
     """Types, field names and static parts of a tree structure, as nested lists; ``"*"`` is a leaf."""
     data = structure.node_data()
     if data is None:
@@ -130,65 +129,56 @@ def describe(structure: Any) -> Any:
     return [kind.__name__, repr(fields), *(describe(child) for child in structure.children())]
 
 
-def difference(there: Any, expected: Any, where: str = "the whole state") -> str:
+def difference(stored: Description, expected: Description, where: str = "the whole state") -> str:
     """The first place where two descriptions differ, in words."""
 
-    def plain(part: Any) -> str:
+    def plain(part: Description) -> str:
         return "an array" if part == "*" else f"{part[0]} {part[1]}"
 
-    if "*" in (there, expected) or there[:2] != expected[:2] or len(there) != len(expected):
-        return f"{where} is {plain(there)}, expected {plain(expected)}"
-    number = next(i for i, pair in enumerate(zip(there, expected, strict=True)) if pair[0] != pair[1])
-    return difference(there[number], expected[number], f"part {number - 2} of {there[0]}")
+    if "*" in (stored, expected) or stored[:2] != expected[:2] or len(stored) != len(expected):
+        return f"{where} is {plain(stored)}, expected {plain(expected)}"
+    number = next(i for i, pair in enumerate(zip(stored, expected, strict=True)) if pair[0] != pair[1])
+    return difference(stored[number], expected[number], f"part {number - 2} of {stored[0]}")
 
 
-def _kind(leaf: Any) -> list[Any]:
+def _kind(leaf: object) -> list:
     """Dtype and shape; a typed key by its implementation."""
-    if not hasattr(leaf, "dtype"):
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
         raise TypeError(f"a state is made of arrays, got {type(leaf).__name__}.")
     return [str(leaf.dtype), list(leaf.shape)]
 
 
-def _readable(kind: list[Any]) -> str:
+def _readable(kind: list) -> str:
     return f"{kind[0]}[{','.join(map(str, kind[1]))}]"
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _as_bytes(leaf: Any) -> np.ndarray:
+def _as_bytes(leaf: Array) -> np.ndarray:
     """The array; as bytes where NumPy has no name for the dtype, such as bfloat16."""
-    _kind(leaf)
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-    if array.dtype.isbuiltin == 1:
-        return array
-    return np.frombuffer(array.tobytes(), np.uint8)
+    return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
 
 
-def _from_bytes(array: np.ndarray, leaf: Any, kind: list[Any]) -> jax.Array:
+def _from_bytes(array: np.ndarray, leaf: Array) -> Array:
     if _is_key(leaf):
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=_implementation(leaf))
+        # A shape without values has no key to ask: one of its dtype has.
+        key = leaf if isinstance(leaf, jax.Array) else jnp.empty((), leaf.dtype)
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(key))
     if array.dtype != leaf.dtype:
         array = np.frombuffer(array.tobytes(), leaf.dtype).reshape(leaf.shape)
     return jnp.asarray(array)
 
 
-def _implementation(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return jax.random.key_impl(leaf)
-    # Of a shape without values: a key of that dtype tells.
-    return jax.random.key_impl(jnp.empty((), leaf.dtype))
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
+def _read(path: str | os.PathLike[str]) -> tuple[dict, list[np.ndarray]]:
     """Header and arrays; the checksums of the archive notice every changed byte."""
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 header = json.loads(archive["header"].tobytes().decode())
-                count = len(header["leaves"])
-                return header, [archive[f"leaf{i}"] for i in range(count)]
+                return header, [archive[f"leaf{i}"] for i in range(len(header["leaves"]))]
         except Exception as error:
             # A damaged archive can raise almost anything, from struct, zlib, zipfile, NumPy or json.
             raise ValueError(

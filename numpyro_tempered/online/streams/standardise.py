@@ -1,16 +1,15 @@
 r"""Running standardisation of features inside the stream."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
-from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
-from numpyro_tempered.online.base import Losses, OnlineState, Rule
+from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, square_root, supports
+from numpyro_tempered.gaussian.families.full_rank import FullRank, canonical
+from numpyro_tempered.online.base import Losses, OnlineState, Rule, choose
 from numpyro_tempered.online.stream import step as one_round
 
 
@@ -28,21 +27,21 @@ class Moments(NamedTuple):
     squares: CompensatedSum
 
 
-class Standardised(NamedTuple):
-    """Memory of :func:`standardised`.
+class Standardisation(NamedTuple):
+    """Memory of :func:`standardise`.
 
     Attributes:
         memory: What the rule inside accumulates.
-        moments: Of the features seen.
+        moments: Of the features so far.
         intercept: Which column is the intercept, one-hot, shape ``(d,)``; None for none.
     """
 
-    memory: Any
+    memory: object
     moments: Moments
     intercept: Array | None
 
 
-def standardised(rule: Rule, *, intercept: int | None = None, argument: int = 0) -> Rule:
+def standardise(rule: Rule, *, intercept: int | None = None, argument: int = 0) -> Rule:
     r"""A rule that sees its features standardised by their running means and scales.
 
     Round t uses the statistics of rows 1, ..., t, its own included: features are known when the prediction is
@@ -63,7 +62,7 @@ def standardised(rule: Rule, *, intercept: int | None = None, argument: int = 0)
         argument: Which of the data arrays holds the features, ``(d,)`` or ``(n, d)``.
 
     Returns:
-        An online :class:`Rule`, whose memory is a :class:`Standardised`. Rejected rounds leave the statistics
+        An online :class:`Rule`, whose memory is a :class:`Standardisation`. Rejected rounds leave the statistics
         as they were.
 
     Raises:
@@ -72,7 +71,7 @@ def standardised(rule: Rule, *, intercept: int | None = None, argument: int = 0)
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.standardised(nt.online.ngvi())
+        >>> rule = nt.online.standardise(nt.online.ngvi())
         >>> state = rule.init(nt.families.MeanField(jnp.zeros(1), jnp.ones(1)))
         >>> x, y = jnp.array([[2e6], [2e6]]), jnp.array([1.0, 1.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
@@ -80,32 +79,32 @@ def standardised(rule: Rule, *, intercept: int | None = None, argument: int = 0)
         0.800, in units of x 4.0e-07
     """
 
-    def init(prior: Any) -> OnlineState:
+    def init(prior: Gaussian) -> OnlineState:
         state = rule.init(prior)
         loc = state.prior.loc
         (d,) = loc.shape
         if intercept is not None and not -d <= intercept < d:
             raise ValueError(f"intercept = {intercept} is not a column of {d} features.")
-        at = None if intercept is None else jnp.zeros_like(loc).at[intercept].set(1.0)
-        moments = Moments(
-            jnp.zeros_like(state.count),
-            CompensatedSum.start(jnp.zeros_like(loc)),
-            CompensatedSum.start(jnp.zeros_like(loc)),
-        )
-        return state._replace(memory=Standardised(state.memory, moments, at))
+        column = None if intercept is None else jnp.zeros_like(loc).at[intercept].set(1.0)
+        mean, squares = (CompensatedSum.start(jnp.zeros_like(loc)) for _ in range(2))
+        moments = Moments(jnp.zeros_like(state.count), mean, squares)
+        return state._replace(memory=Standardisation(state.memory, moments, column))
 
     def step(
-        expectation: Expectation, state: OnlineState, data: Any, rng_key: Array | None, mask: Array | None
+        expectation: Expectation,
+        state: OnlineState,
+        data: tuple[Array, ...],
+        rng_key: Array | None,
+        mask: Array | None,
     ) -> tuple[OnlineState, Losses]:
-        kept = state.memory
+        before = state.memory
         x = jnp.asarray(data[argument]).astype(state.prior.loc.dtype)
-        moments = observe(kept.moments, x, mask)
-        z = transform(kept._replace(moments=moments), x)
+        moments = observe(before.moments, x, mask)
+        z = transform(before._replace(moments=moments), x)
         data = (*data[:argument], z, *data[argument + 1 :])
-        after, losses = one_round(rule, expectation, state._replace(memory=kept.memory), data, rng_key, mask)
-        taken = after.count > state.count
-        moments = jax.tree.map(lambda new, old: jnp.where(taken, new, old), moments, kept.moments)
-        return after._replace(memory=kept._replace(memory=after.memory, moments=moments)), losses
+        after, losses = one_round(rule, expectation, state._replace(memory=before.memory), data, rng_key, mask)
+        moments = choose(after.count > state.count, moments, before.moments)
+        return after._replace(memory=before._replace(memory=after.memory, moments=moments)), losses
 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         raise TypeError("a standardised rule changes the features of a round: use run or update, not its parts.")
@@ -126,77 +125,73 @@ def observe(moments: Moments, x: Array, mask: Array | None = None) -> Moments:
     spread = jnp.sum(on[:, None] * jnp.square(x - (moments.mean.value + shift)[None, :]), axis=0)
     count = moments.count.astype(x.dtype)
     share = size / jnp.maximum(count + size, 1.0)
-    added = size.astype(moments.count.dtype)
     return Moments(
-        moments.count + added,
+        moments.count + size.astype(moments.count.dtype),
         moments.mean.add(shift * share),
         moments.squares.add(spread + jnp.square(shift) * (count * share)),
     )
 
 
-def transform(kept: Standardised, x: Array) -> Array:
-    """The features on the present scale, shape as ``x``; for predictions as :func:`standardised` makes them."""
-    loc, scale = location_and_scale(kept)
+def transform(memory: Standardisation, x: Array) -> Array:
+    """The features on the present scale, shape as ``x``, as :func:`standardise` hands them to the rule."""
+    loc, scale = location_and_scale(memory)
     rows = (jnp.reshape(x, (-1, x.shape[-1])) - loc[None, :]) / scale[None, :]
     return jnp.reshape(rows, x.shape)
 
 
-def location_and_scale(kept: Standardised) -> tuple[Array, Array]:
-    """What is subtracted from each feature and what it is divided by, shape ``(d,)`` each."""
-    moments = kept.moments
+def location_and_scale(memory: Standardisation) -> tuple[Array, Array]:
+    """Location and scale of each feature, shape ``(d,)`` each: z = (x - location) / scale."""
+    moments = memory.moments
     count = jnp.maximum(moments.count, 1).astype(moments.mean.value.dtype)
     mean, variance = moments.mean.value, moments.squares.value / count
-    if kept.intercept is None:
+    if memory.intercept is None:
         scale = jnp.sqrt(variance + jnp.square(mean))
         return jnp.zeros_like(mean), jnp.where(scale > 0, scale, 1.0)
     # Of a constant feature rounding leaves a spread of some units in the last place.
     scale = jnp.sqrt(variance)
-    plain = (kept.intercept > 0) | (scale <= 16.0 * jnp.finfo(scale.dtype).eps * jnp.abs(mean))
-    return jnp.where(kept.intercept > 0, 0.0, mean), jnp.where(plain, 1.0, scale)
+    unchanged = (memory.intercept > 0) | (scale <= 16.0 * jnp.finfo(scale.dtype).eps * jnp.abs(mean))
+    return jnp.where(memory.intercept > 0, 0.0, mean), jnp.where(unchanged, 1.0, scale)
 
 
-def original_scale(state: OnlineState) -> MeanField | FullRank:
-    r"""The posterior of a :func:`standardised` run for features in their own units.
+def original_scale(state: OnlineState) -> Gaussian:
+    r"""The posterior of a run of a rule by :func:`standardise`, for features in their own units.
 
     A linear map: θ_j / scale_j, and for the intercept θ_0 - Σ_j θ_j mean_j / scale_j, by the statistics so far.
     The predictor x·θ has the same mean and variance as z·θ on the scale of the run.
 
     Args:
-        state: Of a run with a :func:`standardised` rule.
+        state: Of a run of a rule by :func:`standardise`.
 
     Returns:
         The posterior: a :class:`~numpyro_tempered.families.MeanField` stays one without an intercept; with one,
         which the map correlates with the others, a :class:`~numpyro_tempered.families.FullRank`.
 
     Raises:
-        TypeError: If the rule was not standardised, or the posterior is of another family.
+        TypeError: If the rule does not standardise, or the posterior is of another family.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> rule = nt.online.standardised(nt.online.ngvi(), intercept=0)
+        >>> rule = nt.online.standardise(nt.online.ngvi(), intercept=0)
         >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
         >>> x, y = jnp.array([[1.0, 10.0], [1.0, 30.0]]), jnp.array([0.0, 2.0])
         >>> state, losses = nt.online.run(rule, nt.expectations.squared(), state, x, y)
         >>> nt.online.original_scale(state).scale_tril.shape
         (2, 2)
     """
-    kept, q = state.memory, state.posterior
-    if not isinstance(kept, Standardised):
+    memory, q = state.memory, state.posterior
+    if not isinstance(memory, Standardisation):
         raise TypeError(
-            "original_scale needs the state of a rule made by standardised(rule), got one whose memory is "
-            f"{type(kept).__name__}."
+            "original_scale needs the state of a rule made by standardise(rule), got one whose memory is "
+            f"{type(memory).__name__}."
         )
-    if not isinstance(q, MeanField | FullRank):
-        raise TypeError(f"original_scale maps MeanField and FullRank, got {type(q).__name__}.")
-    loc, scale = location_and_scale(kept)
-    if kept.intercept is None:
-        if isinstance(q, MeanField):
-            return MeanField(q.loc / scale, q.scale / scale)
-        matrix = jnp.diag(1.0 / scale)
-    else:
-        matrix = jnp.diag(1.0 / scale) - kept.intercept[:, None] * (loc / scale)[None, :]
-    factor = jnp.diag(q.scale) if isinstance(q, MeanField) else q.factor
-    mapped = FullRank(jnp.matmul(matrix, q.loc), jnp.matmul(matrix, factor))
+    if not supports(q, "from_root"):
+        raise TypeError(f"original_scale maps {able('from_root')}, got {type(q).__name__}.")
+    family, (loc, scale) = family_of(q), location_and_scale(memory)
+    if memory.intercept is None and family.diagonal_only:
+        return family.with_root(q.loc / scale, family.root(q) / scale)
+    matrix = jnp.diag(1.0 / scale)
+    if memory.intercept is not None:
+        matrix = matrix - memory.intercept[:, None] * (loc / scale)[None, :]
     # Triangular, as a prior has to be.
-    return mapped._replace(factor=mapped.scale_tril)
+    return canonical(FullRank(jnp.matmul(matrix, q.loc), jnp.matmul(matrix, square_root(q))))

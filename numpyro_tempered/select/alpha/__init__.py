@@ -2,12 +2,11 @@
 
 from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Draws, Plan, Verdict
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
-from numpyro_tempered.select.alpha.coarsening import coarsening
 from numpyro_tempered.select.alpha.diagnostics import held_out, loo
 from numpyro_tempered.select.alpha.gpc import gpc
 from numpyro_tempered.select.alpha.lyddon import lyddon
+from numpyro_tempered.select.alpha.prescribed import coarsening, theory_default
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
-from numpyro_tempered.select.alpha.theory_default import theory_default
 
 __all__ = [
     "AlphaChoice",

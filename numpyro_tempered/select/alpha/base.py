@@ -1,11 +1,35 @@
-"""What a criterion for alpha is, and what it may ask of the posteriors."""
+"""A model whose data are rows, and what a criterion for alpha is."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer import MCMC
+from numpyro.infer.util import potential_energy
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.handlers.likelihood import Site, get_trace, latent_sites
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.online import OnlineVI
+from numpyro_tempered.infer.online_state import OnlineVIState
+from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.online.base import Losses
+from numpyro_tempered.report.draws import as_run
+from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each, weigh_data
+from numpyro_tempered.select.grid.model_data import ModelData
+
+# Frames from the fits of a grid to the caller of select_alpha.
+STACKLEVEL = 5
+# A pytree of arrays, or None.
+Summary: TypeAlias = Any
 
 
 class Draws(NamedTuple):
@@ -24,8 +48,87 @@ class Draws(NamedTuple):
     flat: Array
 
 
+class Task(ModelData):
+    """A model whose data are rows.
+
+    On the flat unconstrained scale are the functions that criteria by the curvature at the minimum need; there
+    the prior density has the Jacobian of the change of variables in it.
+
+    Attributes:
+        num_data: n.
+        dim: Batch dimension along which the data lie.
+    """
+
+    def __init__(self, model: Model, rng_key: Array, args: tuple, kwargs: dict, plate: str | None = None) -> None:
+        super().__init__(model, rng_key, args, kwargs)
+        self.plate = plate
+        self.check()
+        for name, value in self.observed.items():
+            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not np.all(np.isfinite(value)):
+                raise ValueError(
+                    f"observed site {name!r} has {int(np.sum(~np.isfinite(value)))} values that are NaN or "
+                    "infinite: leave such data out."
+                )
+        self.num_data, self.dim = find_data(self.trace, plate)
+
+    def reweighted(self, alpha: ArrayLike, weights: Array) -> Model:
+        """The model at a power, with a weight ``(n,)`` for each datum."""
+        return weigh_data(temper(self.model, alpha), weights, self.dim)
+
+    def log_lik_of_each(self, values: dict[str, Array]) -> Array:
+        """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
+        return self._each(handlers.substitute(self.seeded, data=values))
+
+    def _each(self, model: Model) -> Array:
+        return log_lik_of_each(get_trace(model, self.args, self.kwargs), self.num_data, self.dim)
+
+    def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+        """A feasible point on the flat unconstrained scale, ``(d,)``, and the way back to values by site there.
+
+        Raises:
+            ValueError: If a latent is discrete.
+        """
+        if self.discrete:
+            raise ValueError(
+                f"latent sites {self.discrete} are discrete, and have no gradient: sum them out by "
+                "nt.marginalize."
+            )
+        values = {name: site["value"] for name, site in latent_sites(self.trace).items()}
+        return ravel_pytree(self.unconstrain(values))
+
+    def losses(self, unconstrained: dict[str, Array]) -> Array:
+        """Negative log-likelihood of each datum, ``(n,)``, at unconstrained values of the latents."""
+
+        def constrain(site: Site) -> Array | None:
+            if site["type"] != "sample" or site["name"] not in unconstrained:
+                return None
+            # The site's own support, which may depend on other latents.
+            return biject_to(site["fn"].support)(unconstrained[site["name"]])
+
+        return -self._each(handlers.substitute(self.seeded, substitute_fn=constrain))
+
+    def log_prior(self, unconstrained: dict[str, Array]) -> Array:
+        """Log-density of the prior on the unconstrained scale, prior factors included."""
+        return -potential_energy(temper(self.seeded, 0.0), self.args, self.kwargs, unconstrained)
+
+    def draws(self, values: dict[str, Array], mean: dict[str, Array] | None = None) -> Draws:
+        """Draws of the latents, ``(S, ...)`` each, with their log-likelihoods.
+
+        Args:
+            values: The draws.
+            mean: The posterior mean on the unconstrained scale where it is known; else that of the draws.
+        """
+        log_lik = map_batches(self.log_lik_of_each, values, 64)
+        if self.discrete:
+            # Discrete latents have neither a mean nor an unconstrained scale.
+            return Draws(values, log_lik, jnp.full(self.num_data, jnp.nan), jnp.zeros((len(log_lik), 0)))
+        flat = jax.vmap(lambda draw: ravel_pytree(self.unconstrain(draw))[0])(values)
+        at = self.flat()[1](jnp.mean(flat, axis=0)) if mean is None else mean
+        return Draws(values, log_lik, -self.losses(at), flat)
+
+
 class Plan(NamedTuple):
-    """The posteriors a criterion asks for at each alpha, and what it keeps of them.
+    """The posteriors that a criterion needs at each alpha, and how it reduces their draws.
 
     Attributes:
         weights: Of each datum in each posterior, ``(P, n)``: 0 leaves a datum out, 2 counts it twice.
@@ -33,11 +136,37 @@ class Plan(NamedTuple):
     """
 
     weights: np.ndarray
-    reduce: Callable[[Draws], Any]
+    reduce: Callable[[Draws], Summary]
+
+
+class Query(NamedTuple):
+    """The posteriors that criteria need together.
+
+    Attributes:
+        alphas: The grid, ``(A,)``.
+        plans: Of the criteria. At each alpha there is one posterior of all data, then those of the plans in turn.
+        pointwise: Whether the log-likelihood of each datum is kept.
+    """
+
+    alphas: np.ndarray
+    plans: tuple[Plan, ...]
+    pointwise: bool
+
+    def weights(self, num_data: int) -> np.ndarray:
+        """Weights of the data in all P posteriors at one alpha, ``(P, n)``."""
+        return np.concatenate([np.ones((1, num_data)), *(plan.weights for plan in self.plans)])
+
+    def split(self, summaries: list[Summary]) -> list[Summary]:
+        """Each plan's summaries of its own posteriors, with axes ``(P, A)``, from those of all, ``(A, P)``."""
+        ends = np.cumsum([1, *(len(plan.weights) for plan in self.plans)])
+        return [
+            jax.tree.map(lambda leaf, a=a, b=b: np.swapaxes(leaf, 0, 1)[a:b], part)
+            for part, (a, b) in zip(summaries, itertools.pairwise(ends), strict=True)
+        ]
 
 
 class Verdict(NamedTuple):
-    """What a criterion says.
+    """The decision of a criterion.
 
     Attributes:
         alpha: The chosen power.
@@ -49,34 +178,37 @@ class Verdict(NamedTuple):
 
     alpha: float
     columns: dict[str, np.ndarray]
-    attrs: dict[str, Any]
+    attrs: Mapping[str, object]
     advice: str
 
 
 class Criterion(NamedTuple):
-    """A way to choose alpha, or to look at it.
+    """A rule that chooses alpha, or a diagnostic along the grid.
 
     Attributes:
         name: Its name, for the report.
-        aim: What it aims at: risk, coverage, ...
+        aim: Its aim: risk, coverage, ...
         plan: From a key and the task to the :class:`Plan`; None where it needs no posterior.
-        decide: From a key, the task, the grid of alphas ``(A,)`` and what the plan kept, with axes ``(P, A)`` in
-            front (None without a plan), to the :class:`Verdict`.
-        refusal: Why it must not choose alpha, for those that may only be looked at; else None.
-        pointwise: Whether ``decide`` gets, instead of what a plan kept, the log-likelihood of each datum at the
+        decide: From a key, the task, the grid of alphas ``(A,)`` and the plan's reduced draws, with axes
+            ``(P, A)`` in front (None without a plan), to the :class:`Verdict`.
+        refusal: Why it must not choose alpha, of a mere diagnostic; else None.
+        pointwise: Whether ``decide`` gets, instead of reduced draws, the log-likelihood of each datum at the
             draws of each posterior, ``(A, C, S, n)`` for C chains.
         stream: For online rules: from a key, the grid, the number of rounds, and a function from an order of them
-            to the passes in that order, to the verdict. None where the criterion needs posteriors that a stream
-            does not have.
+            to the losses of a pass in that order, ``(A, T)``, to the verdict. None where the criterion needs
+            posteriors that a stream does not have.
     """
 
     name: str
     aim: str
-    plan: Callable[[Array, Any], Plan] | None
-    decide: Callable[[Array, Any, np.ndarray, Any], Verdict]
+    plan: Callable[[Array, Task], Plan] | None
+    decide: Callable[[Array, Task, np.ndarray, Summary], Verdict]
     refusal: str | None = None
     pointwise: bool = False
-    stream: Callable[[Array, np.ndarray, int, Callable[[np.ndarray], Any]], Verdict] | None = None
+    stream: Callable[[Array, np.ndarray, int, Callable[[np.ndarray], Losses]], Verdict] | None = None
+
+
+Fit: TypeAlias = TemperedFit | MCMC | tuple[OnlineVI, OnlineVIState]
 
 
 class AlphaChoice(NamedTuple):
@@ -87,26 +219,30 @@ class AlphaChoice(NamedTuple):
         fit: The posterior at it: a :class:`~numpyro_tempered.TemperedFit`, a NumPyro ``MCMC`` that has run, or
             the :class:`~numpyro_tempered.OnlineVIState` at the end of the stream.
         data: ArviZ data of that posterior, with the group ``alpha_selection`` along the grid.
-        advice: A sentence: what was chosen, for which aim, and whether there is a need to temper at all.
+        advice: A sentence: the choice, its aim, and whether there is a need to temper.
     """
 
     alpha: float
-    fit: Any
+    fit: TemperedFit | MCMC | OnlineVIState
     data: Any
     advice: str
+
+    def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
+        """Draws of the fit at the chosen alpha, for :func:`to_inference_data`."""
+        return as_run(self.fit, data, kwargs, num_samples=num_samples, rng_key=rng_key)
 
 
 class Fits(NamedTuple):
     """The posteriors of a grid of A alphas.
 
     Attributes:
-        reduced: What each plan kept, with axes ``(P, A)`` in front.
+        reduced: What each plan reduced the draws to, with axes ``(P, A)`` in front.
         log_lik: Log-likelihood of all data at each draw of the posteriors given them, ``(A, C, S)`` for C chains.
         pointwise: The same for each datum, ``(A, C, S, n)``; None unless asked for.
         fit_at: From the number of an alpha in the grid to the fit that is handed to the user.
     """
 
-    reduced: list[Any]
+    summaries: list[Summary]
     log_lik: np.ndarray
     pointwise: np.ndarray | None
-    fit_at: Callable[[int], Any]
+    fit_at: Callable[[int], Fit]

@@ -7,34 +7,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.select.alpha.base import Criterion, Verdict
+from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
+from numpyro_tempered.select.alpha.data_weights import over_resamples, resamples
 from numpyro_tempered.select.alpha.minimise import minimise
-from numpyro_tempered.select.alpha.resampling import check_num_bootstrap, over_resamples, resamples
-from numpyro_tempered.select.alpha.sandwich import Flat, advise, checked_sandwich, flat_task, sandwich_attrs
-from numpyro_tempered.select.alpha.task import Task
+from numpyro_tempered.select.alpha.sandwich import Flat, checked_sandwich, coverage_verdict, flat_task
 
 
 class FisherParts(NamedTuple):
     """Of each resample, ``(B,)`` each.
 
     Attributes:
-        above: The gradients of log-prior and total loss multiplied, plus the Laplacian of the total loss.
-        below: The squared gradient of the total loss.
-        found: Whether the resample has a minimiser.
+        numerator: The gradients of log-prior and total loss multiplied, plus the Laplacian of the total loss.
+        denominator: The squared gradient of the total loss.
+        converged: Whether the resample has a minimiser.
     """
 
-    above: Array
-    below: Array
-    found: Array
+    numerator: Array
+    denominator: Array
+    converged: Array
 
 
 def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
     r"""Alpha by the least Fisher divergence from the bootstrap minimisers (Matsubara et al.).
 
     **Aim: coverage**, of the exact posterior's intervals for the latents: the tempered posterior is brought as
-    close as one power can to the sampling distribution of the minimiser, whose draws are the bootstrap's. It is
-    no aim of this criterion to predict well; :func:`safe_bayes` has that, and the two differ by design.
+    close as one power can to the sampling distribution of the minimiser, whose draws are the bootstrap's. It does
+    not aim at prediction, as :func:`safe_bayes` does; the two differ by design.
 
     With D the total untempered loss of the data, π the prior density and :math:`\theta_b` the minimisers of the
     total losses of B resamples of the data, the score-matching objective of :math:`\pi e^{-\alpha D}` is a
@@ -66,7 +66,7 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_tempered.select.alpha.task import Task
+        >>> from numpyro_tempered.select.alpha.base import Task
         >>> def model(y):
         ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
         ...     with numpyro.plate("n", len(y)):
@@ -77,54 +77,49 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         >>> 0.15 < verdict.alpha < 0.35
         True
     """
-    check_num_bootstrap(num_bootstrap, 20)
+    check_count(num_bootstrap, "num_bootstrap", 20)
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, reduced: None) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
         flat = flat_task(task)
         # The limit of many data, whose relative sampling error is that of alpha.
-        found, limit, sampling = checked_sandwich(flat, lambda _, j, i: jnp.trace(j) / jnp.trace(i))
+        estimate, limit, sampling = checked_sandwich(flat, lambda _, j, i: jnp.trace(j) / jnp.trace(i))
         counts = resamples(rng_key, num_bootstrap, task.num_data)
-        parts = jax.device_get(
-            jax.jit(lambda point, counts: fisher_parts(flat, point, counts))(found.minimum.point, counts)
-        )
-        check_found(parts.found)
-        above, below = (np.asarray(part, np.float64) for part in parts[:2])
-        alpha = float(above.sum() / below.sum())
+        program = jax.jit(lambda point, counts: fisher_parts(flat, point, counts))
+        parts = jax.device_get(program(estimate.minimum.point, counts))
+        check_converged(parts.converged)
+        numerator, denominator = (np.asarray(part, np.float64) for part in parts[:2])
+        alpha = float(numerator.sum() / denominator.sum())
         if not (math.isfinite(alpha) and alpha > 0):
             raise ValueError(
                 f"the Fisher divergence is least at alpha = {alpha:.3g}, which is no power: the prior pulls "
                 "against the data more strongly than the data vary. Look at the prior, or take gpc()."
             )
-        resampling = float(np.linalg.norm(above - alpha * below) / below.sum())
+        resampling = float(np.linalg.norm(numerator - alpha * denominator) / denominator.sum())
         se = math.hypot(alpha * sampling / limit, resampling)
-        return Verdict(
-            alpha,
-            {},
-            {"alpha_se": se, "alpha_se_resampling": resampling, **sandwich_attrs(found)},
-            advise("bootstrap_fisher()", alpha, se, "the exact posterior's intervals", found),
-        )
+        what = "the exact posterior's intervals"
+        return coverage_verdict("bootstrap_fisher()", alpha, se, what, estimate, alpha_se_resampling=resampling)
 
     return Criterion("bootstrap_fisher", "coverage", None, decide)
 
 
 def fisher_parts(flat: Flat, point: Array, counts: Array) -> FisherParts:
-    """The parts of the ratio at the bootstrap minimisers, which are sought from the minimiser of all data."""
+    """The parts of the ratio at the bootstrap minimisers; the search starts at the minimiser of all data."""
     slope_of = jax.grad(lambda theta: jnp.sum(flat.losses(theta)))
 
     def of_resample(counts: Array) -> FisherParts:
         minimum = minimise(lambda theta: counts * flat.losses(theta), point)
         slope, laplacian = slope_of(minimum.point), jnp.trace(jax.jacfwd(slope_of)(minimum.point))
         pull = jax.grad(flat.log_prior)(minimum.point)
-        return FisherParts(pull @ slope + laplacian, slope @ slope, minimum.found)
+        return FisherParts(pull @ slope + laplacian, slope @ slope, minimum.converged)
 
     return over_resamples(of_resample, counts.astype(point.dtype), len(point))
 
 
-def check_found(found: np.ndarray) -> None:
-    """Raise where a resample has no minimiser: without those that have none alpha would be too large."""
-    if not np.all(found):
+def check_converged(converged: np.ndarray) -> None:
+    """Raise where a resample has no minimiser: alpha would be too large if such resamples were left out."""
+    if not np.all(converged):
         raise ValueError(
-            f"the total loss has no minimiser that Newton's method finds in {int(np.sum(~found))} of "
-            f"{len(found)} resamples of the data, as where classes are nearly separable or a level of a factor "
-            "is rare. Take lyddon() or safe_bayes(), or float64 if the data are badly scaled."
+            f"the total loss has no minimiser that Newton's method finds in {int(np.sum(~converged))} of "
+            f"{len(converged)} resamples of the data, as where classes are nearly separable or a level of a "
+            "factor is rare. Take lyddon() or safe_bayes(), or float64 if the data are badly scaled."
         )

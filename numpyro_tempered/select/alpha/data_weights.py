@@ -1,11 +1,14 @@
-"""Weights of single data in the likelihood of a model."""
+"""Weights of single data in the likelihood of a model, and the bootstrap's, which are counts."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
+from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.effects import ALPHA, Message, plates_of
 from numpyro_tempered.handlers.likelihood import (
@@ -17,6 +20,10 @@ from numpyro_tempered.handlers.likelihood import (
     untempered_log_prob,
     weight,
 )
+
+T = TypeVar("T")
+# Most numbers in a batch of data sets: 256 MiB in float32.
+_BATCH = 2**26
 
 
 class weigh_data(Messenger):
@@ -56,8 +63,8 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
             )
         if site.get("_control_flow_done"):
             raise ValueError(
-                f"observed site {name!r} is in a scan, whose data are no independent rows: none of them can be "
-                "left out. Choose alpha by its theory_default()."
+                f"observed site {name!r} is in a scan, whose data are not independent rows: none can be left "
+                "out. Choose alpha by its theory_default()."
             )
     common = set.intersection(*(plates_of(site) for site in sites.values()))
     if plate is not None and plate not in common:
@@ -72,8 +79,8 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
         if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 1:
             raise ValueError(
                 f"the observed sites have log-probabilities of shapes {shapes} and no plate in common: put all "
-                "in one plate, whose rows are the data. Terms of the prior are told apart by nt.temper(model, "
-                "1.0, factors=False)."
+                "in one plate, whose rows are the data. nt.temper(model, 1.0, factors=False) makes factors "
+                "terms of the prior."
             )
         return next(iter(shapes.values()))[0], -1
     name = plate or common.pop()
@@ -81,27 +88,45 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
     if len(frames) > 1:
         raise ValueError(
             f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim= for all its "
-            "sites. "
+            "sites."
         )
     ((size, dim),) = frames
     local = [latent for latent, site in latent_sites(trace).items() if name in plates_of(site)]
     if local:
         raise ValueError(
             f"latent sites {local} have a value for each row of plate {name!r}, and a row that is left out says "
-            "nothing of its own: integrate them out (nt.marginalize does for discrete ones), or let the rows of "
-            "another plate be the data."
+            "nothing about its own value: integrate them out (nt.marginalize does for discrete ones), or let the "
+            "rows of another plate be the data."
         )
     return size, dim
 
 
 def log_lik_of_each(trace: Trace, num_data: int, dim: int) -> Array:
     """The log-likelihood of each datum, ``(num_data,)``, summed over the other dimensions and the sites."""
-    total: Any = 0.0
+    terms = []
     for site in likelihood_sites(trace).values():
         value = untempered_log_prob(site)
         shape = jnp.broadcast_shapes(value.shape, (num_data, *(1,) * (-1 - dim)))
         if is_factor(site) or value.ndim >= -dim:
             value = jnp.broadcast_to(value, shape)
         value = jnp.moveaxis(value, dim, 0)
-        total = total + jnp.sum(jnp.reshape(value, (num_data, -1)), axis=1)
-    return total
+        terms.append(jnp.sum(jnp.reshape(value, (num_data, -1)), axis=1))
+    return sum(terms[1:], start=terms[0])
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def resamples(rng_key: Array, num_bootstrap: int, num_data: int) -> Array:
+    """How often each datum is in each of B multinomial resamples of n data, ``(B, n)``."""
+
+    def count(key: Array) -> Array:
+        rows = jax.random.randint(key, (num_data,), 0, num_data)
+        return jnp.zeros(num_data).at[rows].add(1.0)
+
+    return jax.vmap(count)(jax.random.split(rng_key, num_bootstrap))
+
+
+def over_resamples(function: Callable[[Array], T], counts: Array, dim: int) -> T:
+    """A function of the counts ``(n,)`` of each resample, in batches that fit into memory."""
+    num, n = counts.shape
+    batch = max(1, _BATCH // (n * (dim + 1)))
+    return jax.vmap(function)(counts) if batch >= num else map_batches(function, counts, batch)

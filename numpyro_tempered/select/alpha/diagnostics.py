@@ -1,14 +1,12 @@
-"""Predictive scores of the posteriors along a grid of alphas: to be looked at, not to choose by."""
-
-from typing import Any
+"""Predictive scores of the posteriors along a grid of alphas: diagnostics, not criteria."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Verdict
-from numpyro_tempered.select.alpha.task import Task
+from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
 
 REFUSAL = (
     "{name} scores the predictive mixture E_q[p(y)], which predicts well where the model is wrong by being wider "
@@ -20,7 +18,7 @@ REFUSAL = (
 
 
 def held_out(num_folds: int = 5) -> Criterion:
-    r"""The log predictive density of data left out, by cross-validation: a diagnostic, no criterion.
+    r"""The log predictive density of data left out, by cross-validation: a diagnostic, not a criterion.
 
     Column ``elpd_held_out`` is :math:`\sum_i \log E_{q_{-f(i)}}[p(y_i \mid \theta)]` over the folds f, with q the
     tempered posterior without the fold, and ``elpd_held_out_se`` its standard error.
@@ -30,7 +28,7 @@ def held_out(num_folds: int = 5) -> Criterion:
 
     Returns:
         A :class:`Criterion` for the ``diagnostics`` of :func:`numpyro_tempered.select_alpha`, which refuses it
-        as a criterion, saying why.
+        as a criterion and gives the reason.
 
     Raises:
         ValueError: If there are fewer than 2 folds, or, when it runs, fewer data than folds.
@@ -40,12 +38,11 @@ def held_out(num_folds: int = 5) -> Criterion:
         >>> nt.alpha.held_out().refusal.split(",")[0]
         'held_out() scores the predictive mixture E_q[p(y)]'
     """
-    if num_folds < 2:
-        raise ValueError(f"num_folds must be at least 2, got {num_folds}.")
+    check_count(num_folds, "num_folds", 2)
 
     def folds(rng_key: Array, num_data: int) -> np.ndarray:
         if num_data < num_folds:
-            raise ValueError(f"held_out({num_folds}) needs a datum a fold, there are {num_data}.")
+            raise ValueError(f"held_out({num_folds}) needs at least a datum in each fold, got {num_data} data.")
         return np.asarray(jax.random.permutation(rng_key, num_data)) % num_folds
 
     def plan(rng_key: Array, task: Task) -> Plan:
@@ -56,9 +53,9 @@ def held_out(num_folds: int = 5) -> Criterion:
 
         return Plan((fold[None, :] != np.arange(num_folds)[:, None]).astype(float), reduce)
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, reduced: Any) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
         fold = folds(rng_key, task.num_data)
-        scores = np.asarray(reduced, np.float64)[fold, :, np.arange(task.num_data)]
+        scores = np.asarray(summary, np.float64)[fold, :, np.arange(task.num_data)]
         se = np.std(scores, axis=0, ddof=1) * np.sqrt(task.num_data)
         return _verdict("elpd_held_out", scores.sum(axis=0), se, grid)
 
@@ -66,13 +63,13 @@ def held_out(num_folds: int = 5) -> Criterion:
 
 
 def loo() -> Criterion:
-    """The leave-one-out log predictive density, :func:`numpyro_tempered.loo`: a diagnostic, no criterion.
+    """The leave-one-out log predictive density, :func:`numpyro_tempered.loo`: a diagnostic, not a criterion.
 
     Columns ``elpd_loo``, its standard error ``elpd_loo_se``, and ``pareto_k``, the largest of the data.
 
     Returns:
         A :class:`Criterion` for the ``diagnostics`` of :func:`numpyro_tempered.select_alpha`, which refuses it
-        as a criterion, saying why.
+        as a criterion and gives the reason.
 
     References:
         Vehtari, Gelman, Gabry, *Practical Bayesian model evaluation using leave-one-out
@@ -84,7 +81,7 @@ def loo() -> Criterion:
         'loo'
     """
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, log_lik: Any) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, log_lik: np.ndarray) -> Verdict:
         from numpyro_tempered.report.arviz import assemble, dataset
         from numpyro_tempered.select.loo import loo as loo_of
 

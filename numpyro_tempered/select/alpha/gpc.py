@@ -2,76 +2,76 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve
-from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
+from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Verdict
+from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
+from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.gpc_posteriors import (
-    LEAST_ESS,
     Quantity,
+    Ratios,
     credible_set,
     ellipsoid_ratios,
-    laplace_ratios,
+    laplace_ratios_at,
     reweighted_ratios,
 )
-from numpyro_tempered.select.alpha.gpc_root import interpolated, solve
-from numpyro_tempered.select.alpha.resampling import check_num_bootstrap, resamples
 from numpyro_tempered.select.alpha.sandwich import (
-    Flat,
     Functional,
-    Sandwich,
-    advise,
     checked_sandwich,
+    coverage_verdict,
     flat_task,
-    sandwich_attrs,
 )
-from numpyro_tempered.select.alpha.task import Task
+
+Posterior = Literal["laplace", "method", "draws"]
+OWNERS = {"laplace": "the Laplace approximation's", "method": "the method's own", "draws": "the posterior's"}
+# Tolerance of log alpha.
+TOLERANCE = 1e-6
+# How far to search for a bracket, in log alpha, from the power that the curvature asks for.
+REACH = 9.0
 
 
 def gpc(
     level: float = 0.95,
     *,
-    posterior: Literal["laplace", "method", "draws"] = "laplace",
+    posterior: Posterior = "laplace",
     of: Callable[[dict[str, Array]], Array] | None = None,
     num_bootstrap: int = 500,
 ) -> Criterion:
     r"""Alpha at which credible sets of a level have that coverage in the bootstrap (Syring and Martin).
 
-    **Aim: coverage**, at one ``level``, of the sets of one posterior, for one quantity. It is no aim of this
-    criterion to predict well; :func:`safe_bayes` has that, and the two differ by design.
+    **Aim: coverage**, at one ``level``, of the sets of one posterior, for one quantity. It does not aim at
+    prediction, as :func:`safe_bayes` does; the two differ by design.
 
     With :math:`\hat\theta` the minimiser of the total loss of the data and :math:`C_\alpha(b)` the credible set
     of resample b of the data, α solves
 
     .. math:: \hat c(\alpha) = \frac{1}{B} \sum_{b=1}^B 1\{\hat\theta \in C_\alpha(b)\} = \text{level}.
 
-    The sets are ellipsoids: points within a Mahalanobis distance of the posterior mean. Whose posterior is meant
-    is said by ``posterior``:
+    The sets are ellipsoids: points within a Mahalanobis distance of the posterior mean. ``posterior`` says whose:
 
     - ``"laplace"``: the normal approximation at the mode of likelihood^α times prior, on the flat unconstrained
       scale; its sets are those of the exact posterior where that is near normal. It needs no fit.
-    - ``"method"``: the posterior that ``select_alpha`` is told to make, of each resample at each alpha of the
-      grid. So the α calibrates the intervals of a guide, mean-field ones too, which are too narrow by themselves.
-      Of the three the dearest: B times the fits.
+    - ``"method"``: the posterior that the ``method`` of ``select_alpha`` makes, of each resample at each alpha of
+      the grid. So the α calibrates the intervals of a guide, mean-field ones too, which are too narrow by
+      themselves. This costs most: B times the fits.
     - ``"draws"``: the same posteriors from fits to all data, whose draws at the power a of the grid are weighted
-      by :math:`L_b^\alpha / L^a`; of the grid's a that one serves whose weights leave most draws. For one or two
-      latents, as the resamples' posteriors lie apart by as much as they are wide in each dimension: refused where
-      more than a hundredth of the resamples is left with fewer than 40 draws. Take more draws
-      (``num_refit_samples`` under SVI), and alphas down to a tenth of the answer.
+      by :math:`L_b^\alpha / L^a`, with the a of the grid whose weights have the largest effective sample size. It
+      works for one or two latents, because the resamples' posteriors differ by their own width in each dimension.
+      It refuses where more than a hundredth of the resamples have an effective sample size below 40: take more
+      draws (``num_refit_samples`` under SVI), and alphas down to a tenth of the answer.
 
     The published recursion :math:`\alpha \leftarrow \alpha + (s + 1)^{-0.51}(\hat c(\alpha) - \text{level})`
-    takes more than a thousand steps from 1 to 4. Here the resamples are fixed, so that the coverage falls along
-    α, nearly, and a bracket with Brent's method solves the same equation in a dozen evaluations. As coverage
-    moves in jumps of 1/B, the root is that of a smooth equivalent: the ``level`` quantile over resamples of the
-    ratio of distance and radius, which is 1 there. Between the alphas of a grid the ratios are interpolated in
-    log α.
+    takes more than a thousand steps from 1 to 4. Here the resamples are fixed, so the coverage falls along α,
+    nearly, and a bracket with Brent's method solves the same equation in a dozen evaluations. Coverage moves in
+    jumps of 1/B, so the root is that of a smooth equivalent: the ``level`` quantile over resamples of the ratio
+    of distance and radius, which is 1 there. Between the alphas of a grid the ratios are interpolated in log α.
 
     The standard error adds that over samples of the data, of the limit :math:`d / \mathrm{tr}(J^{-1} I)` by the
     infinitesimal jackknife, to that of the resampling, ``alpha_se_resampling``: the binomial standard error of
@@ -80,25 +80,26 @@ def gpc(
     Args:
         level: In (0, 1).
         posterior: See above.
-        of: The quantity whose sets are meant: from the values of the latents by site to a number or an array. By
+        of: The quantity of the sets: from the values of the latents by site to a number or an array. By
             default all latents together, on the unconstrained scale.
         num_bootstrap: B, such that B times both ``level`` and one minus it are at least 5. With ``"method"`` 100
-            will do for a first look.
+            are enough at first.
 
     Returns:
         A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`. Its report has the coverage along α, in
         the attributes ``coverage_alphas`` and ``coverage``, or along the grid as a column. It refuses what
-        :func:`lyddon` does, and a level that no power brackets.
+        :func:`lyddon` does, and a level that no power has.
 
     Raises:
         ValueError: If ``level`` is not in (0, 1), ``posterior`` is another word, or ``num_bootstrap`` too small.
+        TypeError: If ``level`` is not a number, or ``of`` not a function.
 
     References:
         SM19.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_tempered.select.alpha.task import Task
+        >>> from numpyro_tempered.select.alpha.base import Task
         >>> def model(y):
         ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
         ...     with numpyro.plate("n", len(y)):
@@ -109,13 +110,11 @@ def gpc(
         >>> 0.15 < verdict.alpha < 0.4
         True
     """
-    if isinstance(level, bool) or not 0.0 < level < 1.0:
-        raise ValueError(f"level is a probability in (0, 1), got {level!r}: take 0.95, say.")
-    if posterior not in ("laplace", "method", "draws"):
-        raise ValueError(f'posterior must be "laplace", "method" or "draws", got {posterior!r}.')
+    check_number(level, "level", "(0, 1)", hint="Take 0.95, say.")
+    check_choice(posterior, "posterior", get_args(Posterior))
     if of is not None and not callable(of):
-        raise TypeError(f"of is a function of the latent values by site, got {type(of).__name__}.")
-    check_num_bootstrap(num_bootstrap, math.ceil(5.0 / min(level, 1.0 - level) - 1e-9))
+        raise TypeError(f"of must be a function of the latent values by site, got {type(of).__name__}.")
+    check_count(num_bootstrap, "num_bootstrap", math.ceil(5.0 / min(level, 1.0 - level) - 1e-9))
 
     def quantity_of_draws(draws: Draws) -> Array:
         if of is None:
@@ -123,7 +122,7 @@ def gpc(
         return jax.vmap(lambda values: jnp.ravel(of(values)))(draws.values)
 
     def plan(rng_key: Array, task: Task) -> Plan:
-        # What forbids the criterion is found before the fits.
+        # Raise before the fits where the criterion cannot be used.
         checked_sandwich(flat_task(task), joint_power(quantity_of_flat(task, of)))
         if posterior == "method":
             counts = np.asarray(resamples(rng_key, num_bootstrap, task.num_data))
@@ -133,95 +132,47 @@ def gpc(
             lambda draws: {"values": quantity_of_draws(draws), "log_lik": draws.log_lik},
         )
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, reduced: Any) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
         flat = flat_task(task)
         quantity = quantity_of_flat(task, of)
         # The guess is the limit of many data, whose relative sampling error is that of alpha.
-        found, guess, sampling = checked_sandwich(flat, joint_power(quantity))
-        sampling /= guess
-        point = jnp.asarray(found.minimum.point)
+        estimate, guess, sampling = checked_sandwich(flat, joint_power(quantity))
+        point = jnp.asarray(estimate.minimum.point)
         counts = resamples(rng_key, num_bootstrap, task.num_data)
-        if posterior == "laplace":
-            return _by_laplace(flat, found, sampling, quantity, counts, guess)
-        kept = jax.tree.map(np.asarray, jax.device_get(reduced))
-        at = np.asarray(point if quantity is None else quantity(point), np.float64)
         columns: dict[str, np.ndarray] = {}
-        usable = np.asarray(grid) > 0
-        if posterior == "method":
-            ratios = ellipsoid_ratios(kept, at)
+        attrs: dict[str, object] = {}
+        if posterior == "laplace":
+            ratios = laplace_ratios_at(flat, quantity, point, counts, level)
+            alpha, resampling, curve = solve(ratios, level, guess, (0.0, math.inf))
+            attrs = {"coverage_alphas": [a for a, _ in curve], "coverage": [c for _, c in curve]}
         else:
-            ratios, ess, sources = reweighted_ratios(
-                kept["values"][0], kept["log_lik"][0], grid, np.asarray(counts), at, level
-            )
-            columns = {"ess": ess, "draws_from": sources}
-            usable &= ess >= LEAST_ESS
-            if not np.any(usable):
+            sets = jax.tree.map(np.asarray, jax.device_get(summary))
+            at = np.asarray(point if quantity is None else quantity(point), np.float64)
+            if posterior == "method":
+                of_grid, usable = ellipsoid_ratios(sets, at), np.asarray(grid) > 0
+            else:
+                of_grid, usable, columns = reweighted_ratios(sets, grid, np.asarray(counts), at, level)
+            if not np.all(np.isfinite(of_grid[:, usable])):
                 raise ValueError(
-                    f"the weights of the draws leave at most {ess.max():.1f} of them in all but a hundredth of "
-                    f"the resamples, and {LEAST_ESS:g} are needed: take more draws, a finer grid of alphas, "
-                    'posterior= "laplace", or "method".'
+                    "a fit to a resample has draws that do not vary: take more draws, or another method."
                 )
-        if not np.all(np.isfinite(ratios[:, usable])):
-            raise ValueError(
-                "a fit to a resample has draws that do not vary: take more draws, or another method."
-            )
-        coverage = np.mean(ratios <= 1.0, axis=0)
-        columns = {"criterion": np.abs(coverage - level), "coverage": coverage, **columns}
-        at_alpha = interpolated(np.asarray(grid, np.float64)[usable], ratios[:, usable])
-        bounds = float(np.min(grid[usable])), float(np.max(grid[usable]))
-        alpha, resampling, _ = solve(at_alpha, level, guess, bounds)
-        return _verdict(alpha, sampling, resampling, found, columns, {})
-
-    def _by_laplace(
-        flat: Flat, found: Sandwich, sampling: float, quantity: Quantity | None, counts: Array, guess: float
-    ) -> Verdict:
-        from scipy.stats import chi2
-
-        point = jnp.asarray(found.minimum.point)
-        dim = len(point) if quantity is None else jax.eval_shape(quantity, point).size
-        threshold = float(chi2.ppf(level, dim))
-        compiled = jax.jit(lambda alpha, counts: laplace_ratios(flat, quantity, point, counts, threshold, alpha))
-
-        def ratios(alpha: float) -> np.ndarray:
-            values, modes = jax.device_get(compiled(jnp.asarray(alpha, point.dtype), counts))
-            if not (np.all(modes) and np.all(np.isfinite(values))):
-                raise ValueError(
-                    f"at alpha = {alpha:.3g} the posteriors of {int(np.sum(~(modes & np.isfinite(values))))} of "
-                    f"{len(modes)} resamples have no mode that Newton's method finds, or the quantity does not "
-                    'vary there: look at the prior, or take posterior="method".'
-                )
-            return values.astype(np.float64)
-
-        alpha, resampling, curve = solve(ratios, level, guess, (0.0, math.inf))
-        attrs = {"coverage_alphas": [a for a, _ in curve], "coverage": [c for _, c in curve]}
-        return _verdict(alpha, sampling, resampling, found, {}, attrs)
-
-    def _verdict(
-        alpha: float,
-        sampling: float,
-        resampling: float,
-        found: Sandwich,
-        columns: dict[str, np.ndarray],
-        attrs: dict[str, Any],
-    ) -> Verdict:
-        se = math.hypot(alpha * sampling, resampling)
-        whose = {
-            "laplace": "the Laplace approximation's",
-            "method": "the method's own",
-            "draws": "the posterior's",
-        }
-        return Verdict(
+            coverage = np.mean(of_grid <= 1.0, axis=0)
+            columns = {"criterion": np.abs(coverage - level), "coverage": coverage, **columns}
+            alphas = np.asarray(grid, np.float64)[usable]
+            bounds = float(np.min(alphas)), float(np.max(alphas))
+            alpha, resampling, _ = solve(interpolated(alphas, of_grid[:, usable]), level, guess, bounds)
+        se = math.hypot(alpha * (sampling / guess), resampling)
+        return coverage_verdict(
+            f"gpc({level:g})",
             alpha,
-            columns,
-            {
-                "alpha_se": se,
-                "alpha_se_resampling": resampling,
-                "level": level,
-                "posterior": posterior,
-                **sandwich_attrs(found),
-                **attrs,
-            },
-            advise(f"gpc({level:g})", alpha, se, f"{whose[posterior]} {level:.0%} sets", found),
+            se,
+            f"{OWNERS[posterior]} {level:.0%} sets",
+            estimate,
+            columns=columns,
+            alpha_se_resampling=resampling,
+            level=level,
+            posterior=posterior,
+            **attrs,
         )
 
     return Criterion("gpc", "coverage", None if posterior == "laplace" else plan, decide)
@@ -235,9 +186,9 @@ def joint_power(quantity: Quantity | None) -> Functional:
         if quantity is None:
             return len(curvature) / jnp.trace(cho_solve((factor, True), variance))
         slopes = jax.jacfwd(quantity)(theta).T
-        moved = cho_solve((factor, True), slopes)
-        inner = jnp.linalg.cholesky(slopes.T @ moved)
-        return slopes.shape[1] / jnp.trace(cho_solve((inner, True), moved.T @ variance @ moved))
+        shifts = cho_solve((factor, True), slopes)
+        inner = jnp.linalg.cholesky(slopes.T @ shifts)
+        return slopes.shape[1] / jnp.trace(cho_solve((inner, True), shifts.T @ variance @ shifts))
 
     return power
 
@@ -247,9 +198,72 @@ def quantity_of_flat(task: Task, of: Callable[[dict[str, Array]], Array] | None)
     if of is None:
         return None
     _, unravel = task.flat()
-    seeded = handlers.seed(task.model, task.rng_key)
 
     def quantity(theta: Array) -> Array:
-        return jnp.ravel(of(constrain_fn(seeded, task.args, task.kwargs, unravel(theta))))
+        return jnp.ravel(of(constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))))
 
     return quantity
+
+
+def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> Ratios:
+    """The ratios ``(B,)`` at any alpha between those of the grid, from ``(B, A)``, in logarithms."""
+    logs, tiny = np.log(alphas), np.finfo(float).tiny
+
+    def at(alpha: float) -> np.ndarray:
+        k = int(np.clip(np.searchsorted(logs, math.log(alpha)), 1, max(len(logs) - 1, 1)))
+        if len(logs) == 1:
+            return ratios[:, 0]
+        share = (math.log(alpha) - logs[k - 1]) / (logs[k] - logs[k - 1])
+        low, high = np.log(np.maximum(ratios[:, k - 1 : k + 1], tiny)).T
+        return np.exp((1.0 - share) * low + share * high)
+
+    return at
+
+
+def solve(
+    ratios: Ratios, level: float, guess: float, bounds: tuple[float, float]
+) -> tuple[float, float, list[tuple[float, float]]]:
+    """The alpha at which the level quantile of the ratios is 1, its standard error, and a curve of coverage.
+
+    Raises:
+        ValueError: If there is none within the bounds, or none near ``guess`` without bounds.
+    """
+    from scipy.optimize import brentq
+
+    curve: dict[float, float] = {}
+
+    def excess(log_alpha: float) -> float:
+        values = ratios(math.exp(log_alpha))
+        curve[math.exp(log_alpha)] = float(np.mean(values <= 1.0))
+        return math.log(max(float(np.quantile(values, level)), np.finfo(float).tiny))
+
+    least, largest = (math.log(b) if b > 0 else -math.inf for b in bounds)
+    start = min(max(math.log(guess), least), largest)
+    least, largest = max(least, start - REACH), min(largest, start + REACH)
+    low = high = start
+    at_low = at_high = excess(start)
+    while at_low > 0 and low > least:
+        low = max(low - 1.0, least)
+        at_low = excess(low)
+    while at_high <= 0 and high < largest:
+        high = min(high + 1.0, largest)
+        at_high = excess(high)
+    if at_low > 0 or at_high <= 0:
+        for end in bounds:
+            if 0.0 < end < math.inf:
+                excess(math.log(end))
+        alphas = sorted(curve)
+        raise ValueError(
+            f"no power has coverage {level:g}: it is {curve[alphas[0]]:.3f} at alpha = {alphas[0]:.3g} and "
+            f"{curve[alphas[-1]]:.3f} at {alphas[-1]:.3g}. Where it is above the level at the largest, extend "
+            "the alphas upwards; below it at the smallest, downwards. If they are small already, the prior "
+            "forbids the minimiser: look at the prior."
+        )
+    root = brentq(excess, low, high, xtol=TOLERANCE)
+    values = ratios(math.exp(root))
+    deviation = math.sqrt(level * (1.0 - level) / len(values))
+    low, high = np.quantile(values, [max(level - deviation, 0.0), min(level + deviation, 1.0)])
+    side = 0.1 if root + 0.1 <= largest else -0.1
+    slope = (excess(root + side) - excess(root)) / side
+    spread = math.log(high / max(low, np.finfo(float).tiny)) / (2.0 * max(slope, 1e-3))
+    return math.exp(root), math.exp(root) * spread, sorted(curve.items())

@@ -1,7 +1,7 @@
 """How far the minimiser lies from the posteriors of bootstrap data sets, in units of their credible sets."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,16 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha.base import Draws
+from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.minimise import minimise
-from numpyro_tempered.select.alpha.resampling import over_resamples
 from numpyro_tempered.select.alpha.sandwich import Flat
 
-# Draws that the weights of a resample must leave, and the share of resamples that may miss them.
+# Effective sample size that the weights of a resample must have, and the share of resamples that may miss it.
 LEAST_ESS, SHARE_BELOW = 40.0, 0.01
 
 Quantity = Callable[[Array], Array]
+# From alpha to the ratio of squared distance and squared radius of each resample, (B,).
+Ratios: TypeAlias = Callable[[float], np.ndarray]
 
 
 def laplace_ratios(
@@ -31,7 +33,7 @@ def laplace_ratios(
     """Squared Mahalanobis distance of the minimiser over ``threshold``, by Laplace's method at the power alpha.
 
     Returns:
-        The ratios and whether a mode was found, ``(B,)`` each. At a ratio of at most 1 the set covers.
+        The ratios and whether a mode exists, ``(B,)`` each. At a ratio of at most 1 the set covers.
     """
 
     def of_resample(counts: Array) -> tuple[Array, Array]:
@@ -46,9 +48,34 @@ def laplace_ratios(
             off = quantity(point) - quantity(mode.point)
             half = solve_triangular(factor, jax.jacfwd(quantity)(mode.point).T, lower=True)
             scaled = solve_triangular(jnp.linalg.cholesky(half.T @ half), off, lower=True)
-        return jnp.sum(jnp.square(scaled)) / threshold, mode.found
+        return jnp.sum(jnp.square(scaled)) / threshold, mode.converged
 
     return over_resamples(of_resample, counts.astype(point.dtype), len(point))
+
+
+def laplace_ratios_at(flat: Flat, quantity: Quantity | None, point: Array, counts: Array, level: float) -> Ratios:
+    """:func:`laplace_ratios` as a function of alpha, by one compiled program.
+
+    Raises:
+        ValueError: In that function, if a resample has no mode.
+    """
+    from scipy.stats import chi2
+
+    dim = len(point) if quantity is None else jax.eval_shape(quantity, point).size
+    threshold = float(chi2.ppf(level, dim))
+    program = jax.jit(lambda alpha, counts: laplace_ratios(flat, quantity, point, counts, threshold, alpha))
+
+    def ratios(alpha: float) -> np.ndarray:
+        values, modes = jax.device_get(program(jnp.asarray(alpha, point.dtype), counts))
+        if not (np.all(modes) and np.all(np.isfinite(values))):
+            raise ValueError(
+                f"at alpha = {alpha:.3g} the posteriors of {int(np.sum(~(modes & np.isfinite(values))))} of "
+                f"{len(modes)} resamples have no mode that Newton's method finds, or the quantity does not "
+                'vary there: look at the prior, or take posterior="method".'
+            )
+        return values.astype(np.float64)
+
+    return ratios
 
 
 def credible_set(quantity: Callable[[Draws], Array], level: float) -> Callable[[Draws], dict[str, Array]]:
@@ -77,56 +104,63 @@ def ellipsoid_ratios(sets: dict[str, np.ndarray], at: np.ndarray) -> np.ndarray:
 
 
 def reweighted_ratios(
-    values: np.ndarray, log_lik: np.ndarray, alphas: np.ndarray, counts: np.ndarray, at: np.ndarray, level: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    draws: dict[str, np.ndarray], alphas: np.ndarray, counts: np.ndarray, at: np.ndarray, level: float
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     r"""Ratios at each alpha from draws of the posteriors of all data, weighted towards those of the resamples.
 
-    A draw at the power a has weight :math:`L_b^\alpha / L^a` in the posterior of resample b at α. Of the powers a
-    of the grid that one is taken whose weights leave most draws; it is below α as a rule, where draws are wider.
+    A draw at the power a has weight :math:`L_b^\alpha / L^a` in the posterior of resample b at α. Each α takes
+    the power a of the grid whose weights have the largest effective sample size; it is usually below α, where
+    draws spread further.
 
     Args:
-        values: The quantity at the draws, ``(A, S, k)``.
-        log_lik: Log-likelihood of each datum, ``(A, S, n)``.
+        draws: ``values`` of the quantity ``(1, A, S, k)``, and ``log_lik`` of each datum ``(1, A, S, n)``.
         alphas: The grid, ``(A,)``.
         counts: Of the resamples, ``(B, n)``.
         at: The quantity at the minimiser, ``(k,)``.
         level: Of the credible sets.
 
     Returns:
-        Ratios ``(B, A)``, effective numbers of draws that all but a hundredth of the resamples have ``(A,)``, and
-        the powers that the draws are from ``(A,)``.
+        Ratios ``(B, A)``, which alphas have enough draws ``(A,)``, and the columns ``ess``, the effective sample
+        size that all but a hundredth of the resamples reach, and ``draws_from``, the a.
+
+    Raises:
+        ValueError: If no alpha has enough draws.
     """
     num = len(alphas)
-    values, log_lik = np.asarray(values, np.float64), np.asarray(log_lik, np.float64)
-    # Relative to the mean over draws, which leaves the weights as they are and the digits in the sums.
+    values, log_lik = (np.asarray(draws[name][0], np.float64) for name in ("values", "log_lik"))
+    # Relative to the mean over draws, which leaves the weights as they are and keeps the digits of the sums.
     log_lik = log_lik - log_lik.mean(axis=1, keepdims=True)
-    resampled = [counts @ each.T for each in log_lik]
+    totals = [counts @ each.T for each in log_lik]
     total = log_lik.sum(axis=-1)
     ratios, ess, sources = np.empty((len(counts), num)), np.empty(num), np.empty(num)
     for i, alpha in enumerate(alphas):
-        best: Any = None
         for j, source in enumerate(alphas):
-            weights = alpha * resampled[j] - source * total[j]
-            weights = np.exp(weights - weights.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
-            left = float(np.quantile(1.0 / np.sum(np.square(weights), axis=1), SHARE_BELOW))
-            if best is None or left > best[0]:
-                best = left, j, weights
-        ess[i], j, weights = best
-        sources[i] = alphas[j]
-        ratios[:, i] = [_weighted_ratio(values[j], row, at, level) for row in weights]
-    return ratios, ess, sources
+            candidate = alpha * totals[j] - source * total[j]
+            candidate = np.exp(candidate - candidate.max(axis=1, keepdims=True))
+            candidate /= candidate.sum(axis=1, keepdims=True)
+            size = float(np.quantile(1.0 / np.sum(np.square(candidate), axis=1), SHARE_BELOW))
+            if j == 0 or size > ess[i]:
+                ess[i], sources[i], best, weights = size, source, j, candidate
+        ratios[:, i] = [_weighted_ratio(values[best], row, at, level) for row in weights]
+    usable = (np.asarray(alphas) > 0) & (ess >= LEAST_ESS)
+    if not np.any(usable):
+        raise ValueError(
+            f"the weights of the draws have an effective sample size of at most {ess.max():.1f} in all but a "
+            f"hundredth of the resamples, and {LEAST_ESS:g} are needed: take more draws, a finer grid of alphas, "
+            'posterior="laplace", or "method".'
+        )
+    return ratios, usable, {"ess": ess, "draws_from": sources}
 
 
 def _weighted_ratio(values: np.ndarray, weights: np.ndarray, at: np.ndarray, level: float) -> float:
     mean = weights @ values
     centred = values - mean
     covariance = (weights[:, None] * centred).T @ centred
-    # One draw with all the weight has no ellipsoid; its resample is counted among those below LEAST_ESS.
+    # One draw with all the weight has no ellipsoid; its resample is below LEAST_ESS.
     if np.linalg.matrix_rank(covariance, hermitian=True) < len(mean):
         return np.inf
     factor = np.linalg.cholesky(covariance)
     distances = np.sum(np.square(np.linalg.solve(factor, centred.T)), axis=0)
     order = np.argsort(distances)
-    reached = min(int(np.searchsorted(np.cumsum(weights[order]), level)), len(order) - 1)
-    return float(np.sum(np.square(np.linalg.solve(factor, at - mean))) / distances[order[reached]])
+    radius = distances[order[min(int(np.searchsorted(np.cumsum(weights[order]), level)), len(order) - 1)]]
+    return float(np.sum(np.square(np.linalg.solve(factor, at - mean))) / radius)

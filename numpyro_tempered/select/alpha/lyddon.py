@@ -5,16 +5,15 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.select.alpha.base import Criterion, Verdict
-from numpyro_tempered.select.alpha.sandwich import advise, checked_sandwich, flat_task, sandwich_attrs
-from numpyro_tempered.select.alpha.task import Task
+from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
+from numpyro_tempered.select.alpha.sandwich import checked_sandwich, coverage_verdict, flat_task
 
 
 def lyddon() -> Criterion:
     r"""Alpha by matching the information of posterior and bootstrap (Lyddon, Holmes and Walker).
 
-    **Aim: coverage**, of the exact posterior's intervals for the latents near its mode. It is no aim of this
-    criterion to predict well; :func:`safe_bayes` has that, and the two differ by design.
+    **Aim: coverage**, of the exact posterior's intervals for the latents near its mode. It does not aim at
+    prediction, as :func:`safe_bayes` does; the two differ by design.
 
     The tempered posterior has the curvature :math:`\alpha n J`, the loss-likelihood bootstrap
     :math:`n J I^{-1} J`. Their traces are equal at
@@ -48,7 +47,7 @@ def lyddon() -> Criterion:
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_tempered.select.alpha.task import Task
+        >>> from numpyro_tempered.select.alpha.base import Task
         >>> def model(y):
         ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
         ...     with numpyro.plate("n", len(y)):
@@ -60,14 +59,9 @@ def lyddon() -> Criterion:
         0.25
     """
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, reduced: None) -> Verdict:
-        found, alpha, se = checked_sandwich(flat_task(task), lambda _, j, i: matched_power(j, i))
-        return Verdict(
-            alpha,
-            {},
-            {"alpha_se": se, **sandwich_attrs(found)},
-            advise("lyddon()", alpha, se, "the exact posterior's intervals", found),
-        )
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
+        estimate, alpha, se = checked_sandwich(flat_task(task), lambda _, j, i: matched_power(j, i))
+        return coverage_verdict("lyddon()", alpha, se, "the exact posterior's intervals", estimate)
 
     return Criterion("lyddon", "coverage", None, decide)
 

@@ -1,16 +1,16 @@
 """SafeBayes: alpha by the prequential losses of its posteriors (Grünwald and van Ommen 2017)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.checks import check_choice, check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Verdict
-from numpyro_tempered.select.alpha.task import Task
+from numpyro_tempered.online.base import Losses
+from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
 
 
 def safe_bayes(
@@ -31,31 +31,30 @@ def safe_bayes(
               \text{I-log: } \sum_i -\log p_{\bar\theta_{i-1}}(z_i),
 
     with :math:`\bar\theta` the posterior mean on the unconstrained scale. The loss of the Bayesian predictive
-    mixture, :math:`-\log E_\theta p_\theta`, is not among them: where the model is wrong a mixture of bad
-    parameters may predict well by being outside of the model (hypercompression), and what is to be prevented is
-    hidden.
+    mixture, :math:`-\log E_\theta p_\theta`, is not among them: where the model is wrong, a mixture of bad
+    parameters may predict well because it is outside of the model (hypercompression), which hides the problem.
 
     The posterior is refitted at the starts of blocks, not at each datum. The data of the first block have the
     prior's loss, which is the same for all alphas, and are left out. An online rule has the posterior before each
-    datum anyway: there its own losses are summed, and ``blocks`` counts for nothing.
+    datum: its own losses are summed, and ``blocks`` is not used.
 
-    The one-SE rule takes the largest alpha whose cumulative loss is within one standard error of the least, the
-    standard error being that of the sum of the paired differences. On well-specified data the choice is often
-    below 1 all the same. The price in the risk is small: for an average over regressions with up to 51
+    The one-SE rule takes the largest alpha whose cumulative loss is within one standard error of the least: that
+    of the sum of the paired differences. On well-specified data the choice is still often below 1, at a small
+    price in the risk: for an average over regressions with up to 51
     coefficients it was 1.11 times that of alpha = 1 with 50 data, and .98 times with 100.
 
-    Draws lose by their spread, so that many parameters for few data call for a smaller alpha under the loss
-    ``"gibbs"`` even where the model is right; ``"plugin"`` does not see the spread.
+    The loss ``"gibbs"`` grows with the spread of the draws, so many parameters for few data give a smaller alpha
+    even where the model is right; ``"plugin"`` ignores the spread.
 
     Args:
-        loss: ``"gibbs"`` (R-log, the default), ``"plugin"`` (I-log), or a function from the latents' values by
-            site, one draw, to the losses of all data ``(n,)``, whose posterior expectation is taken: a squared
-            error, say.
+        loss: ``"gibbs"`` (R-log, the default), ``"plugin"`` (I-log), or a function from one draw of the
+            latents by site to the losses of all data ``(n,)``, such as squared errors; the criterion takes its
+            posterior expectation.
         blocks: Number of blocks of equal size; or the sizes n_1 < n_2 < ... < n of the data on which the
             posterior is refitted, the last block ending at n.
         rule: ``"one_se"``, or ``"min"`` for the alpha of the least cumulative loss.
         permutations: Number of random orders of the data to average over, at least 1; 0 for the order of the data
-            themselves. A file sorted by class or in time is no random order, hence 1 is the default.
+            themselves. The default is 1, because a file is often sorted by class or time.
 
     Returns:
         A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`. Its columns are ``criterion``, the
@@ -87,10 +86,8 @@ def safe_bayes(
     """
     if not callable(loss) and loss not in ("gibbs", "plugin"):
         raise ValueError(f'loss must be "gibbs", "plugin" or a function of the latents, got {loss!r}.')
-    if rule not in ("one_se", "min"):
-        raise ValueError(f'rule must be "one_se" or "min", got {rule!r}.')
-    if permutations < 0:
-        raise ValueError(f"permutations must be at least 0, got {permutations}.")
+    check_choice(rule, "rule", ("one_se", "min"))
+    check_count(permutations, "permutations", 0)
 
     def plan(rng_key: Array, task: Task) -> Plan:
         if task.discrete and loss == "plugin":
@@ -101,59 +98,56 @@ def safe_bayes(
         masks = [
             place[None, :] < edge
             for place in places(rng_key, task.num_data, permutations)
-            # From many data to few: a posterior on few is a start for none on many that is near its end.
+            # From many data to few: a posterior on few data is a poor start for one on many.
             for edge in edges[::-1]
         ]
 
         def reduce(draws: Draws) -> dict[str, Array]:
-            found = {
-                "gibbs": -jnp.mean(draws.log_lik, axis=0),
-                "plugin": -draws.log_lik_at_mean,
-            }
+            losses = {"gibbs": -jnp.mean(draws.log_lik, axis=0), "plugin": -draws.log_lik_at_mean}
             if callable(loss):
                 each = map_batches(loss, draws.values, 64)
                 if each.shape != draws.log_lik.shape:
                     raise ValueError(
                         f"the loss must return one number a datum, ({task.num_data},), got {each.shape[1:]}."
                     )
-                found["loss"] = jnp.mean(each, axis=0)
-            return found
+                losses["loss"] = jnp.mean(each, axis=0)
+            return losses
 
         return Plan(np.concatenate(masks).astype(float), reduce)
 
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, reduced: Any) -> Verdict:
+    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
         edges = block_edges(blocks, task.num_data)
-        ends = np.append(edges[1:], task.num_data)
         orders = places(rng_key, task.num_data, permutations)
         by_datum = {}
-        for name, values in reduced.items():
+        for name, values in summary.items():
             losses = np.asarray(values, np.float64).reshape(len(orders), len(edges), len(grid), -1)[:, ::-1]
-            # The loss of each datum is that of the last posterior before it.
-            mine = np.zeros(losses.shape[2:])
+            of_datum = np.zeros(losses.shape[2:])
             for of_order, place in zip(losses, orders, strict=True):
-                for of_block, start, end in zip(of_order, edges, ends, strict=True):
-                    mine += np.where((place >= start) & (place < end), of_block, 0.0)
-            by_datum[name] = mine / len(orders)
+                # The loss of each datum is that of the last posterior before it, and 0 in the first block.
+                block = np.searchsorted(edges, place, side="right") - 1
+                of_datum += np.where(block >= 0, of_order[block, :, np.arange(task.num_data)].T, 0.0)
+            by_datum[name] = of_datum / len(orders)
         return judge(by_datum, "loss" if callable(loss) else loss, rule, grid)
 
-    def stream(rng_key: Array, grid: np.ndarray, num_rounds: int, run: Callable[[np.ndarray], Any]) -> Verdict:
+    def stream(rng_key: Array, grid: np.ndarray, num_rounds: int, run: Callable[[np.ndarray], Losses]) -> Verdict:
         if callable(loss):
             raise ValueError(
                 'an online rule reports the log-losses "gibbs" and "plugin" alone: give it another loss as its '
                 "expectation, or take a guide."
             )
-        found = []
+        gibbs, plugin = [], []
         for place in places(rng_key, num_rounds, permutations):
-            passed = run(np.argsort(place))
-            found.append({"gibbs": passed.expected[:, place], "plugin": passed.at_mean[:, place]})
-        by_datum = {name: np.mean([part[name] for part in found], axis=0) for name in found[0]}
+            losses = run(np.argsort(place))
+            gibbs.append(losses.expected[:, place])
+            plugin.append(losses.at_mean[:, place])
+        by_datum = {"gibbs": np.mean(gibbs, axis=0), "plugin": np.mean(plugin, axis=0)}
         return judge(by_datum, loss, rule, grid)
 
     return Criterion("safe_bayes", "risk", plan, decide, stream=stream)
 
 
 def judge(by_datum: dict[str, np.ndarray], loss: str, rule: str, grid: np.ndarray) -> Verdict:
-    """The verdict on the losses of each datum, ``(A, n)`` by name."""
+    """The verdict from the losses of each datum, ``(A, n)`` by name."""
     by_datum = {name: np.asarray(values, np.float64) for name, values in by_datum.items()}
     losses = by_datum[loss]
     total = losses.sum(axis=1)
@@ -167,30 +161,30 @@ def judge(by_datum: dict[str, np.ndarray], loss: str, rule: str, grid: np.ndarra
     # Data that are left out have the loss 0 under all alphas.
     se = np.std(differences, axis=1, ddof=1) * np.sqrt(losses.shape[1])
     near = total <= total[best] + se
-    chosen = best if rule == "min" else int(np.max(np.flatnonzero(near)))
+    choice = best if rule == "min" else int(np.max(np.flatnonzero(near)))
     columns = {
         "criterion": total,
         "criterion_se": se,
         **{name: values.sum(axis=1) for name, values in by_datum.items() if name != "loss"},
     }
-    alpha = float(grid[chosen])
-    if rule == "one_se" and chosen == len(grid) - 1 and alpha == 1.0:
-        below = total[chosen] - total[best]
+    alpha = float(grid[choice])
+    if rule == "one_se" and choice == len(grid) - 1 and alpha == 1.0:
+        below = total[choice] - total[best]
         advice = "no need to temper for the sake of the risk: " + (
             "no smaller alpha of the grid has a smaller cumulative loss."
-            if best == chosen
+            if best == choice
             else f"the least cumulative loss is {below:.3g} nats below that of alpha = 1, less than its standard "
-            f"error, {se[chosen]:.3g}."
+            f"error, {se[choice]:.3g}."
         )
     else:
-        gain = total[-1] - total[chosen]
+        gain = total[-1] - total[choice]
         advice = f"alpha = {alpha:.4g} for a low risk: " + (
             "it is the largest tried: try larger ones, up to 1 at least."
-            if chosen == len(grid) - 1
+            if choice == len(grid) - 1
             else f"on data to come its posteriors lost {gain:.4g} nats less than those of "
             f"alpha = {grid[-1]:.4g}, the largest tried."
         )
-    if chosen == 0 and len(grid) > 1:
+    if choice == 0 and len(grid) > 1:
         advice += " It is the least alpha of the grid: try smaller ones."
     return Verdict(alpha, columns, {"safe_bayes_rule": rule, "safe_bayes_loss": loss}, advice)
 
@@ -202,8 +196,7 @@ def block_edges(blocks: int | Sequence[int], num_data: int) -> np.ndarray:
         ValueError: If they do not increase from at least 1 to below ``num_data``.
     """
     if isinstance(blocks, int | np.integer):
-        if not 2 <= blocks <= num_data:
-            raise ValueError(f"blocks must be at least 2 and at most n = {num_data}, got {blocks}.")
+        check_count(blocks, "blocks", 2, num_data, hint="There is a datum in each block.")
         return np.asarray([num_data * k // blocks for k in range(1, blocks)])
     edges = np.asarray(blocks)
     if edges.ndim != 1 or edges.size == 0 or edges.dtype.kind not in "iu":

@@ -1,7 +1,7 @@
 """The losses of a model at their minimiser: curvature, variance of the scores, and what forbids using them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +9,22 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.select.alpha.base import Task, Verdict
 from numpyro_tempered.select.alpha.minimise import Minimum, minimise
-from numpyro_tempered.select.alpha.task import Task
 
+# Deviation of alpha from 1 that does not matter: widths go as the square root of the power.
+NEGLIGIBLE = 0.05
 # The inverse of a mean of n outer products of Gaussian vectors is too large by n / (n - d - 2), a quarter at
 # n = 5 (d + 2); that of scores by more, as they are taken at the minimiser.
 DATA_PER_DIMENSION = 5
 
-Losses = Callable[[Array], Array]
+LossFunction = Callable[[Array], Array]
 # Of the minimiser, J and I.
 Functional = Callable[[Array, Array, Array], Array]
 
 
 class Sandwich(NamedTuple):
-    """What the losses of n data say at the minimiser of their sum.
+    """The losses of n data at the minimiser of their sum.
 
     Attributes:
         minimum: The minimiser of the total loss.
@@ -48,8 +50,8 @@ class Flat(NamedTuple):
     """
 
     start: Array
-    losses: Losses
-    log_prior: Losses
+    losses: LossFunction
+    log_prior: LossFunction
 
 
 def flat_task(task: Task) -> Flat:
@@ -59,7 +61,13 @@ def flat_task(task: Task) -> Flat:
         ValueError: If a latent is discrete, or the data are few for their number.
     """
     start, unravel = task.flat()
-    check_size(task.num_data, len(start))
+    dim, least = len(start), DATA_PER_DIMENSION * (len(start) + 2)
+    if task.num_data < least:
+        raise ValueError(
+            f"{task.num_data} data are too few for {dim} latent dimensions: the variance of the scores is a mean "
+            "of n outer products, whose inverse is too large by a factor of n / (n - d - 2) and more. At least "
+            f"{least} are needed, 5 (d + 2). Take safe_bayes(), or theory_default()."
+        )
     return Flat(
         start,
         jax.jit(lambda theta: task.losses(unravel(theta))),
@@ -67,13 +75,13 @@ def flat_task(task: Task) -> Flat:
     )
 
 
-def variance_of_scores(losses: Losses, theta: Array, counts: Array) -> Array:
-    """I of data that count as often as ``counts`` ``(n,)`` say."""
+def variance_of_scores(losses: LossFunction, theta: Array, counts: Array) -> Array:
+    """I of data that occur ``counts`` ``(n,)`` times."""
     scores = jax.jacfwd(losses)(theta)
     return (counts[:, None] * scores).T @ scores / len(counts)
 
 
-def sandwich(losses: Losses, start: Array) -> Sandwich:
+def sandwich(losses: LossFunction, start: Array) -> Sandwich:
     """Minimum, J and I of the losses; pure, without checks."""
     minimum = minimise(losses, start)
     num_data = jax.eval_shape(losses, start).shape[0]
@@ -85,13 +93,13 @@ def sandwich(losses: Losses, start: Array) -> Sandwich:
     return Sandwich(minimum, curvature, variance, 1.0 / jnp.linalg.eigvalsh(relative)[::-1])
 
 
-def sampling_se(losses: Losses, found: Sandwich, functional: Functional) -> Array:
+def sampling_se(losses: LossFunction, estimate: Sandwich, functional: Functional) -> Array:
     """Standard error over samples of the data of a functional of the minimiser, J and I.
 
     The infinitesimal jackknife: the norm of the derivatives by the counts of single data, which move J and I
     themselves and through the minimiser. The functional must not change where all counts are doubled.
     """
-    point = found.minimum.point
+    point = estimate.minimum.point
     num_data = jax.eval_shape(losses, point).shape[0]
 
     def value(counts: Array, theta: Array) -> Array:
@@ -100,19 +108,8 @@ def sampling_se(losses: Losses, found: Sandwich, functional: Functional) -> Arra
 
     by_count, by_theta = jax.grad(value, argnums=(0, 1))(jnp.ones(num_data, point.dtype), point)
     # d theta / d count_i = - (sum of Hessians)^-1 score_i.
-    shift = cho_solve((jnp.linalg.cholesky(found.minimum.hessian), True), by_theta)
+    shift = cho_solve((jnp.linalg.cholesky(estimate.minimum.hessian), True), by_theta)
     return jnp.linalg.norm(by_count - jax.jvp(losses, (point,), (shift,))[1])
-
-
-def check_size(num_data: int, dim: int) -> None:
-    """Raise where there are too few data for their scores to have a variance that can be estimated."""
-    least = DATA_PER_DIMENSION * (dim + 2)
-    if num_data < least:
-        raise ValueError(
-            f"{num_data} data are too few for {dim} latent dimensions: the variance of the scores is a mean of n "
-            f"outer products, whose inverse is too large by a factor of n / (n - d - 2) and more. At least "
-            f"{least} are needed, 5 (d + 2). Take safe_bayes(), or theory_default()."
-        )
 
 
 def checked_sandwich(flat: Flat, functional: Functional) -> tuple[Sandwich, float, float]:
@@ -128,23 +125,23 @@ def checked_sandwich(flat: Flat, functional: Functional) -> tuple[Sandwich, floa
         points = jnp.stack([start, jnp.zeros_like(start)])
         totals = jax.vmap(lambda theta: jnp.sum(flat.losses(theta)))(points)
         totals = jnp.where(jnp.isfinite(totals), totals, jnp.inf)
-        found = sandwich(flat.losses, points[jnp.argmin(totals)])
-        value = functional(found.minimum.point, found.curvature, found.variance)
-        return jnp.min(totals), found, value, sampling_se(flat.losses, found, functional)
+        estimate = sandwich(flat.losses, points[jnp.argmin(totals)])
+        value = functional(estimate.minimum.point, estimate.curvature, estimate.variance)
+        return jnp.min(totals), estimate, value, sampling_se(flat.losses, estimate, functional)
 
-    least, found, value, se = jax.device_get(compute(flat.start))
+    least, estimate, value, se = jax.device_get(compute(flat.start))
     if not np.isfinite(least):
         raise ValueError(
             "the log-likelihood is finite neither at a draw from the prior nor at the origin of the "
             "unconstrained scale: look for data that the model thinks impossible."
         )
-    check_sandwich(found)
-    return found, float(value), float(se)
+    check_sandwich(estimate)
+    return estimate, float(value), float(se)
 
 
-def check_sandwich(found: Sandwich) -> None:
+def check_sandwich(estimate: Sandwich) -> None:
     """Raise where a sandwich cannot be used."""
-    minimum = found.minimum
+    minimum = estimate.minimum
     # Half of the digits are left.
     limit = float(np.finfo(minimum.point.dtype).eps) ** -0.5
     if not minimum.condition <= limit:
@@ -155,14 +152,14 @@ def check_sandwich(found: Sandwich) -> None:
             "minimum. Use float64 if this is not it, centre and scale features, leave latents out, or take "
             "safe_bayes()."
         )
-    if not minimum.found:
+    if not minimum.converged:
         raise ValueError(
             f"the total loss has no minimiser that Newton's method finds (last step: {minimum.step:.2g} standard "
             "deviations): separable classes, a scale that falls to 0, or a likelihood that is flat in some "
             "direction. Look at the maximum likelihood fit, use float64 for large or badly scaled data, or take "
             "safe_bayes()."
         )
-    powers = np.asarray(found.powers, np.float64)
+    powers = np.asarray(estimate.powers, np.float64)
     # Scores that are rounding errors have squares of the size of the resolution's.
     if not (np.all(powers > 0) and powers[-1] <= limit**2):
         raise ValueError(
@@ -178,35 +175,39 @@ def check_sandwich(found: Sandwich) -> None:
         )
 
 
-def sandwich_attrs(found: Sandwich) -> dict[str, Any]:
-    """What to report of a sandwich."""
-    powers = np.asarray(found.powers, np.float64)
-    return {
-        "condition_hessian": float(found.minimum.condition),
+def coverage_verdict(
+    name: str,
+    alpha: float,
+    se: float,
+    what: str,
+    estimate: Sandwich,
+    *,
+    columns: dict[str, np.ndarray] | None = None,
+    **attrs: object,
+) -> Verdict:
+    """The verdict of a criterion that aims at the coverage of ``what``, with the sandwich in its attributes."""
+    powers = np.asarray(estimate.powers, np.float64)
+    attrs |= {
+        "alpha_se": se,
+        "condition_hessian": float(estimate.minimum.condition),
         "condition_scores": float(powers[-1] / powers[0]),
         "power_least": float(powers[0]),
         "power_largest": float(powers[-1]),
     }
+    return Verdict(alpha, columns or {}, attrs, advise(name, alpha, se, what, estimate))
 
 
-# Widths go as the square root of the power.
-NEGLIGIBLE = 0.05
-
-
-def advise(name: str, alpha: float, se: float, what: str, found: Sandwich) -> str:
+def advise(name: str, alpha: float, se: float, what: str, estimate: Sandwich) -> str:
     """One sentence on an alpha that aims at coverage."""
     head = f"alpha = {alpha:.3g} (standard error {se:.2g}) by {name}, which aims at the coverage of {what}: "
-    powers = found.powers
-    asked = f"single directions of the latents ask for {powers[0]:.2g} to {powers[-1]:.2g}."
-    tail = f"; {asked}" if len(powers) > 1 else "."
     if abs(alpha - 1.0) <= 2.0 * se:
-        return head + "within two standard errors of 1, so there is no need to temper" + tail
-    if abs(alpha - 1.0) <= NEGLIGIBLE:
-        return (
-            head
-            + f"it would change widths by less than {NEGLIGIBLE / 2:.1%}, so there is no need to temper"
-            + tail
-        )
-    if alpha < 1.0:
-        return head + "the untempered posterior is too narrow for these data, so temper" + tail
-    return head + "the untempered posterior is too wide for these data, and a power above 1 narrows it" + tail
+        advice = "within two standard errors of 1, so there is no need to temper"
+    elif abs(alpha - 1.0) <= NEGLIGIBLE:
+        advice = f"it would change widths by less than {NEGLIGIBLE / 2:.1%}, so there is no need to temper"
+    elif alpha < 1.0:
+        advice = "the untempered posterior is too narrow for these data, so temper"
+    else:
+        advice = "the untempered posterior is too wide for these data, and a power above 1 narrows it"
+    powers = estimate.powers
+    range_of_powers = f"single directions of the latents ask for {powers[0]:.2g} to {powers[-1]:.2g}."
+    return head + advice + (f"; {range_of_powers}" if len(powers) > 1 else ".")

@@ -1,10 +1,10 @@
 r"""Bounds of the theory as numbers: regret, divergences and certificates.
 
-A bound here is the right side of a theorem, evaluated: numbers in double precision by numpy, computed once a run
-is over. Each function cites its theorem and returns its assumptions, and how to check them.
+A bound here is the right side of a theorem, evaluated by NumPy in double precision when a run is over. Each
+function cites its theorem and returns its assumptions, and how to check them.
 
-Regret, as a :class:`Bound`: the constants L, D and γ come from :mod:`numpyro_tempered.online`: ``lipschitz``,
-``diameter``, ``strong_convexity``. The decision of a round is θ_t, the posterior mean before it. With q_μ any
+Regret, as a :class:`Bound`; its constants L, D and γ are :func:`lipschitz`, :func:`diameter` and
+:func:`strong_convexity`. The decision of a round is θ_t, the posterior mean before it. With q_μ any
 Gaussian and the losses convex,
 
 .. math:: \sum_{t\le T}\ell_t(\theta_t) \le \sum_{t\le T} E_{q_t}\ell_t
@@ -17,12 +17,13 @@ an upper bound on log p0(X), which is a :class:`LogTrueDensity`. The divergences
 from numpyro_tempered.theory.bounds.base import Bound
 from numpyro_tempered.theory.bounds.batch import online_to_batch, online_to_batch_risk
 from numpyro_tempered.theory.bounds.certificate import Certificate, selection_certificate, tempered_certificate
+from numpyro_tempered.theory.bounds.constants import diameter, lipschitz, lipschitz_squared, strong_convexity
 from numpyro_tempered.theory.bounds.exponential_family import renyi_exponential_family
 from numpyro_tempered.theory.bounds.inequalities import change_order, hellinger_bound, total_variation_bound
 from numpyro_tempered.theory.bounds.log_true_density import (
     LogTrueDensity,
     empirical_entropy,
-    given,
+    known_density,
     maximum_likelihood,
 )
 from numpyro_tempered.theory.bounds.regret import doubling, ewa, hedge, sva, svb, svb_strongly_convex
@@ -34,12 +35,15 @@ __all__ = [
     "Certificate",
     "LogTrueDensity",
     "change_order",
+    "diameter",
     "doubling",
     "empirical_entropy",
     "ewa",
-    "given",
     "hedge",
     "hellinger_bound",
+    "known_density",
+    "lipschitz",
+    "lipschitz_squared",
     "maximum_likelihood",
     "online_to_batch",
     "online_to_batch_risk",
@@ -49,6 +53,7 @@ __all__ = [
     "renyi_normal",
     "renyi_quadrature",
     "selection_certificate",
+    "strong_convexity",
     "sva",
     "svb",
     "svb_strongly_convex",

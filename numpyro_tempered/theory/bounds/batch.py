@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import ArrayLike
-from numpyro_tempered.theory.bounds.base import CONVEX, Bound, as_rounds, check_constants, make
+from numpyro_tempered.theory.bounds.base import CONVEX, Bound, as_rounds, make
 
 
 def online_to_batch(num_rounds: ArrayLike, regret: ArrayLike) -> Bound:
@@ -38,7 +39,6 @@ def online_to_batch(num_rounds: ArrayLike, regret: ArrayLike) -> Bound:
     return make(
         None,
         stability=excess,
-        divergence=np.zeros(excess.shape),
         assumptions=(
             "the data are independent and identically distributed, and new data too: shuffle a fixed data set, "
             "and pass over it once",
@@ -78,15 +78,12 @@ def online_to_batch_risk(
         >>> print(f"{float(bound.value):.3f}")
         0.339
     """
-    rounds = as_rounds(num_rounds)
-    check_constants(loss_range=loss_range, delta=delta)
-    if delta >= 1.0:
-        raise ValueError(f"delta is a probability of failure, in (0, 1), got {delta}.")
+    rounds = as_rounds(num_rounds, loss_range=loss_range)
+    check_number(delta, "delta", "(0, 1)", hint="It is a probability of failure.")
     deviation = loss_range * np.sqrt(math.log(1.0 / delta) / (2.0 * rounds))
     return make(
         np.asarray(cumulative, np.float64) / rounds,
         stability=deviation,
-        divergence=np.zeros(deviation.shape),
         assumptions=(
             "the data are independent and identically distributed, and T was chosen before they were seen",
             CONVEX,

@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count, check_number, check_numbers
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.theory.bounds.log_true_density import LogTrueDensity
 
 
 class Certificate(NamedTuple):
-    r"""An upper bound on :math:`\int D_\alpha(P_\theta, P_0)\,\rho(d\theta)`, in nats a datum, and its terms.
+    r"""An upper bound on :math:`\int D_\alpha(P_\theta, P_0)\,\rho(d\theta)`, in nats per datum, and its terms.
 
     Scalars, or arrays where the arguments were. A negative value says that log p0(X) was under-stated, or that
     the event of probability ``delta`` occurred.
@@ -74,13 +75,13 @@ def tempered_certificate(
     Args:
         elbo: ELBO_α(ρ) = α E_ρ[log L] - KL(ρ, prior), in nats and with every constant, or a lower bound on it:
             ``fit.elbo.value``, or the objective of a mixture. An array takes part in broadcasting.
-        log_p0: An upper bound on log p0(X) by :func:`given`, :func:`empirical_entropy` or
+        log_p0: An upper bound on log p0(X) by :func:`known_density`, :func:`empirical_entropy` or
             :func:`maximum_likelihood`.
         num_data: n, the number of independent data.
         alpha: α in (0, 1); an array for a grid.
         delta: δ, in (0, 1).
         elbo_se: Monte Carlo standard error of ``elbo``; 0 if it is exact.
-        log_prior: log b_K of each model, if ``elbo`` has one entry a model: weights fixed before the data were
+        log_prior: log b_K of each model, if ``elbo`` has one entry for each: weights fixed before the data were
             seen, with a sum of at most 1.
         grid_size: Number of alphas that were tried, if the one of interest was chosen after seeing the data;
             by default as many as ``alpha`` has.
@@ -100,13 +101,13 @@ def tempered_certificate(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> certificate = nt.bounds.tempered_certificate(-160.0, nt.bounds.given(-300.0), 200, alpha=0.5)
+        >>> certificate = nt.bounds.tempered_certificate(-160.0, nt.bounds.known_density(-300.0), 200, alpha=0.5)
         >>> print(f"{certificate.value:.4f} = {certificate.fit:.4f} + {certificate.confidence:.4f}")
         0.1300 = 0.1000 + 0.0300
     """
     if not isinstance(log_p0, LogTrueDensity):
         raise TypeError(
-            f"log_p0 must say where it comes from, got {type(log_p0).__name__}: pass given(value), "
+            f"log_p0 must say where it comes from, got {type(log_p0).__name__}: pass known_density(value), "
             "empirical_entropy(data) or maximum_likelihood(value) of nt.bounds."
         )
     alphas = np.asarray(alpha, np.float64)
@@ -115,29 +116,20 @@ def tempered_certificate(
             f"a certificate needs alpha in (0, 1), got {alpha!r}: what it bounds is n(1 - alpha) D_alpha, which "
             "is nothing at 1. Fit with alpha below 1."
         )
-    # Also of a value that is no number, and of an array.
-    if (
-        not isinstance(num_data, int | float | np.number)
-        or isinstance(num_data, bool)
-        or not (num_data >= 1 and num_data % 1 == 0)
-    ):
-        raise ValueError(f"num_data must be a positive whole number, got {num_data!r}.")
-    if np.ndim(delta) or not 0.0 < delta < 1.0:
-        raise ValueError(f"delta is a probability of failure, in (0, 1), got {delta!r}.")
+    check_count(num_data, "num_data")
+    check_number(delta, "delta", "(0, 1)", hint="It is a probability of failure.")
     grid = alphas.size if grid_size is None else grid_size
-    if int(grid) != grid or grid < alphas.size:
-        raise ValueError(
-            f"grid_size must be a whole number, at least the number {alphas.size} of alphas, got {grid_size!r}."
-        )
+    check_count(grid, "grid_size", least=alphas.size, hint="It counts the alphas that were tried.")
     elbos, weights, errors = (np.asarray(part, np.float64) for part in (elbo, log_prior, elbo_se))
-    if not np.all(np.isfinite(elbos)):
-        raise ValueError(f"elbo must be finite, got {elbo!r}: a guide that is a point has an ELBO of -inf.")
-    if not (np.all(np.isfinite(weights)) and np.all(weights <= 1e-6)):
-        raise ValueError(f"log_prior holds logarithms of weights in (0, 1], got {log_prior!r}.")
-    if weights.ndim == 1 and np.exp(weights).sum() > 1.0 + 1e-6:
-        raise ValueError(f"the weights exp(log_prior) sum to more than 1, got {log_prior!r}.")
-    if not (np.all(np.isfinite(errors) & (errors >= 0)) and np.isfinite(num_se) and num_se >= 0):
-        raise ValueError(f"elbo_se and num_se must be finite and not negative, got {elbo_se!r} and {num_se!r}.")
+    check_numbers(elbos, "elbo", hint="A guide that is a point has an ELBO of -inf.")
+    if weights.ndim == 1 and not np.exp(weights).sum() <= 1.0 + 1e-6:
+        raise ValueError(
+            f"the prior weights b_K = exp(log_prior) sum to {np.exp(weights).sum():.6g}, more than 1: pass "
+            "logarithms of weights that sum to at most 1."
+        )
+    check_numbers(weights, "log_prior", "(-inf, 1e-6]", hint="It holds logarithms of weights in (0, 1].")
+    check_numbers(errors, "elbo_se", "[0, inf)")
+    check_number(num_se, "num_se", "[0, inf)")
     scale = num_data * (1.0 - alphas)
     fit = (alphas * log_p0.value - elbos) / scale
     selection, confidence, se = -weights / scale, np.log(grid / delta) / scale, errors / scale
@@ -223,7 +215,7 @@ def selection_certificate(
         >>> import numpy as np
         >>> import numpyro_tempered as nt
         >>> certificate = nt.bounds.selection_certificate(
-        ...     [-170.0, -160.0], np.log([0.5, 0.25]), nt.bounds.given(-300.0), 200, alpha=0.5
+        ...     [-170.0, -160.0], np.log([0.5, 0.25]), nt.bounds.known_density(-300.0), 200, alpha=0.5
         ... )
         >>> print(f"{certificate.selected} {certificate.value:.4f}")
         1 0.1438
@@ -231,13 +223,8 @@ def selection_certificate(
     values, weights = np.asarray(elbos, np.float64), np.asarray(log_prior, np.float64)
     if values.ndim != 1 or values.size == 0 or weights.shape != values.shape:
         raise ValueError(
-            f"elbos and log_prior must have one entry a model, got shapes {values.shape} and {weights.shape}."
-        )
-    total = float(np.exp(weights).sum())
-    if not total <= 1.0 + 1e-6:
-        raise ValueError(
-            f"the prior weights b_K = exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms of weights "
-            "that sum to at most 1."
+            f"elbos and log_prior must have one entry for each model, got shapes {values.shape} and "
+            f"{weights.shape}."
         )
     if np.ndim(alpha) != 0:
         raise ValueError("all models share one alpha: call once for each alpha of a grid, with its grid_size.")

@@ -1,12 +1,13 @@
 """Rényi divergences within an exponential family, from its log-partition function."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_numbers
+from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.theory.bounds.renyi import check_order
 
@@ -47,19 +48,12 @@ def renyi_exponential_family(
         1.0000
     """
     order = check_order(order)
-    p, r = (np.asarray(eta, np.float64) for eta in (eta0, eta1))
-    if (
-        p.ndim < 1
-        or r.ndim < 1
-        or p.shape[-1] != r.shape[-1]
-        or not (np.isfinite(p).all() and np.isfinite(r).all())
-    ):
-        raise ValueError(
-            f"natural parameters must be finite, of shapes (..., d) with one d, got {p.shape} and {r.shape}."
-        )
+    p, r = (np.asarray(check_numbers(eta, name), np.float64) for name, eta in (("eta0", eta0), ("eta1", eta1)))
+    if p.ndim < 1 or r.ndim < 1 or p.shape[-1] != r.shape[-1]:
+        raise ValueError(f"natural parameters must have shapes (..., d) with one d, got {p.shape} and {r.shape}.")
     p, r = np.broadcast_arrays(p, r)
     value = jnp.vectorize(log_partition, signature="(d)->()")
-    with _double_precision():
+    with double_precision():
         at_p, at_r = (np.asarray(value(jnp.asarray(eta)), np.float64) for eta in (p, r))
         if not (np.isfinite(at_p).all() and np.isfinite(at_r).all()):
             raise ValueError("log_partition is not finite at eta0 or eta1: they must lie inside of its domain.")
@@ -69,12 +63,3 @@ def renyi_exponential_family(
         between = np.asarray(value(jnp.asarray(order * p + (1.0 - order) * r)), np.float64)
     gap = (between - order * at_p - (1.0 - order) * at_r) / (order - 1.0)
     return np.where(np.isfinite(between), np.maximum(gap, 0.0), np.inf)
-
-
-def _double_precision() -> AbstractContextManager[None]:
-    """Arrays of 64 bits within: divergences of close members drown in a float32 log-partition."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax import experimental
-
-    return experimental.enable_x64(True)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ make one on the average distance.
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.theory.bounds.renyi import check_order
 
@@ -37,9 +38,7 @@ def change_order(divergence: ArrayLike, order: float, to: float) -> np.ndarray:
         (1.0, 0.25)
     """
     a, b = check_order(order), check_order(to)
-    value = np.asarray(divergence, np.float64)
-    if not np.all(value >= 0):
-        raise ValueError(f"a Rényi divergence is at least 0, got {divergence!r}.")
+    value = np.asarray(check_numbers(divergence, "divergence", "[0, inf]"), np.float64)
     if b <= a:
         return value
     if b < 1.0:

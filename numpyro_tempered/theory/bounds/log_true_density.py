@@ -1,17 +1,17 @@
 """Upper bounds on log p0(X), the log density of the data under the truth: what a certificate has to assume."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import ArrayLike
 
 
 class LogTrueDensity(NamedTuple):
     """An upper bound on log p0(X), in nats, and what makes it one.
 
-    Made by :func:`given`, :func:`empirical_entropy` or :func:`maximum_likelihood`.
+    Made by :func:`known_density`, :func:`empirical_entropy` or :func:`maximum_likelihood`.
 
     Attributes:
         value: The bound, of all data together, under the measure that the model's likelihood is a density of.
@@ -29,8 +29,8 @@ class LogTrueDensity(NamedTuple):
     assumptions: tuple[str, ...]
 
 
-def given(value: float) -> LogTrueDensity:
-    """A bound that is known: the truth's own log density in a simulation, or one that the domain provides.
+def known_density(value: float) -> LogTrueDensity:
+    """A known bound: the truth's own log density in a simulation, or a number from the domain.
 
     Args:
         value: At least log p0(X), in nats.
@@ -43,13 +43,13 @@ def given(value: float) -> LogTrueDensity:
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.bounds.given(-31.5).valid_only_if
+        >>> nt.bounds.known_density(-31.5).valid_only_if
         'the value given is at least log p0(X)'
     """
     condition = "the value given is at least log p0(X)"
     return LogTrueDensity(
-        _finite("given", value),
-        source="given",
+        float(check_number(value, "value")),
+        source="known density",
         valid_only_if=condition,
         well_specified_only=False,
         assumptions=(f"{condition}, under the measure that the model's likelihood is a density of",),
@@ -83,7 +83,7 @@ def empirical_entropy(data: ArrayLike | None = None, *, counts: ArrayLike | None
         raise TypeError("empirical_entropy takes the data, or the counts of their values: one of the two.")
     if counts is None:
         if isinstance(data, np.ma.MaskedArray):
-            raise ValueError("the data are a masked array: pass those that are not masked.")
+            raise ValueError("the data are a masked array: pass its entries that are not masked.")
         values = np.asarray(data)
         if values.ndim not in (1, 2) or values.size == 0:
             raise ValueError(f"the data must have shape (n,) or (n, d), and not be empty, got {values.shape}.")
@@ -133,7 +133,7 @@ def maximum_likelihood(value: float) -> LogTrueDensity:
         True
     """
     return LogTrueDensity(
-        _finite("maximum_likelihood", value),
+        float(check_number(value, "value")),
         source="maximum likelihood",
         valid_only_if="the model is well specified: P0 is one of its P_θ",
         well_specified_only=True,
@@ -144,10 +144,3 @@ def maximum_likelihood(value: float) -> LogTrueDensity:
             "early, bounds nothing",
         ),
     )
-
-
-def _finite(name: str, value: float) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} needs a finite number of nats, got {value!r}.")
-    return number

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_positive
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.theory.bounds.base import (
     CONVEX,
@@ -11,7 +12,6 @@ from numpyro_tempered.theory.bounds.base import (
     ROUNDS_TAKEN,
     Bound,
     as_rounds,
-    check_constants,
     finite_kl,
     make,
 )
@@ -51,12 +51,11 @@ def ewa(
         >>> float(nt.bounds.ewa(200, step_size=rate, loss_range=2.0, kl=1.0).value)
         20.0
     """
-    rounds = as_rounds(num_rounds)
-    check_constants(step_size=step_size, loss_range=loss_range)
+    rounds = as_rounds(num_rounds, step_size=step_size, loss_range=loss_range)
     return make(
         comparator,
         stability=step_size * loss_range**2 * rounds / 8.0,
-        divergence=np.broadcast_to(finite_kl(kl) / step_size, rounds.shape),
+        divergence=finite_kl(kl) / step_size,
         assumptions=(
             "the losses of all parameters lie in one interval of length B, also under the tails of the prior: "
             "the squared loss under a Gaussian prior has none",
@@ -108,12 +107,11 @@ def sva(
         >>> float(bound.regret), float(bound.value)
         (80.0, 130.0)
     """
-    rounds = as_rounds(num_rounds)
-    check_constants(step_size=step_size, lipschitz=lipschitz, strong_convexity=strong_convexity)
+    rounds = as_rounds(num_rounds, step_size=step_size, lipschitz=lipschitz, strong_convexity=strong_convexity)
     return make(
         comparator,
         stability=step_size * lipschitz**2 * rounds / strong_convexity,
-        divergence=np.broadcast_to(finite_kl(kl) / step_size, rounds.shape),
+        divergence=finite_kl(kl) / step_size,
         assumptions=(
             CONVEX,
             LIPSCHITZ,
@@ -137,7 +135,7 @@ def svb(
     Args:
         num_rounds: T, a number or an array of them.
         lipschitz: L.
-        diameter: D, from :func:`numpyro_tempered.online.diameter` of the box that the rule runs in.
+        diameter: D, from :func:`diameter` of the box that the rule runs in.
         comparator: Cumulative loss of the comparator after each of ``num_rounds``, if the bound is to be one on
             the cumulative loss.
 
@@ -156,8 +154,7 @@ def svb(
         >>> float(nt.bounds.svb(200, lipschitz=2.0, diameter=3.0).value)
         120.0
     """
-    rounds = as_rounds(num_rounds)
-    check_constants(lipschitz=lipschitz, diameter=diameter)
+    rounds = as_rounds(num_rounds, lipschitz=lipschitz, diameter=diameter)
     half = lipschitz * diameter * np.sqrt(rounds / 2.0)
     return make(
         comparator,
@@ -202,12 +199,10 @@ def svb_strongly_convex(
         >>> float(nt.bounds.svb_strongly_convex(1, lipschitz=2.0, curvature=0.5).value)
         8.0
     """
-    rounds = as_rounds(num_rounds)
-    check_constants(lipschitz=lipschitz, curvature=curvature)
+    rounds = as_rounds(num_rounds, lipschitz=lipschitz, curvature=curvature)
     return make(
         comparator,
         stability=lipschitz**2 * (1.0 + np.log(rounds)) / curvature,
-        divergence=np.zeros(rounds.shape),
         assumptions=(
             "every expected loss is H-strongly convex in means and scales on the box",
             LIPSCHITZ + ", on the box",
@@ -255,13 +250,12 @@ def hedge(
         >>> print(f"{float(nt.bounds.hedge(100, 8, rate=0.5).value):.3f}")
         4.159
     """
-    rounds = as_rounds(num_rounds)
-    check_constants(num_experts=num_experts, rate=rate)
+    rounds = as_rounds(num_rounds, num_experts=num_experts, rate=rate)
     if loss_range is None:
         stability = np.zeros(rounds.shape)
         assumption = f"exp(-rate * loss) is concave in the decision with rate = {rate:g}"
     else:
-        check_constants(loss_range=loss_range)
+        check_positive(loss_range=loss_range)
         stability = rate * loss_range**2 * rounds / 8.0
         assumption = (
             "the experts' losses of a round lie in an interval of length B, and are convex in the decision"
@@ -269,7 +263,7 @@ def hedge(
     return make(
         comparator,
         stability=stability,
-        divergence=np.full(rounds.shape, math.log(num_experts) / rate),
+        divergence=math.log(num_experts) / rate,
         assumptions=(
             assumption,
             "the decision is the weighted mean of the experts', with weights exp(-rate * cumulative loss)",

@@ -4,10 +4,9 @@ All in double precision and batched over leading axes, so that a divergence can 
 Skew symmetry: :math:`(1-a)\,D_a(P, R) = a\,D_{1-a}(R, P)` for 0 < a < 1.
 """
 
-import math
-
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number, check_numbers
 from numpyro_tempered.core.typing import ArrayLike
 
 
@@ -40,8 +39,8 @@ def renyi_normal(
         [0.0, 1.0]
     """
     order = check_order(order)
-    m0, m1 = _finite("loc0", loc0), _finite("loc1", loc1)
-    s0, s1 = _positive("scale0", scale0), _positive("scale1", scale1)
+    m0, m1 = _numbers("loc0", loc0), _numbers("loc1", loc1)
+    s0, s1 = (_numbers(name, s, "(0, inf)") for name, s in (("scale0", scale0), ("scale1", scale1)))
     # The variances' ratio less 1, without the cancellation of two close squares.
     excess = (s0 - s1) / s1 * ((s0 + s1) / s1)
     return _gaussian(order, ((m0 - m1) / s1)[..., None], excess[..., None], 2.0 * np.log(s0 / s1))
@@ -83,7 +82,7 @@ def renyi_gaussian(
         1.000
     """
     order = check_order(order)
-    m0, m1 = _finite("loc0", loc0), _finite("loc1", loc1)
+    m0, m1 = _numbers("loc0", loc0), _numbers("loc1", loc1)
     (s0, root0), (s1, root1) = _covariance("cov0", cov0), _covariance("cov1", cov1)
     d = s0.shape[-1]
     if m0.ndim < 1 or m1.ndim < 1 or not m0.shape[-1] == m1.shape[-1] == s1.shape[-1] == d:
@@ -106,9 +105,7 @@ def check_order(order: float) -> float:
     Raises:
         ValueError: If it is not positive and finite.
     """
-    if not (math.isfinite(order) and order > 0):
-        raise ValueError(f"the order of a Rényi divergence must be positive and finite here, got {order!r}.")
-    return float(order)
+    return float(check_number(order, "order", "(0, inf)"))
 
 
 def _gaussian(order: float, w: np.ndarray, excess: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
@@ -133,23 +130,16 @@ def _log_diagonal(root: np.ndarray) -> np.ndarray:
     return np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(-1)
 
 
-def _finite(name: str, value: ArrayLike) -> np.ndarray:
-    array = np.asarray(value, np.float64)
-    if array.size == 0 or not np.all(np.isfinite(array)):
+def _numbers(name: str, value: ArrayLike, interval: str = "(-inf, inf)") -> np.ndarray:
+    array = np.asarray(check_numbers(value, name, interval), np.float64)
+    if array.size == 0:
         raise ValueError(f"{name} must be finite and not empty, got {value!r}.")
-    return array
-
-
-def _positive(name: str, value: ArrayLike) -> np.ndarray:
-    array = _finite(name, value)
-    if not np.all(array > 0):
-        raise ValueError(f"{name} must be positive (a standard deviation), got {value!r}.")
     return array
 
 
 def _covariance(name: str, value: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The covariance and its Cholesky factor."""
-    cov = _finite(name, value)
+    cov = _numbers(name, value)
     if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2]:
         raise ValueError(f"{name} must have shape (..., d, d), got {cov.shape}; renyi_normal takes scales.")
     size = np.max(np.abs(cov), axis=(-2, -1), keepdims=True)

@@ -1,10 +1,10 @@
 """Rényi divergences by sums and by quadrature."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.theory.bounds.renyi import check_order
 
@@ -37,10 +37,10 @@ def renyi_discrete(order: float, p: ArrayLike, r: ArrayLike) -> np.ndarray:
     """
     order = check_order(order)
     arrays = []
-    for name, given in (("p", p), ("r", r)):
-        array = np.asarray(given, np.float64)
+    for name, value in (("p", p), ("r", r)):
+        array = np.asarray(value, np.float64)
         if array.ndim < 1 or not np.all(array >= 0) or not np.allclose(array.sum(-1), 1.0, atol=1e-6, rtol=0):
-            raise ValueError(f"{name} must be probabilities that sum to 1 over the last axis, got {given!r}.")
+            raise ValueError(f"{name} must be probabilities that sum to 1 over the last axis, got {value!r}.")
         arrays.append(array)
     with np.errstate(divide="ignore"):
         return renyi_of_logs(order, *np.broadcast_arrays(*(np.log(array) for array in arrays)))
@@ -68,7 +68,7 @@ def renyi_quadrature(
         lower: Lower end of an interval that holds the mass of both.
         upper: Its upper end.
         num_panels: Panels; more for densities with narrow peaks or kinks.
-        tolerance: How far from 1 the mass found on the interval may be. What is found is normalised.
+        tolerance: How far from 1 the mass on the interval may be. Both densities are normalised.
 
     Returns:
         The divergences in nats, shape ``(...)``. For a > 1 the tails matter more than their mass: widen the
@@ -91,13 +91,10 @@ def renyi_quadrature(
         1.000000
     """
     order = check_order(order)
-    if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
-        raise ValueError(
-            f"the interval must be finite with lower < upper, got [{lower}, {upper}]: take one that holds all "
-            "but a negligible part of both masses."
-        )
-    if num_panels < 1:
-        raise ValueError(f"num_panels must be at least 1, got {num_panels}.")
+    hint = "Take an interval that holds all but a negligible part of both masses."
+    check_number(lower, "lower", hint=hint)
+    check_number(upper, "upper", f"({lower}, inf)", hint=hint)
+    check_count(num_panels, "num_panels")
     node, weight = np.polynomial.legendre.leggauss(NODES)
     edges = np.linspace(lower, upper, num_panels + 1)
     half = 0.5 * np.diff(edges)[:, None]

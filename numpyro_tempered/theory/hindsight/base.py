@@ -1,10 +1,12 @@
 """A best parameter with its certificate, and what the solvers share."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.base import Box
 
@@ -31,6 +33,21 @@ class Hindsight(NamedTuple):
     def gap(self) -> float:
         """How much better another parameter could be, at most."""
         return self.value - self.lower
+
+
+def minimise(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    **options: float,
+) -> np.ndarray:
+    """The minimiser in a box of a function that returns its value and gradient, by L-BFGS-B."""
+    from scipy.optimize import minimize
+
+    limits = list(zip(lower, upper, strict=True))
+    start = np.clip(start, lower, upper)
+    return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits, options=options).x
 
 
 def by_gradient(theta: np.ndarray, losses: np.ndarray, slope: np.ndarray, reach: np.ndarray) -> Hindsight:
@@ -62,14 +79,12 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"expected x of shape (T, d) and y of shape (T,), got {rows.shape} and {outcomes.shape}."
         )
-    if not (np.all(np.isfinite(rows)) and np.all(np.isfinite(outcomes))):
-        raise ValueError("the data of a hindsight must be finite: leave out the rounds that were rejected.")
+    for name, values in (("x", rows), ("y", outcomes)):
+        check_numbers(values, name, hint="Leave out the rounds that were rejected.")
     return rows, outcomes
 
 
 def as_bounds(box: Box | None, rows: np.ndarray) -> np.ndarray:
     """Bounds on |θ_j|, shape ``(d,)``."""
-    bound = np.asarray(math.inf if box is None else box.loc, np.float64)
-    if not np.all(bound > 0):
-        raise ValueError(f"box.loc must be positive, got {box.loc if box is not None else None}.")
-    return np.array(np.broadcast_to(bound, rows.shape[1:]))
+    bound = check_numbers(math.inf if box is None else box.loc, "box.loc", "(0, inf]")
+    return np.array(np.broadcast_to(np.asarray(bound, np.float64), rows.shape[1:]))

@@ -1,17 +1,18 @@
 """The best Gaussian in hindsight, the comparator of CA19, Theorem 2."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.families import FullRank, MeanField
-from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.online.base import Box
+from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, family_of, supports
+from numpyro_tempered.online.base import Box, Data
+from numpyro_tempered.theory.hindsight.base import minimise
 
 
 class GaussianComparator(NamedTuple):
@@ -23,13 +24,17 @@ class GaussianComparator(NamedTuple):
         kl: KL(q, prior), in nats.
     """
 
-    q: Any
+    q: Gaussian
     expected: np.ndarray
     kl: float
 
 
 def gaussian(
-    expectation: Expectation, prior: Any, step_size: float, *data: Any, box: Box | None = None
+    expectation: Expectation,
+    prior: Gaussian,
+    step_size: float,
+    *data: ArrayLike,
+    box: Box | None = None,
 ) -> GaussianComparator:
     r"""The q with the least :math:`\sum_tE_q\ell_t + \mathrm{KL}(q, \pi)/\eta`, for CA19, Theorem 2.
 
@@ -58,42 +63,33 @@ def gaussian(
         >>> print(f"{best.q.loc[0]:.3f} {best.q.scale[0]:.3f}")
         1.600 0.447
     """
-    from scipy.optimize import minimize
-
     if expectation.needs_key:
         raise ValueError("the comparator needs a closed form or quadrature, not an expectation that draws.")
-    data = jax.tree.map(jnp.asarray, data)
-    if isinstance(prior, MeanField):
+    arrays = jax.tree.map(jnp.asarray, data)
+    if not supports(prior, "from_root"):
+        raise TypeError(f"the comparator is a {able('from_root', 'or')}, got a prior of {type(prior).__name__}.")
+    if family_of(prior).diagonal_only:
         lower, upper = _limits(prior, Box() if box is None else box)
-    elif isinstance(prior, FullRank):
+    else:
         if box is not None:
             raise ValueError("a box on a full covariance is not supported: leave it out.")
         d = prior.loc.shape[0]
         upper = np.full(d + d * (d + 1) // 2, np.inf)
         lower = -upper
-    else:
-        raise TypeError(f"the comparator is a MeanField or FullRank, got a prior of {type(prior).__name__}.")
 
     def objective(free: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _objective(expectation, jnp.asarray(free), prior, step_size, data)
+        value, slope = _objective(expectation, jnp.asarray(free), prior, step_size, arrays)
         return float(value), np.asarray(slope, np.float64)
 
-    found = minimize(
-        objective,
-        np.clip(np.zeros(len(lower)), lower, upper),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(lower, upper, strict=True)),
-        options={"maxiter": 2000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-10},
-    )
-    q = _gaussian_at(jnp.asarray(found.x), prior)
-    expected = np.asarray(_by_round(expectation, q, data), np.float64)
+    options = {"maxiter": 2000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-10}
+    q = _gaussian_at(jnp.asarray(minimise(objective, np.zeros(len(lower)), lower, upper, **options)), prior)
+    expected = np.asarray(_by_round(expectation, q, arrays), np.float64)
     return GaussianComparator(q, expected, float(family_of(prior).kl(q, prior)))
 
 
-def _limits(prior: MeanField, box: Box) -> tuple[np.ndarray, np.ndarray]:
+def _limits(prior: Gaussian, box: Box) -> tuple[np.ndarray, np.ndarray]:
     """The box in the free coordinates of a mean-field Gaussian."""
-    centre, unit = (np.asarray(leaf, np.float64) for leaf in prior)
+    centre, unit = (np.asarray(leaf, np.float64) for leaf in (prior.loc, family_of(prior).root(prior)))
     loc, scale = (np.broadcast_to(np.asarray(bound, np.float64), centre.shape) for bound in box)
     lower = np.concatenate([(-loc - centre) / unit, np.full(centre.shape, -np.inf)])
     return lower, np.concatenate([(loc - centre) / unit, np.log(scale / unit)])
@@ -101,32 +97,34 @@ def _limits(prior: MeanField, box: Box) -> tuple[np.ndarray, np.ndarray]:
 
 @partial(jax.jit, static_argnums=0)
 @partial(jax.value_and_grad, argnums=1)
-def _objective(expectation: Expectation, free: Any, prior: Any, step_size: Any, data: Any) -> Any:
+def _objective(expectation: Expectation, free: Array, prior: Gaussian, step_size: float, data: Data) -> Array:
     q = _gaussian_at(free, prior)
     kl = family_of(prior).kl(q, prior)
     return expectation.evaluate(q, *data, curvature="none").expected + kl / step_size
 
 
 @partial(jax.jit, static_argnums=0)
-def _by_round(expectation: Expectation, q: Any, data: Any) -> Any:
+def _by_round(expectation: Expectation, q: Gaussian, data: Data) -> Array:
     """Expected losses, ``(T,)``, one datum at a time."""
 
-    def one(row: Any) -> Any:
+    def one(row: Data) -> Array:
         return expectation.evaluate(q, *row, curvature="none").expected
 
     return map_batches(one, data, 1024)
 
 
-def _gaussian_at(free: Any, prior: Any) -> Any:
-    """The Gaussian at free coordinates, those of the prior 0.
+def _gaussian_at(free: Array, prior: Q) -> Q:
+    """The Gaussian at free coordinates, which are 0 for the prior.
 
     Means in units of the prior's; the logarithm of the scale, or the factor with the logarithm of its diagonal.
     """
     d = prior.loc.shape[0]
     free = free.astype(prior.loc.dtype)
     shift, log_scale = free[:d], free[d : 2 * d]
-    if isinstance(prior, MeanField):
-        return MeanField(prior.loc + prior.scale * shift, prior.scale * jnp.exp(log_scale))
+    family = family_of(prior)
+    root = family.root(family.canonical(prior))
+    if root.ndim == 1:
+        return family.with_root(prior.loc + root * shift, root * jnp.exp(log_scale))
     rows, columns = np.tril_indices(d, -1)
     factor = jnp.diag(jnp.exp(log_scale)).at[rows, columns].set(free[2 * d :])
-    return FullRank(prior.loc + prior.scale_tril @ shift, prior.scale_tril @ factor)
+    return family.with_root(prior.loc + root @ shift, root @ factor)

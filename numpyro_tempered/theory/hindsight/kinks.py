@@ -1,15 +1,26 @@
 """Losses with kinks, by linear programming."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.online.base import Box
-from numpyro_tempered.theory.hindsight.base import Hindsight, as_bounds, as_data, as_reach, units
+from numpyro_tempered.theory.hindsight.base import Hindsight, as_bounds, as_data, as_reach, minimise, units
 
 # Up to here the whole linear program takes a second.
 MIN_SIZE = 5000
+
+
+class PiecewiseLoss(NamedTuple):
+    r"""The sum of :math:`up_t(c_t - x_t^\top\theta)_+ + down_t(x_t^\top\theta - c_t)_+` over rounds."""
+
+    x: np.ndarray
+    kinks: np.ndarray
+    up: np.ndarray
+    down: np.ndarray
 
 
 def hinge(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: float = 1e-6) -> Hindsight:
@@ -36,9 +47,8 @@ def hinge(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: float =
     rows, labels = as_data(x, y)
     if not np.all(np.abs(labels) == 1.0):
         raise ValueError("hinge needs labels y in {-1, 1}.")
-    return _piecewise(
-        rows, labels, (labels > 0).astype(float), (labels < 0).astype(float), as_bounds(box, rows), tolerance
-    )
+    up, down = (labels > 0).astype(float), (labels < 0).astype(float)
+    return _solve(PiecewiseLoss(rows, labels, up, down), as_bounds(box, rows), tolerance)
 
 
 def absolute(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: float = 1e-6) -> Hindsight:
@@ -64,7 +74,7 @@ def absolute(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: floa
     """
     rows, outcomes = as_data(x, y)
     one = np.ones_like(outcomes)
-    return _piecewise(rows, outcomes, one, one, as_bounds(box, rows), tolerance)
+    return _solve(PiecewiseLoss(rows, outcomes, one, one), as_bounds(box, rows), tolerance)
 
 
 def pinball(
@@ -93,30 +103,29 @@ def pinball(
         >>> print(f"{best.theta[0]:.1f} {best.value:.1f}")
         5.0 0.9
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must be in (0, 1), got {level}.")
+    check_number(level, "level", "(0, 1)")
     rows, outcomes = as_data(x, y)
     up = np.full_like(outcomes, level)
-    return _piecewise(rows, outcomes, up, 1.0 - up, as_bounds(box, rows), tolerance)
+    return _solve(PiecewiseLoss(rows, outcomes, up, 1.0 - up), as_bounds(box, rows), tolerance)
 
 
-def _piecewise(
-    x: np.ndarray, kinks: np.ndarray, up: np.ndarray, down: np.ndarray, bound: np.ndarray, tolerance: float
-) -> Hindsight:
-    r"""Minimise :math:`\sum_t up_t(c_t - x_t^\top\theta)_+ + down_t(x_t^\top\theta - c_t)_+` over a box.
+def _solve(loss: PiecewiseLoss, bound: np.ndarray, tolerance: float) -> Hindsight:
+    """The minimum of the loss over a box.
 
-    The dual linear program has one bounded variable a round, its slope, and d equations. Of a long stream only
-    the rounds near their kink enter it; the others are held to the line on their side, which lies below their
-    loss, so that the program bounds the minimum from below. Those found on the other side then enter, until the
-    gap closes (S. Portnoy, R. Koenker, *The Gaussian hare and the Laplacian tortoise*, Statistical Science 1997).
+    The dual linear program has one bounded variable for each round, its slope, and d equations. Of a long stream
+    only the rounds near their kink enter it. The others count with the line on their side, which lies below their
+    loss, so that the program bounds the minimum from below. Those that cross to the other side then enter, until
+    the gap closes (S. Portnoy, R. Koenker, *The Gaussian hare and the Laplacian tortoise*, Statistical Science
+    1997).
     """
+    unit = units(loss.x)
+    loss, bound = loss._replace(x=loss.x / unit), bound * unit
+    x, kinks, up, down = loss
     n, d = x.shape
-    unit = units(x)
-    x, bound = x / unit, bound * unit
     size = max(MIN_SIZE, math.ceil(n ** (2 / 3) * math.sqrt(d)))
     theta = np.zeros(d)
     if n > size:
-        theta = _smoothed(x, kinks, up, down, bound)
+        theta = _smoothed(loss, bound)
     elif np.any(np.isinf(bound)):
         theta = np.linalg.lstsq(x, kinks, rcond=None)[0]
     reach = as_reach(theta, bound, unit)
@@ -126,67 +135,58 @@ def _piecewise(
         # A round leaves its side as θ moves by its leverage, not by its residual alone.
         inside[:] = False
         inside[np.argpartition(np.abs(residual) / _leverage(x), size)[:size]] = True
-    value = settled = np.inf
+    value = previous = np.inf
     lower = -np.inf
     for _ in range(50):
         slopes = np.where(residual < 0, -up, down)
-        at, slopes[inside] = _dual_program(x, kinks, up, down, inside, slopes, reach)
+        at, slopes[inside] = _dual_program(loss, inside, slopes, reach)
         proposal = np.clip(at, -reach, reach)
-        moved = x @ proposal - kinks
-        losses = np.where(moved < 0, -up, down) * moved
+        next_residual = x @ proposal - kinks
+        losses = np.where(next_residual < 0, -up, down) * next_residual
         if losses.sum() < value:
             theta, value, best = proposal, float(losses.sum()), losses
         lower = max(lower, float(-slopes @ kinks - reach @ np.abs(slopes @ x)))
-        crossed = ~inside & ((moved < 0) != (residual < 0))
+        crossings = ~inside & ((next_residual < 0) != (residual < 0))
         touches = np.isinf(bound) & (np.abs(theta) > 0.99 * reach)
-        if value - lower <= tolerance * max(abs(value), 1e-300) or not np.any(crossed):
-            # An answer at the end of our own reach may lie farther out; or the direction matters to no round.
-            if not np.any(touches) or value >= settled - tolerance * abs(settled):
+        if value - lower <= tolerance * max(abs(value), 1e-300) or not np.any(crossings):
+            # A minimiser at the end of the reach may lie farther out, or the direction matters to no round.
+            if not np.any(touches) or value >= previous - tolerance * abs(previous):
                 break
-            settled, reach, lower = value, np.where(touches, 100.0 * reach, reach), -np.inf
-        residual = np.where(inside | crossed, moved, residual)
-        inside |= crossed
+            previous, reach, lower = value, np.where(touches, 100.0 * reach, reach), -np.inf
+        residual = np.where(inside | crossings, next_residual, residual)
+        inside |= crossings
     return Hindsight(theta / unit, value, min(lower, value), best, reach / unit)
 
 
 def _dual_program(
-    x: np.ndarray,
-    kinks: np.ndarray,
-    up: np.ndarray,
-    down: np.ndarray,
-    inside: np.ndarray,
-    slopes: np.ndarray,
-    reach: np.ndarray,
+    loss: PiecewiseLoss, inside: np.ndarray, slopes: np.ndarray, reach: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """θ and the slopes of the rounds inside, with the other slopes held.
+    """θ and the slopes of the rounds inside, for constant slopes of the others.
 
-    Minimises s·c + reach·|g| over the slopes s inside, with g the total gradient; θ is the multiplier of its
-    definition.
+    Minimises s·c + reach·|g| over the slopes s inside, with g the total gradient; θ is the multiplier of the
+    equation that defines g.
     """
     import scipy.sparse as sparse
     from scipy.optimize import linprog
 
+    x, kinks, up, down = loss
     d = x.shape[1]
     limits = np.column_stack([-up[inside], down[inside]])
-    held = slopes[~inside] @ x[~inside]
-    found = linprog(
+    result = linprog(
         np.concatenate([kinks[inside], reach, reach]),
         A_eq=sparse.hstack([sparse.csc_matrix(x[inside].T), -sparse.eye(d), sparse.eye(d)], format="csc"),
-        b_eq=-held,
+        b_eq=-(slopes[~inside] @ x[~inside]),
         bounds=np.concatenate([limits, np.tile([0.0, np.inf], (2 * d, 1))]),
         method="highs",
     )
-    if found.x is None:
-        raise RuntimeError(f"the linear program was not solved: {found.message}")
-    return found.eqlin.marginals, np.clip(found.x[: len(limits)], limits[:, 0], limits[:, 1])
+    if result.x is None:
+        raise RuntimeError(f"the linear program was not solved: {result.message}")
+    return result.eqlin.marginals, np.clip(result.x[: len(limits)], limits[:, 0], limits[:, 1])
 
 
-def _smoothed(
-    x: np.ndarray, kinks: np.ndarray, up: np.ndarray, down: np.ndarray, bound: np.ndarray
-) -> np.ndarray:
+def _smoothed(loss: PiecewiseLoss, bound: np.ndarray) -> np.ndarray:
     """A minimiser of the loss with rounded kinks, ever less round, by L-BFGS-B."""
-    from scipy.optimize import minimize
-
+    x, kinks, up, down = loss
     theta = np.zeros(x.shape[1])
     for share in (1.0, 0.3, 0.1, 0.03, 0.01):
         residual = x @ theta - kinks
@@ -199,20 +199,12 @@ def _smoothed(
             value = np.where(round_, 0.5 * np.square(residual) / width, size - 0.5 * width)
             return float(np.mean(side * value)), (side * slope) @ x / len(kinks)
 
-        found = minimize(
-            mean,
-            theta,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=list(zip(-bound, bound, strict=True)),
-            options={"maxiter": 200, "maxcor": 30},
-        )
-        theta = found.x
+        theta = minimise(mean, theta, -bound, bound, maxiter=200, maxcor=30)
     return theta
 
 
 def _leverage(x: np.ndarray) -> np.ndarray:
     """Lengths of the rows in the metric of their own second moments, positive."""
     values, vectors = np.linalg.eigh(x.T @ x)
-    kept = values > 1e-10 * values[-1]
-    return np.linalg.norm(x @ (vectors[:, kept] / np.sqrt(values[kept])), axis=1) + 1e-300
+    span = values > 1e-10 * values[-1]
+    return np.linalg.norm(x @ (vectors[:, span] / np.sqrt(values[span])), axis=1) + 1e-300

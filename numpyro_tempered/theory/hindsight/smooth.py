@@ -1,16 +1,23 @@
 """Smooth convex losses, by bounded least squares and L-BFGS-B."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Box
-from numpyro_tempered.theory.hindsight.base import Hindsight, as_bounds, as_data, as_reach, by_gradient, units
+from numpyro_tempered.theory.hindsight.base import (
+    Hindsight,
+    as_bounds,
+    as_data,
+    as_reach,
+    by_gradient,
+    minimise,
+    units,
+)
 
 
 def squared(x: ArrayLike, y: ArrayLike, box: Box | None = None) -> Hindsight:
@@ -53,7 +60,7 @@ def squared(x: ArrayLike, y: ArrayLike, box: Box | None = None) -> Hindsight:
 
 
 def convex(
-    loss: Expectation | Callable[..., Any], start: ArrayLike, *data: Any, box: Box | None = None
+    loss: Expectation | Callable[..., Array], init: ArrayLike, *data: ArrayLike, box: Box | None = None
 ) -> Hindsight:
     r"""The θ with the least :math:`\sum_t\ell_t(\theta)` for a smooth convex loss, by L-BFGS-B.
 
@@ -63,7 +70,7 @@ def convex(
     Args:
         loss: An expectation of a bare loss, such as ``nt.expectations.gauss_hermite(...)``, or a function
             ``(theta, *data) -> (T,)``, differentiable by JAX.
-        start: θ to start from, shape ``(d,)``.
+        init: θ to start from, shape ``(d,)``.
         *data: Arrays with one leading axis of T rounds, as the loss takes them.
         box: Optional bounds; only ``box.loc`` matters.
 
@@ -71,7 +78,7 @@ def convex(
         A :class:`Hindsight`.
 
     Raises:
-        TypeError: If the expectation has no loss of its own.
+        TypeError: If the expectation has no loss function.
         ValueError: If the loss at the start is not finite.
 
     Example:
@@ -84,18 +91,16 @@ def convex(
         >>> print(f"{best.theta[0]:.3f}")
         1.099
     """
-    from scipy.optimize import minimize
-
-    own = loss.loss if isinstance(loss, Expectation) else loss
-    if own is None:
-        raise TypeError("the expectation has no loss of its own: give the loss as a function (theta, *data).")
-    data = jax.tree.map(jnp.asarray, data)
-    origin = np.asarray(start, np.float64)
+    losses_at = loss.loss if isinstance(loss, Expectation) else loss
+    if losses_at is None:
+        raise TypeError("the expectation has no loss function: give the loss as a function (theta, *data).")
+    arrays = jax.tree.map(jnp.asarray, data)
+    origin = np.asarray(init, np.float64)
     bound = as_bounds(box, origin[None, :])
 
     @jax.jit
-    def parts(theta: Any) -> tuple[Any, Any]:
-        losses, pull = jax.vjp(lambda t: own(t, *data), theta)
+    def parts(theta: Array) -> tuple[Array, Array]:
+        losses, pull = jax.vjp(lambda t: losses_at(t, *arrays), theta)
         return losses, pull(jnp.ones_like(losses))[0]
 
     def evaluate(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -111,13 +116,7 @@ def convex(
         losses, slope = evaluate(theta)
         return losses.sum() / size, slope / size
 
-    found = minimize(
-        mean,
-        np.clip(origin, -bound, bound),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(-bound, bound, strict=True)),
-        options={"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-16, "gtol": 1e-13, "maxcor": 30},
-    )
-    losses, slope = evaluate(found.x)
-    return by_gradient(found.x, losses, slope, as_reach(found.x, bound))
+    options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-16, "gtol": 1e-13, "maxcor": 30}
+    theta = minimise(mean, origin, -bound, bound, **options)
+    losses, slope = evaluate(theta)
+    return by_gradient(theta, losses, slope, as_reach(theta, bound))

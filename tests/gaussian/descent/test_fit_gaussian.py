@@ -98,7 +98,7 @@ def objective_of(model, shapes, q, *args, alpha=1.0, expectation=None, num_draws
 
     latents, tempered = Latents(tuple(shapes), unpack), nt.temper(model, alpha)
     q = jax.tree.map(jnp.asarray, q)
-    return model_objective(tempered, latents, q, expectation, num_draws, args, {})
+    return model_objective(tempered, latents, q, args, {}, expectation=expectation, num_draws=num_draws)
 
 
 def optimum_of(model, name):
@@ -399,7 +399,7 @@ def test_fits_compare_and_report(key):
         for name, guide in (("full", AutoMultivariateNormal), ("mean field", AutoNormal))
     }
     data = nt.compare(fits)
-    table = nt.comparison_table(data)
+    table = nt.table(data)
     assert list(table.index) == ["full", "mean field"]
     report = nt.to_inference_data(fits["full"])
     assert report.attrs["alpha"] == 0.5
@@ -827,7 +827,7 @@ class TestPremisesAreChecked:
 
         tempered = nt.temper(broadcasting, 1.0)
         with pytest.raises(ValueError, match="broadcast"):
-            finish((KEY, KEY), tempered, guide, {}, np.zeros(1), (X, X[:, :1]), {}, num_particles=2)
+            finish((KEY, KEY), tempered, guide, {}, np.zeros(1), (X, X[:, :1]), kwargs={}, num_particles=2)
 
     @pytest.mark.full
     def test_no_fit_takes_values_that_broadcast(self, key):

@@ -274,7 +274,7 @@ class TestExact:
         @jax.jit
         def run(q):
             at = derivatives(q)
-            return [(method.longest(q, at), method.refused(q, at)) for method in cases]
+            return [(method.max_size(q, at), method.is_too_long(q, at)) for method in cases]
 
         np.testing.assert_allclose(np.array(run(q), float), np.array(expected, float), rtol=1e-12)
 
@@ -316,7 +316,7 @@ class TestExact:
         @jax.jit
         def steps(q):
             at = f(q)
-            return {name: method.step(q, at, method.longest(q, at)) for name, method in METHODS.items()}
+            return {name: method.step(q, at, method.max_size(q, at)) for name, method in METHODS.items()}
 
         def elbo(q):
             return oracle.logistic_elbo(x, y, 0.5, PRIOR_SCALE, np.asarray(q.loc), covariance_of(q))

@@ -193,7 +193,7 @@ def test_arguments():
     with pytest.raises(ValueError, match="either a loss"):
         nt.expectations.gauss_hermite(logistic, predictor="eta")
     for num_nodes in (0, -3, 1, 351):
-        with pytest.raises(ValueError, match=f"num_nodes must be between 2 and 350, got {num_nodes}"):
+        with pytest.raises(ValueError, match=f"num_nodes must be an integer from 2 to 350, got {num_nodes}"):
             nt.expectations.gauss_hermite(logistic, num_nodes=num_nodes)
     with pytest.raises(TypeError, match="needs a model"):
         nt.expectations.gauss_hermite(predictor="eta").evaluate(family(), X, LABELS)

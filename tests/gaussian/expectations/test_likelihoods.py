@@ -75,12 +75,12 @@ def test_traced_outcomes_that_a_loss_does_not_admit(expectation, y):
 
 def test_arguments():
     for level in (0.0, 1.0, -0.1, np.nan):
-        with pytest.raises(ValueError, match="level must be between 0 and 1"):
+        with pytest.raises(ValueError, match=r"level must be in \(0, 1\)"):
             ex.pinball(level)
     for scale in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="noise_scale must be positive"):
             ex.squared(noise_scale=scale)
-    with pytest.raises(ValueError, match="num_nodes must be at least 2"):
+    with pytest.raises(ValueError, match="num_nodes must be an integer of at least 2"):
         ex.probit(num_nodes=1)
 
 

@@ -157,7 +157,9 @@ def test_a_piecewise_linear_loss_has_no_hessian(call, key):
 
 def test_arguments(key):
     for num_particles in (0, -1):
-        with pytest.raises(ValueError, match=f"num_particles must be at least 1, got {num_particles}"):
+        with pytest.raises(
+            ValueError, match=f"num_particles must be an integer of at least 1, got {num_particles}"
+        ):
             nt.expectations.monte_carlo(logistic, num_particles=num_particles)
     with pytest.raises(ValueError, match="predictor is a site of a model"):
         nt.expectations.monte_carlo(logistic, predictor="eta")
@@ -169,7 +171,7 @@ def test_arguments(key):
     rule = nt.online.sva(0.1)
     with pytest.raises(ValueError, match="rng_key"):
         nt.online.update(rule, expectation, rule.init(family()), jnp.asarray(X[0]), jnp.asarray(Y[0]))
-    with pytest.raises(ValueError, match="loss must return a scalar a datum"):
+    with pytest.raises(ValueError, match="loss must return a scalar for each datum"):
         nt.expectations.monte_carlo(lambda theta, x, y: x * theta).evaluate(
             family(), jnp.asarray(X), jnp.asarray(Y), rng_key=key
         )

@@ -11,7 +11,8 @@ from conftest import tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
-from numpyro_tempered.gaussian.expectations.outputs import predictor_covariance, root
+from numpyro_tempered.gaussian.expectations.outputs import root
+from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance
 
 pytestmark = pytest.mark.usefixtures("strict")
 ex = nt.expectations
@@ -186,11 +187,11 @@ def test_arguments(call, key):
     with pytest.raises(ValueError, match=r"20 nodes in each of 9 dimensions.*num_draws"):
         ex.softmax(10)
     for make_one in (ex.gauss_hermite, ex.predictor_monte_carlo):
-        with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="num_outputs must be an integer of at least 1, got 0"):
             make_one(cross_entropy, num_outputs=0)
-    with pytest.raises(ValueError, match="num_classes must be at least 2"):
+    with pytest.raises(ValueError, match="num_classes must be an integer of at least 2"):
         ex.softmax(1)
-    with pytest.raises(ValueError, match="num_draws must be at least 1"):
+    with pytest.raises(ValueError, match="num_draws must be an integer of at least 1"):
         ex.softmax(3, num_draws=0)
     with pytest.raises(ValueError, match="either a loss"):
         ex.predictor_monte_carlo(num_outputs=3)

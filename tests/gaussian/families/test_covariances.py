@@ -166,7 +166,7 @@ def test_a_truncated_sum_keeps_its_diagonal_and_the_strongest_directions(x64):
 
 def test_inflate_adds_to_every_variance(x64):
     q, added = full(9), np.array([0.1, 0.2, 0.3, 0.4, 0.5])
-    inflated = full_rank.inflate(q, jnp.asarray(added))
+    inflated = family_of(q).inflate(q, jnp.asarray(added))
     np.testing.assert_allclose(covariance(inflated), covariance(q) + np.diag(added), rtol=1e-10)
 
 
@@ -200,12 +200,12 @@ def test_the_distribution_of_a_low_rank_precision(x64, key):
         (FullRank(jnp.zeros(2), jnp.eye(3)), "shape"),
         (FullRank(jnp.zeros(2), jnp.ones((2, 2))), "lower triangular"),
         (FullRank(jnp.zeros(2), -jnp.eye(2)), "positive diagonal"),
-        (FullRank(jnp.zeros(2), jnp.eye(2) * jnp.nan), "not finite"),
+        (FullRank(jnp.zeros(2), jnp.eye(2) * jnp.nan), "must be finite"),
         (FullRank(jnp.zeros(()), jnp.eye(1)), "shape"),
         (LowRank(jnp.zeros(2), jnp.ones(3), jnp.zeros((2, 1))), "shape"),
         (LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 3))), "k <= d"),
         (LowRank(jnp.zeros(2), jnp.zeros(2), jnp.zeros((2, 1))), "must be positive"),
-        (LowRank(jnp.zeros(2), jnp.ones(2), jnp.full((2, 1), jnp.inf)), "not finite"),
+        (LowRank(jnp.zeros(2), jnp.ones(2), jnp.full((2, 1), jnp.inf)), "must be finite"),
     ],
 )
 def test_priors_are_checked(prior, message):

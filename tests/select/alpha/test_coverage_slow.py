@@ -20,10 +20,9 @@ from test_curvature import GRID, Y, draws_of, exact_alpha, exact_draws
 from test_known_answers import KEY, PRIOR_SD, heteroskedastic, location, normal_data, regression
 
 import numpyro_tempered as nt
-from numpyro_tempered.select.alpha.base import Draws
-from numpyro_tempered.select.alpha.gpc_root import solve
-from numpyro_tempered.select.alpha.resampling import resamples
-from numpyro_tempered.select.alpha.task import Task
+from numpyro_tempered.select.alpha.base import Draws, Task
+from numpyro_tempered.select.alpha.data_weights import resamples
+from numpyro_tempered.select.alpha.gpc import solve
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from alpha_known_answers import study
@@ -179,10 +178,10 @@ def test_the_method_makes_no_difference_to_lyddon():
     assert by_guide.alpha < 0.7
     assert "so temper" in by_guide.advice
     for choice in (by_guide, by_nuts):
-        table = nt.alpha_table(choice.data)
+        table = nt.table(choice.data)
         assert table.index[table["selected"]].tolist() == [choice.alpha]
     # Both posteriors at that alpha have d effective parameters each; Var[log L] of 500 draws is known to a tenth.
-    effective = [nt.alpha_table(c.data).loc[c.alpha, "effective_parameters"] for c in (by_guide, by_nuts)]
+    effective = [nt.table(c.data).loc[c.alpha, "effective_parameters"] for c in (by_guide, by_nuts)]
     np.testing.assert_allclose(effective, 2.0, rtol=0.5)
     with enable_x64():
         # Other objects: jax keeps what it has made of these in single precision.
@@ -244,7 +243,7 @@ def test_gpc_calibrates_the_method():
         resampling = found[guide].data.attrs["alpha_se_resampling"]
         assert abs(found[guide].alpha - exact) < 4.0 * resampling + 0.05 * exact
     assert found[AutoDiagonalNormal].alpha < 0.4 * found[AutoMultivariateNormal].alpha
-    assert {"criterion", "coverage"} <= set(nt.alpha_table(found[AutoDiagonalNormal].data).columns)
+    assert {"criterion", "coverage"} <= set(nt.table(found[AutoDiagonalNormal].data).columns)
 
 
 def test_gpc_by_draws_of_nuts():

@@ -16,18 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from numpyro_tempered.select.alpha.base import Draws
-from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher, check_found
-from numpyro_tempered.select.alpha.coarsening import coarsening
-from numpyro_tempered.select.alpha.gpc import gpc
+from numpyro_tempered.select.alpha.base import Draws, Task
+from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher, check_converged
+from numpyro_tempered.select.alpha.data_weights import over_resamples, resamples
+from numpyro_tempered.select.alpha.gpc import gpc, interpolated, solve
 from numpyro_tempered.select.alpha.gpc_posteriors import credible_set, ellipsoid_ratios, reweighted_ratios
-from numpyro_tempered.select.alpha.gpc_root import interpolated, solve
 from numpyro_tempered.select.alpha.lyddon import lyddon, matched_power
 from numpyro_tempered.select.alpha.minimise import Minimum, minimise
-from numpyro_tempered.select.alpha.resampling import over_resamples, resamples
+from numpyro_tempered.select.alpha.prescribed import coarsening, theory_default
 from numpyro_tempered.select.alpha.sandwich import Sandwich, advise, check_sandwich, sampling_se, sandwich
-from numpyro_tempered.select.alpha.task import Task
-from numpyro_tempered.select.alpha.theory_default import theory_default
 
 KEY = jax.random.key(7)
 
@@ -61,7 +58,7 @@ def test_the_minimiser_of_a_poisson_regression(precise):
         start = jnp.array([-3.0, 0.0])
         losses = poisson_losses(jnp.asarray(x * units), jnp.asarray(y))
         found = jax.device_get(jax.jit(lambda start: minimise(losses, start))(start))
-    assert bool(found.found)
+    assert bool(found.converged)
     sd = 1.0 / np.sqrt(np.diagonal(found.hessian))
     off = (np.asarray(found.point) - oracle.poisson_fit(x, y) / units) / sd
     assert np.max(np.abs(off)) < (1e-7 if precise else 2e-3)
@@ -71,7 +68,7 @@ def test_the_minimiser_of_a_poisson_regression(precise):
 def test_many_data_far_from_the_origin_in_single_precision():
     y = np.random.default_rng(1).normal(1000.0, 1.0, 200_000).astype(np.float32)
     found = jax.jit(lambda y: minimise(lambda theta: 0.5 * jnp.square(y - theta), jnp.zeros(1)))(y)
-    assert bool(found.found)
+    assert bool(found.converged)
     # The resolution of the data is 6e-5, and the standard error 2e-3.
     assert abs(float(found.point[0]) - y.astype(np.float64).mean()) < 2e-4
 
@@ -93,7 +90,7 @@ def test_rounding_does_not_hide_the_minimisers_of_resamples():
 
     counts = resamples(KEY, 300, 400)
     found = jax.device_get(fit(counts))
-    assert np.all(found.found)
+    assert np.all(found.converged)
     exact = np.array([oracle.weighted_fit(x.astype(float), y.astype(float), c) for c in np.asarray(counts)])
     assert np.max(np.abs(found.point[:, :3] - exact) / 0.035) < 0.01
 
@@ -104,9 +101,9 @@ def test_separable_classes_have_no_minimiser(precise):
     y = np.where(x[:, 1] > 0, 1.0, -1.0)
     with enable_x64() if precise else contextlib.nullcontext():
         compiled = jax.jit(lambda y: minimise(softplus_losses(jnp.asarray(x), y), jnp.zeros(2)))
-        assert not bool(compiled(jnp.asarray(y)).found)
+        assert not bool(compiled(jnp.asarray(y)).converged)
         y[17:23] *= -1.0
-        assert bool(compiled(jnp.asarray(y)).found)
+        assert bool(compiled(jnp.asarray(y)).converged)
 
 
 def test_what_has_no_minimum_is_not_found():
@@ -121,7 +118,7 @@ def test_what_has_no_minimum_is_not_found():
     @jax.jit
     @jax.vmap
     def found(case):
-        return minimise(lambda t: jax.lax.switch(case, cases, t), jnp.zeros(2)).found
+        return minimise(lambda t: jax.lax.switch(case, cases, t), jnp.zeros(2)).converged
 
     assert found(jnp.arange(5)).tolist() == [False, False, False, False, True]
 
@@ -132,7 +129,7 @@ def test_a_valley_that_bends():
         return jnp.stack([jnp.square(1.0 - t[0]), 100.0 * jnp.square(t[1] - jnp.square(t[0]))])
 
     found = jax.jit(lambda start: minimise(rosenbrock, start))(jnp.array([-1.2, 1.0]))
-    assert bool(found.found)
+    assert bool(found.converged)
     np.testing.assert_allclose(found.point, [1.0, 1.0], atol=1e-3)
 
 
@@ -156,7 +153,7 @@ def test_the_reported_standard_error_is_the_spread_over_samples():
         losses = poisson_losses(x, y)
         found = sandwich(losses, jnp.zeros(2))
         se = sampling_se(losses, found, lambda _, j, i: matched_power(j, i))
-        return matched_power(found.curvature, found.variance), se, found.minimum.found
+        return matched_power(found.curvature, found.variance), se, found.minimum.converged
 
     alpha, se, found = jax.device_get(compute(x, y))
     assert np.all(found)
@@ -217,20 +214,20 @@ def test_discrete_latents_are_refused():
 
 
 def test_resamples_without_minimiser_are_refused():
-    check_found(np.array([True, True]))
+    check_converged(np.array([True, True]))
     with pytest.raises(ValueError, match="in 1 of 2 resamples"):
-        check_found(np.array([True, False]))
+        check_converged(np.array([True, False]))
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: gpc(0.0), r"level is a probability in \(0, 1\), got 0.0"),
+        (lambda: gpc(0.0), r"level must be in \(0, 1\), got 0.0. Take 0.95"),
         (lambda: gpc(95), "got 95"),
         (lambda: gpc(math.nan), "got nan"),
         (lambda: gpc(0.95, num_bootstrap=99), "at least 100, got 99"),
         (lambda: gpc(0.95, num_bootstrap=500.0), "must be an integer"),
-        (lambda: gpc(0.95, posterior="vi"), '"laplace", "method" or "draws"'),
+        (lambda: gpc(0.95, posterior="vi"), "'laplace', 'method', 'draws'"),
         (lambda: bootstrap_fisher(num_bootstrap=19), "at least 20, got 19"),
         (lambda: bootstrap_fisher(num_bootstrap=True), "must be an integer"),
         (lambda: coarsening(0.0), "positive and finite, got 0.0"),
@@ -244,7 +241,7 @@ def test_arguments_are_checked(make, words):
 
 
 def test_a_quantity_is_a_function():
-    with pytest.raises(TypeError, match="of is a function of the latent values"):
+    with pytest.raises(TypeError, match="of must be a function of the latent values"):
         gpc(of="theta")
 
 
@@ -329,15 +326,15 @@ def test_weighted_draws_have_the_ratios_of_the_exact_posteriors():
     counts = np.random.default_rng(5).multinomial(len(Y), np.full(len(Y), 1 / len(Y)), 20)
     alphas = np.array([0.1, 0.3])
     flat = np.stack([exact_draws(np.ones(len(Y)), a, 10_000, k) for k, a in enumerate(alphas)])
-    ratios, ess, sources = reweighted_ratios(
-        flat, -0.5 * (Y - flat) ** 2, alphas, counts, np.array([Y.mean()]), 0.9
-    )
+    draws = {"values": flat[None], "log_lik": -0.5 * (Y - flat[None]) ** 2}
+    ratios, usable, columns = reweighted_ratios(draws, alphas, counts, np.array([Y.mean()]), 0.9)
     means = counts @ Y / len(Y)
     exact = np.stack([oracle.location_distances(a, Y, 1.0, 10.0, means) for a in alphas], axis=1) / chi2.ppf(
         0.9, 1
     )
-    assert sources.tolist() == [0.1, 0.1]
-    assert np.all(ess > 1000)
+    assert columns["draws_from"].tolist() == [0.1, 0.1]
+    assert np.all(columns["ess"] > 1000)
+    assert usable.all()
     np.testing.assert_allclose(np.sqrt(ratios), np.sqrt(exact), atol=0.06)
 
 
@@ -407,4 +404,4 @@ def test_terms_that_round_by_more_than_their_size_hide_no_minimum():
     start = oracle.poisson_fit(x.astype(float), y.astype(float)).astype(np.float32)
     counts = resamples(jax.random.key(0), 500, 54)
     found = jax.jit(jax.vmap(lambda c: minimise(lambda theta: c * losses(theta), start)))(counts)
-    assert bool(jnp.all(found.found))
+    assert bool(jnp.all(found.converged))

@@ -12,8 +12,8 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import log_density, potential_energy
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.data_weights import weigh_data
-from numpyro_tempered.select.alpha.task import Task
 
 Y = np.array([0.3, -1.0, 2.0, 0.7])
 WEIGHTS = np.array([0.0, 1.0, 2.0, 1.0])

@@ -13,14 +13,13 @@ import pytest
 from conftest import enable_x64, tiered
 from scipy.stats import chi2
 
+from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher, fisher_parts
-from numpyro_tempered.select.alpha.gpc import gpc
+from numpyro_tempered.select.alpha.data_weights import resamples
+from numpyro_tempered.select.alpha.gpc import gpc, solve
 from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
-from numpyro_tempered.select.alpha.gpc_root import solve
 from numpyro_tempered.select.alpha.lyddon import lyddon, matched_power
-from numpyro_tempered.select.alpha.resampling import resamples
 from numpyro_tempered.select.alpha.sandwich import flat_task, sampling_se, sandwich
-from numpyro_tempered.select.alpha.task import Task
 
 KEY = jax.random.key(11)
 NUM_DATA, NUM_BOOTSTRAP, PRIOR_SD, LEVEL = 100, 200, 10.0, 0.95
@@ -80,8 +79,8 @@ def test_the_location_model(of_location, tau2):
     y = normal_data(tau2)
     counts = resamples(KEY, NUM_BOOTSTRAP, NUM_DATA)
     found, alpha, se, parts, ratios, modes = of_location(y, counts, 0.7 / tau2)
-    assert bool(found.minimum.found)
-    assert np.all(parts.found)
+    assert bool(found.minimum.converged)
+    assert np.all(parts.converged)
     assert np.all(modes)
     np.testing.assert_allclose(found.minimum.point, y.mean(), rtol=1e-12)
     np.testing.assert_allclose(alpha, 1.0 / y.var(), rtol=1e-12)
@@ -92,7 +91,7 @@ def test_the_location_model(of_location, tau2):
         ratios, oracle.location_distances(0.7 / tau2, y, 1.0, PRIOR_SD, means) / chi2.ppf(LEVEL, 1), rtol=1e-9
     )
     want, resampling = oracle.fisher(np.ones((NUM_DATA, 1)), y, 1.0, PRIOR_SD, np.asarray(counts))
-    fisher = parts.above.sum() / parts.below.sum()
+    fisher = parts.numerator.sum() / parts.denominator.sum()
     np.testing.assert_allclose(fisher, want, rtol=1e-10)
     # All three within sampling error of 1 / tau2.
     sampling = math.sqrt(2.0 / NUM_DATA) / tau2

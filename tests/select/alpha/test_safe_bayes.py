@@ -10,8 +10,8 @@ from numpyro.infer import NUTS
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.safe_bayes import block_edges, judge, places
-from numpyro_tempered.select.alpha.task import Task
 
 ALPHAS = np.array([0.1, 0.5, 1.0])
 PRIOR_SD = 3.0
@@ -109,7 +109,7 @@ def test_every_method_finds_the_closed_form(key, method):
     kind, options = METHODS[method]
     criterion = nt.alpha.safe_bayes(blocks=3, permutations=0, rule="min")
     choice = nt.select_alpha(key, model, kind, jnp.asarray(y), alphas=ALPHAS, criterion=criterion, **options)
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     edges = block_edges(3, len(y))
     expected = np.array([closed_form(y, alpha, edges) for alpha in ALPHAS])
     # A block of m data has a Gibbs loss with the standard deviation of its m theta²/2 - theta sum(y) over draws.
@@ -153,7 +153,7 @@ def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
     at_zero = 0.5 * np.log(2 * np.pi) + 0.5 * y[0] ** 2
     first = np.array([at_zero + 0.5 * PRIOR_SD**2, at_zero])
     expected = np.array([closed_form(y, alpha, edges) + first for alpha in alphas])
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     np.testing.assert_allclose(table[["gibbs", "plugin"]], expected, rtol=1e-5)
     assert choice.alpha == alphas[np.argmin(expected[:, 1])]
     assert choice.fit.count == len(y)
@@ -168,7 +168,7 @@ def test_a_loss_of_ones_own(key):
     choice = nt.select_alpha(
         key, model, AutoNormal, y, alphas=[0.5, 1.0], criterion=criterion, num_steps=500, num_refit_steps=500
     )
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     # The square is twice the log-loss without its constant.
     constant = 0.5 * np.log(2 * np.pi) * (len(y) - block_edges(3, len(y))[0])
     np.testing.assert_allclose(table["criterion"], 2 * (table["gibbs"] - constant), rtol=1e-4)

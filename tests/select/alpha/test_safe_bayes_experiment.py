@@ -255,7 +255,7 @@ def test_select_alpha_finds_the_cumulative_losses_of_the_closed_form(seed):
     best = int(np.argmin(each.sum(1)))
     excess = each - each[best]
     margin = 2 * np.sqrt(each.shape[1]) * np.delete(excess, best, 0).std(1, ddof=1)
-    found = nt.alpha_table(choice.data)["gibbs"].to_numpy()
+    found = nt.table(choice.data)["gibbs"].to_numpy()
     for reference in (each.sum(1), np.array(guide)):
         difference = (found - found[best]) - (reference - reference[best])
         assert np.all(np.abs(np.delete(difference, best)) < margin)

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import group, group_names
-from numpyro_tempered.select.alpha.task import Task
+from numpyro_tempered.select.alpha.base import Task
 
 matplotlib.use("agg")
 ALPHAS = [0.25, 0.5, 1.0]
@@ -51,7 +51,7 @@ def choice():
 
 
 def test_the_report(choice):
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     assert table.index.tolist() == ALPHAS
     assert table["selected"].sum() == 1
     assert table.index[table["selected"]][0] == choice.alpha == float(choice.fit.alpha)
@@ -59,7 +59,7 @@ def test_the_report(choice):
     assert choice.data.attrs["aim"] == "risk"
     assert choice.data.attrs["criterion"] == "safe_bayes"
     assert choice.advice == choice.data.attrs["advice"]
-    pd.testing.assert_frame_equal(nt.alpha_table(choice), table)
+    pd.testing.assert_frame_equal(nt.table(choice), table)
 
 
 def test_refits_to_parts_of_the_data_have_the_losses_of_exact_posteriors(choice):
@@ -70,7 +70,7 @@ def test_refits_to_parts_of_the_data_have_the_losses_of_exact_posteriors(choice)
     plugin = np.array([[0.5 * np.log(2 * np.pi) + 0.5 * (Y - m) ** 2 for m, _ in of_row] for of_row in parts])
     exact = {"plugin": plugin, "gibbs": plugin + 0.5 * np.array(parts)[..., 1:]}
     columns = criterion.decide(criterion_key, task, np.array(ALPHAS), exact).columns
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     # Posteriors of all data, or of another alpha, would be off by .0056 and more in the Gibbs loss.
     for name in ("gibbs", "plugin"):
         np.testing.assert_allclose(table[name], columns[name], rtol=0.004)
@@ -93,7 +93,7 @@ def test_it_is_of_the_installed_generation(choice):
 
 def test_the_diagnostics_are_the_closed_forms(choice):
     """Exact leave-one-out and cross-validated predictive densities, up to Monte Carlo error."""
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     fold_key = jax.random.split(jax.random.key(0), 5)[3]
     rows = nt.alpha.held_out(3).plan(fold_key, Task(model, fold_key, (Y,), {})).weights
     kept = rows[np.argmin(rows, axis=0)]
@@ -119,7 +119,7 @@ def test_an_alpha_that_is_named_is_added_to_the_grid(key):
     choice = nt.select_alpha(
         key, model, AutoNormal, jnp.asarray(Y), alphas=[0.1, 1.0], criterion=nt.alpha.lyddon(), **QUICK
     )
-    table = nt.alpha_table(choice.data)
+    table = nt.table(choice.data)
     assert len(table) == 3
     assert table.index[table["selected"]][0] == choice.alpha
     assert "criterion" not in table
@@ -157,7 +157,7 @@ def test_fits_and_refits_under_one_seed_repeat(key, choice):
         diagnostics=[nt.alpha.held_out(3), nt.alpha.loo()],
         **QUICK,
     )
-    pd.testing.assert_frame_equal(nt.alpha_table(again), nt.alpha_table(choice))
+    pd.testing.assert_frame_equal(nt.table(again), nt.table(choice))
 
 
 @pytest.mark.full
@@ -173,7 +173,7 @@ def test_double_precision_and_pandas(key, choice):
             **QUICK,
         )
         assert again.fit.params["theta_auto_loc"].dtype == jnp.float64
-    here, there = nt.alpha_table(again)["gibbs"], nt.alpha_table(choice)["gibbs"]
+    here, there = nt.table(again)["gibbs"], nt.table(choice)["gibbs"]
     np.testing.assert_allclose(here, there, rtol=0.02)
 
 
@@ -191,8 +191,8 @@ def test_the_plot(choice):
         ({"alphas": []}, ValueError, "alphas must be"),
         ({"alphas": [0.0, 1.0]}, ValueError, "positive"),
         ({"alphas": [1.0, 0.5]}, ValueError, "increase"),
-        ({"alphas": [0.5, np.nan]}, ValueError, "positive finite"),
-        ({"criterion": nt.alpha.safe_bayes}, TypeError, "functions are to be called"),
+        ({"alphas": [0.5, np.nan]}, ValueError, "positive and finite"),
+        ({"criterion": nt.alpha.safe_bayes}, TypeError, "call the function"),
         ({"criterion": "safe_bayes"}, TypeError, "a criterion is a value"),
         ({"diagnostics": [nt.alpha.safe_bayes()]}, ValueError, "is no diagnostic"),
         ({"num_samples": 2}, ValueError, "num_samples"),
@@ -210,7 +210,7 @@ def test_bad_options(key, options, error, match):
         (AutoNormal(model), TypeError, "built already"),
         (NUTS(model), TypeError, "built already"),
         ("nuts", TypeError, "must be a callable"),
-        (lambda model: 3, TypeError, "neither guide, kernel nor OnlineVI"),
+        (lambda model: 3, TypeError, "not a guide, kernel or OnlineVI"),
         (lambda model: AutoNormal(lambda y: None), ValueError, "another model"),
         (AutoDelta, ValueError, "is a point"),
     ],
@@ -229,9 +229,10 @@ def test_a_stream_has_no_posteriors_on_other_data(key):
 
 
 def test_tables_of_other_data():
-    for data in (None, nt.to_inference_data({"theta": np.zeros(30)}, model, Y)):
-        with pytest.raises(ValueError, match="alpha_selection"):
-            nt.alpha_table(data)
+    with pytest.raises(TypeError, match="got NoneType: pass a result through to_inference_data"):
+        nt.table(None)
+    with pytest.raises(ValueError, match="no group model_comparison or alpha_selection"):
+        nt.table(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 
 
 @pytest.mark.full

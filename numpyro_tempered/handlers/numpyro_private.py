@@ -1,0 +1,69 @@
+"""The private names of NumPyro that this package needs: a new release may drop them without notice.
+
+No other module uses one, but for subclasses of its guides, which override private methods as NumPyro's own do. A
+test names the one that is missing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from numpyro.distributions import MaskedDistribution
+from numpyro.distributions.constraints import _IndependentConstraint as IndependentConstraint
+from numpyro.distributions.distribution import COERCIONS
+from numpyro.infer import MCMC
+from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
+from numpyro.infer.hmc_gibbs import estimate_likelihood
+from numpyro.infer.util import _guess_max_plate_nesting as guess_max_plate_nesting
+from numpyro.infer.util import _unconstrain_reparam as unconstrain_reparam
+from numpyro.optim import _NumPyroOptim as NumPyroOptim
+from numpyro.primitives import _PYRO_STACK as STACK
+
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide
+
+__all__ = [
+    "COERCIONS",  # what is called for each new distribution: it sees those inside of handlers.collapse
+    "STACK",  # the handlers around the site that is being handled
+    "IndependentConstraint",  # the type of a support with event dimensions, whose constructor is a function
+    "NumPyroOptim",  # the base class of optimisers that SVI takes
+    "estimate_likelihood",  # the handler that HMCECS puts around its model
+    "guess_max_plate_nesting",  # how many dimensions the plates of a trace take
+    "unconstrain_reparam",  # what a potential energy substitutes for its latents
+]
+
+
+class Unpacks(Protocol):
+    """An automatic guide over one flat vector, set up, or what unpacks as one."""
+
+    def _unpack_latent(self, flat: Array, /) -> dict[str, Array]: ...
+
+
+def unpacker(guide: Unpacks) -> Callable[[Array], dict[str, Array]]:
+    """From a guide's flat vector to the unconstrained latents, whose order is the guide's alone."""
+    return guide._unpack_latent
+
+
+def unpack_and_constrain(guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    """The latents in draws of a guide's flat vector, on the scale of the model."""
+    return guide._unpack_and_constrain(flat, params)
+
+
+def parts(guides: AutoGuideList) -> list[Guide]:
+    """The guides in an ``AutoGuideList``, which lists them nowhere else."""
+    return list(guides._guides)
+
+
+def mask_of(masked: MaskedDistribution) -> ArrayLike:
+    """The mask of a ``MaskedDistribution``, which has no property for it."""
+    return masked._mask
+
+
+def arguments(mcmc: MCMC) -> tuple[tuple, dict]:
+    """The arguments that ``MCMC.run`` gave to the model: the data of the posterior."""
+    return mcmc._args, mcmc._kwargs
+
+
+def dim_stack() -> Any:
+    """Funsor's names for the dimensions of arrays in NumPyro's enumeration, loaded with funsor."""
+    from numpyro.contrib.funsor.enum_messenger import _DIM_STACK
+
+    return _DIM_STACK

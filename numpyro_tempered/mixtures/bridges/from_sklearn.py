@@ -1,0 +1,165 @@
+"""scikit-learn's BayesianGaussianMixture as a fit of this library, with its bound repaired."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_by
+from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
+from numpyro_tempered.mixtures.components.spherical_gaussian import SphericalGamma, spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.factors import Factors
+from numpyro_tempered.mixtures.prepare import prepare
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.search import History, assemble
+from numpyro_tempered.mixtures.source import array_source, problem_of
+
+# sklearn.mixture.BayesianGaussianMixture, which has no type annotations.
+VariationalMixture: TypeAlias = Any
+Form: TypeAlias = tuple[Component, Hyperparameters]
+
+
+def from_sklearn(
+    rng_key: Array, model: VariationalMixture, x: ArrayLike, *, num_samples: int = 100
+) -> MixtureFit:
+    r"""A fitted ``sklearn.mixture.BayesianGaussianMixture`` as a :class:`MixtureFit`, without any fitting.
+
+    scikit-learn's ``lower_bound_`` leaves out constants that depend on the number of components K,
+
+    .. math:: \log\Gamma(K a) - K \log\Gamma(a) + K \Big[ \tfrac d2 \log \kappa_0 + \tfrac{\nu_0}2 \log |\Psi_0|
+              - \tfrac{\nu_0 d}2 \log 2 - \sum_{i<d} \log\Gamma\big(\tfrac{\nu_0 - i}2\big) \Big]
+              - \tfrac{nd}2 \log 2\pi
+
+    for full covariances, so that it ranks wrong numbers of components first. ``objective`` and ``bound`` of the
+    result have every constant.
+
+    The factors are those of the model, and F and E1 are evaluated at them; both are bounds at any factors:
+
+    - full covariances: those of ``nt.mixtures.gaussian``, also a fixed point of its ascent if ``reg_covar`` is 0.
+      With another ``reg_covar`` the factors are a little wider than the best, and F so much lower.
+    - diag, spherical: those of ``diagonal_gaussian`` and ``spherical_gaussian``, precisions Gamma with
+      concentration df / 2 or d df / 2. Where d > 1 scikit-learn takes responsibilities with the expected log
+      determinant of a full Wishart matrix, which these factors do not have: not a fixed point of the ascent on F.
+    - tied: those of ``tied_gaussian``. scikit-learn counts n / K data in the shared covariance where the
+      posterior has n: F is that of a factor that is too wide.
+
+    ``nt.mixtures.fit`` with the result as ``warm_start`` continues from there.
+
+    Args:
+        rng_key: Key of the draws for E1.
+        model: A fitted ``BayesianGaussianMixture``, of ``weight_concentration_prior_type``
+            "dirichlet_distribution".
+        x: The data that it was fitted to, ``(n, d)``.
+        num_samples: Draws for E1, each a pass over the data; 0 for none.
+
+    Returns:
+        A :class:`MixtureFit` with alpha 1, whose trace is F alone.
+
+    Raises:
+        TypeError: If ``model`` is another object.
+        ValueError: If it is not fitted, its weights are a Dirichlet process, or the data are not of its shape.
+
+    References:
+        scikit-learn issues 19074, 15647 and 8714 on the constants.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> from sklearn.mixture import BayesianGaussianMixture
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> model = BayesianGaussianMixture(
+        ...     n_components=2, weight_concentration_prior_type="dirichlet_distribution", random_state=0
+        ... ).fit(x)
+        >>> fit = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_samples=0)  # without E1
+        >>> fit.counts.round().tolist()
+        [2.0, 2.0]
+    """
+    num_samples = check_count(num_samples, "num_samples", 0)
+    _check(model)
+    form = _wishart_form if model.covariance_type in ("full", "tied") else _gamma_form
+    family, posterior = form(model)
+    data = prepare(x, family, None)
+    if data.component != family._replace(prior=None):
+        raise ValueError("the data have missing entries (NaN), which scikit-learn cannot have been fitted to.")
+    dtype = data.rows.dtype
+    source = array_source(data, model.n_components)
+    problem = problem_of(source, np.full(model.n_components, model.weight_concentration_prior_), 1.0)
+    # On the host, in double precision.
+    posterior = translate_by(family, posterior, -_host(data.centre))  # type: ignore[arg-type]
+    factors = as_dtype(Factors(_host(model.weight_concentration_), posterior), dtype)
+    history = History(np.empty(0), np.empty(0), bool(model.converged_), int(model.n_iter_))
+    fit = assemble(rng_key, source, problem, 1.0, factors, history=history, num_samples=num_samples)
+    return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
+
+
+def _wishart_form(model: VariationalMixture) -> Form:
+    """Of full covariances, or tied ones: then the one factor of the precision is repeated K times."""
+    size, dim = model.means_.shape
+    df, scale = _wisharts(model)
+    component = (tied_gaussian if model.covariance_type == "tied" else gaussian)(
+        dim,
+        loc=model.mean_prior_,
+        mean_precision=model.mean_precision_prior_,
+        df=model.degrees_of_freedom_prior_,
+        scale=model.covariance_prior_,
+    )
+    df, scale = _host(np.broadcast_to(df, (size,))), _host(np.broadcast_to(scale, (size, dim, dim)))
+    return component, NormalWishart(*_means(model), df, scale)
+
+
+def _gamma_form(model: VariationalMixture) -> Form:
+    """Of diagonal or spherical covariances, the latter with the degrees of freedom of all d columns."""
+    dim, spherical = model.means_.shape[1], model.covariance_type == "spherical"
+    half = 0.5 * dim if spherical else 0.5
+    loc, mean_precision = _means(model)
+    df, scale = _wisharts(model)
+    component = (spherical_gaussian if spherical else diagonal_gaussian)(
+        dim,
+        loc=model.mean_prior_,
+        mean_precision=model.mean_precision_prior_,
+        concentration=half * model.degrees_of_freedom_prior_,
+        rate=half * np.asarray(model.covariance_prior_),
+    )
+    mean_precision = _columns(mean_precision, dim)
+    if spherical:
+        return component, SphericalGamma(loc, mean_precision, half * df, half * scale)
+    return component, NormalGamma(loc, mean_precision, _columns(half * df, dim), half * scale)
+
+
+def _host(values: ArrayLike) -> Array:
+    """Values on the host, in double precision."""
+    return np.asarray(values, np.float64)  # type: ignore[return-value]
+
+
+def _columns(values: Array, dim: int) -> Array:
+    """Values ``(K,)`` the same in each of d columns."""
+    return _host(np.repeat(values[:, None], dim, axis=1))
+
+
+def _means(model: VariationalMixture) -> tuple[Array, Array]:
+    return _host(model.means_), _host(model.mean_precision_)
+
+
+def _wisharts(model: VariationalMixture) -> tuple[Array, Array]:
+    """Degrees of freedom, and scales: scikit-learn keeps them divided by the degrees of freedom."""
+    df, covariances = _host(model.degrees_of_freedom_), _host(model.covariances_)
+    return df, covariances * np.reshape(df, (*df.shape, *(1,) * (covariances.ndim - df.ndim)))
+
+
+def _check(model: object) -> None:
+    """Raise where a model cannot be taken over."""
+    if not hasattr(model, "weight_concentration_prior_type"):
+        raise TypeError(
+            f"from_sklearn takes a fitted BayesianGaussianMixture, got a {type(model).__name__}: an EM fit has "
+            "no factors."
+        )
+    if not hasattr(model, "degrees_of_freedom_"):
+        raise ValueError("this BayesianGaussianMixture is not fitted: call its fit first.")
+    if model.weight_concentration_prior_type != "dirichlet_distribution":
+        raise ValueError(
+            f"the weights of this model are a {model.weight_concentration_prior_type}, which is no Dirichlet: "
+            'fit it with weight_concentration_prior_type="dirichlet_distribution".'
+        )

@@ -1,0 +1,225 @@
+"""Whether the functions of a component belong together."""
+
+from collections import OrderedDict
+from functools import partial
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+    as_dtype,
+    broadcast_prior,
+    missing_form,
+)
+
+# Relative to the largest term of an identity; it holds to some 1e-13 in double precision.
+TOLERANCE = 1e-8
+# Upper limit of the rows that are checked.
+MAX_ROWS = 100
+# Pairs of trees that should be equal, by the names of what makes them.
+Identities: TypeAlias = OrderedDict[str, tuple[object, object]]
+
+
+def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
+    r"""Check that the functions of a component agree with each other, on given data, in double precision.
+
+    With K = 2 components, fixed responsibilities and parameters drawn from the posterior, these are compared,
+    none of them by Monte Carlo averages:
+
+    - the prior after no data with the prior, and its KL and log evidence with 0;
+    - ``distribution`` with the exponential family :math:`\log h + c(\theta) + \langle w(\theta), T(x) \rangle`;
+    - posterior / prior with likelihood / evidence, at every drawn parameter: ``draw``, ``update`` and
+      ``coefficients_at`` with ``log_evidence``;
+    - ``coefficients`` with the derivatives of ``log_evidence`` in the counts and the sums, which they are;
+    - ``kl`` with alpha E log q - log evidence: the two forms of the objective;
+    - ``log_predictive`` with the gain of log evidence by one more datum;
+    - ``translate`` and ``with_missing`` with the component as it is.
+
+    Args:
+        rng_key: Key of the drawn parameters.
+        component: The component.
+        x: Some data of its family, of which the first 100 rows are used; missing entries too, if it takes them.
+            Each column has two different values at least.
+        alpha: Power on the likelihood.
+
+    Raises:
+        ValueError: If two of its functions disagree; the message names them and both values. Or if a column of
+            the data has one value only.
+
+    Example:
+        >>> import jax
+        >>> import numpyro_tempered as nt
+        >>> nt.mixtures.check_component(jax.random.key(0), nt.mixtures.known_variance(1), [[0.0], [9.0], [1.0]])
+    """
+    rows = component.check(x)[:MAX_ROWS]
+    host = np.asarray(rows, np.float64)
+    # Sums of squares about a mean end at 0, where they have no derivative.
+    is_constant = np.array([len(np.unique(column[~np.isnan(column)])) < 2 for column in host.T])
+    if is_constant.any():
+        raise ValueError(
+            f"{component.name}: column {int(np.argmax(is_constant))} of the data has no two different values; "
+            "the check needs them."
+        )
+    form = missing_form(component, rows)._replace(prior=None)
+    with double_precision():
+        prior = as_dtype(component.prior, jnp.float64)
+        identities = _identities(rng_key, form, prior, jnp.asarray(host), jnp.float64(alpha))
+        if component.with_missing is not None:
+            complete = host[~np.isnan(host).any(axis=1)]
+            # A product marginalises in some columns only, and says so where it checks.
+            if len(complete) and _allows_empty_rows(component, rows.shape[1]):
+                identities |= _missing_identities(component._replace(prior=None), prior, jnp.asarray(complete.T))
+    for names, (left, right) in identities.items():
+        _compare(component.name, names, left, right)
+
+
+def _allows_empty_rows(component: Component, dim: int) -> bool:
+    """Whether all columns may be missing."""
+    try:
+        component.check(np.full((1, dim), np.nan))
+    except ValueError:
+        return False
+    return True
+
+
+def _compare(name: str, names: str, left: object, right: object) -> None:
+    """Raise ValueError where two trees differ."""
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        if np.shape(a) != np.shape(b):
+            raise ValueError(f"{name}: {names}: shapes {np.shape(a)} and {np.shape(b)} differ.")
+        a, b = np.asarray(a), np.asarray(b)
+        gap = np.abs(a - b)
+        tolerance = TOLERANCE * (1.0 + np.max(np.abs(b), initial=0.0))
+        if not np.all(gap <= tolerance):
+            # NaN has no place in the order, but is the worst.
+            worst = np.unravel_index(int(np.argmax(np.where(np.isnan(gap), np.inf, gap))), gap.shape)
+            raise ValueError(f"{name}: {names} disagree: {float(a[worst]):.9g} and {float(b[worst]):.9g}.")
+
+
+def _responsibilities(num_rows: int) -> Array:
+    """Responsibilities ``(2, n)`` of two components that differ and are not empty."""
+    first = 0.5 + 0.4 * jnp.cos(jnp.arange(num_rows, dtype=jnp.float64))
+    return jnp.stack([first, 1.0 - first])
+
+
+@partial(jax.jit, static_argnames="component")
+def _identities(
+    rng_key: Array, component: Component, prior: Hyperparameters, rows: Array, alpha: Array
+) -> Identities:
+    """Pairs that should be equal, by the names of what makes them."""
+    columns = rows.T
+    statistics, base = component.statistics(columns), component.log_base(columns)
+    omega = _responsibilities(rows.shape[0])
+    counts = alpha * jnp.sum(omega, axis=1)
+    sums = alpha * jnp.sum(omega[:, None, :] * statistics, axis=-1)
+    posterior, priors = component.update(prior, counts, sums), broadcast_prior(prior, 2)
+    nothing = component.update(prior, 0.0 * counts, 0.0 * sums)
+    # In the order in which they are reported: what others rest on comes first.
+    pairs: Identities = OrderedDict()
+    pairs["update without data and the prior"] = nothing, priors
+    pairs["kl of the prior and 0"] = component.kl(priors, prior), jnp.zeros(())
+    empty_evidence = component.log_evidence(prior, 0.0 * counts, 0.0 * sums)
+    pairs["log_evidence without data and 0"] = empty_evidence, jnp.zeros(())
+
+    def evidence(more: Array, more_sums: Array) -> Array:
+        return component.log_evidence(prior, counts + more, sums + more_sums)
+
+    value, slopes = jax.value_and_grad(evidence, (0, 1))(jnp.zeros_like(counts), jnp.zeros_like(sums))
+    constant, weights = component.coefficients(posterior)
+
+    # A draw, its density under posterior and prior, and its likelihood.
+    def at_a_draw(key: Array) -> tuple[Array, Array, Array, Array]:
+        parameters, log_ratio = _draw_with_ratio(key, component, posterior, priors)
+        c, w = component.coefficients_at(parameters)
+        log_density = c[:, None] + jnp.einsum("kf,fn->kn", w, statistics) + base
+        likelihood = jnp.sum(counts * c) + jnp.sum(sums * w)
+        fn = component.distribution(parameters)
+        complete = jnp.where(jnp.isnan(rows), 0.0, rows)
+        direct = jax.vmap(fn.log_prob, out_axes=1)(complete)
+        whole = ~jnp.any(jnp.isnan(rows), axis=1)
+        return jnp.where(whole, direct, log_density), log_density, log_ratio, likelihood
+
+    direct, log_density, log_ratio, likelihood = jax.vmap(at_a_draw)(jax.random.split(rng_key, 5))
+    pairs["distribution and coefficients_at with statistics and log_base"] = direct, log_density
+    evidences = likelihood - log_ratio, jnp.full_like(log_ratio, 1.0) * value
+    pairs["draw or update, whose posterior / prior is not likelihood / evidence, and log_evidence"] = evidences
+    pairs["coefficients and the derivatives of log_evidence"] = (constant, weights), slopes
+    expected = jnp.sum(counts * constant) + jnp.sum(sums * weights)
+    divergence = component.kl(posterior, prior)
+    pairs["kl and log_evidence, the two forms of the objective,"] = divergence, expected - value
+
+    def gain(j: Array, datum: Array) -> Array:
+        one = jax.nn.one_hot(j, 2, dtype=counts.dtype)
+        return evidence(one, one[:, None] * datum) - value
+
+    gains = jax.vmap(lambda j: jax.vmap(lambda datum: gain(j, datum))(statistics.T))(jnp.arange(2))
+    predictive = component.log_predictive(posterior, columns)
+    # A row without an observed entry is not a datum.
+    some = ~jnp.all(jnp.isnan(rows), axis=1)
+    pairs["log_predictive and the gain of log_evidence"] = (
+        jnp.where(some, predictive, 0.0),
+        jnp.where(some, gains + base, 0.0),
+    )
+    if component.translate is not None:
+        shift = 1.0 + jnp.arange(rows.shape[1], dtype=rows.dtype)
+        new_posterior, new_prior = component.translate(posterior, shift), component.translate(prior, shift)
+        density = component.log_predictive(new_posterior, columns + shift[:, None])
+        pairs["translate and log_predictive"] = density, predictive
+        pairs["translate and kl"] = component.kl(new_posterior, new_prior), divergence
+    return pairs
+
+
+def _draw_with_ratio(
+    rng_key: Array, component: Component, posterior: Hyperparameters, priors: Hyperparameters
+) -> tuple[Parameters, Array]:
+    """Parameters drawn from the posterior, and the log of posterior / prior there."""
+    draws: dict[str, tuple[Array, Array]] = {}
+
+    def sample(name: str, fn: dist.Distribution) -> Array:
+        value = fn.sample(jax.random.fold_in(rng_key, len(draws)))
+        draws[name] = value, jnp.sum(fn.log_prob(value))
+        return value
+
+    parameters = component.draw(sample, posterior)
+    log_prior: list[Array] = []
+
+    def replay(name: str, fn: dist.Distribution) -> Array:
+        value, _ = draws[name]
+        log_prior.append(jnp.sum(fn.log_prob(value)))
+        return value
+
+    component.draw(replay, priors)
+    return parameters, sum((log_q for _, log_q in draws.values()), jnp.zeros(())) - sum(log_prior, jnp.zeros(()))
+
+
+@partial(jax.jit, static_argnames="component")
+def _missing_identities(component: Component, prior: Hyperparameters, complete: Array) -> Identities:
+    """The form for missing entries on complete rows, and on a row without any."""
+    form = component.with_missing()  # type: ignore[misc]
+    pairs: Identities = OrderedDict()
+    values = []
+    for each in (component, form):
+        statistics = each.statistics(complete)
+        omega = _responsibilities(complete.shape[1])
+        counts, sums = jnp.sum(omega, axis=1), jnp.sum(omega[:, None, :] * statistics, axis=-1)
+        posterior = each.update(prior, counts, sums)
+        constant, weights = each.coefficients(posterior)
+        expected = constant[:, None] + jnp.einsum("kf,fn->kn", weights, statistics)
+        values.append((expected, each.log_predictive(posterior, complete), each.kl(posterior, prior)))
+    empty = jnp.full((complete.shape[0], 1), jnp.nan)
+    pairs["with_missing on complete rows and the component"] = values[1], values[0]
+    nothing = (
+        constant[:, None] + jnp.einsum("kf,fn->kn", weights, form.statistics(empty)),
+        form.log_base(empty)[None],
+        form.log_predictive(posterior, empty),
+    )
+    pairs["with_missing on a row of NaN and 0"] = nothing, jax.tree.map(jnp.zeros_like, nothing)
+    return pairs

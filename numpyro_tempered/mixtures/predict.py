@@ -1,0 +1,189 @@
+"""Predictions of a fitted mixture."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+
+from numpyro_tempered.core.checks import check_count, is_traced
+from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components.base import Component, Parameters, missing_form
+from numpyro_tempered.mixtures.evidence import draw_parameters
+from numpyro_tempered.mixtures.factors import Factors, coefficients
+from numpyro_tempered.mixtures.prepare import automatic, move
+from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.sweep import log_joint
+
+
+def responsibilities(fit: MixtureFit, x: ArrayLike) -> Array:
+    r"""The factor of the labels, :math:`\omega_{ij} \propto \exp(E \log p_j + E \log q_{\theta_j}(x_i))`.
+
+    Args:
+        fit: A fitted mixture.
+        x: Rows ``(n, d)``; NaN are missing where the family allows this.
+
+    Returns:
+        Shape ``(n, K)``; rows sum to 1.
+
+    Raises:
+        ValueError: If the rows are not data of the family.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
+        >>> nt.mixtures.responsibilities(fit, x).round(2).max(axis=1).tolist()
+        [1.0, 1.0, 1.0, 1.0]
+    """
+    component, rows = _rows(fit, x)
+    return _responsibilities(component, fit.factors, rows)
+
+
+def predict(fit: MixtureFit, x: ArrayLike) -> Array:
+    """The component of the largest responsibility, ``(n,)``; see :func:`responsibilities`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
+        >>> label = nt.mixtures.predict(fit, x)
+        >>> bool(label[0] == label[1] != label[2])
+        True
+    """
+    return jnp.argmax(responsibilities(fit, x), axis=1)
+
+
+def log_predictive(fit: MixtureFit, x: ArrayLike) -> Array:
+    r"""The log predictive density :math:`\log \int \sum_j p_j q_{\theta_j}(x) \, d\rho`.
+
+    The parameters are integrated out: Student's t for Gaussian components, not the exponential of an expected
+    logarithm, which is no density.
+
+    Args:
+        fit: A fitted mixture.
+        x: Rows ``(n, d)``, fresh data; NaN are missing where the family allows this.
+
+    Returns:
+        Shape ``(n,)``, in nats.
+
+    Raises:
+        ValueError: If the rows are not data of the family.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
+        >>> grid = np.linspace(-15.0, 25.0, 2001)
+        >>> round(float(np.exp(nt.mixtures.log_predictive(fit, grid)).sum() * 0.02), 3)
+        1.0
+    """
+    component, rows = _rows(fit, x)
+    return _log_predictive(component, fit.factors, rows)
+
+
+def predictive_parts(fit: MixtureFit, x: ArrayLike) -> Array:
+    """The parts of the predictive density by component, as logarithms ``(n, K)``; see :func:`log_predictive`."""
+    component, rows = _rows(fit, x)
+    return _predictive_parts(component, fit.factors, rows).T
+
+
+def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array]:
+    """Data from the predictive distribution.
+
+    Args:
+        rng_key: Key.
+        fit: A fitted mixture.
+        num_rows: How many rows, each with parameters of its own from rho.
+
+    Returns:
+        Rows ``(num_rows, d)`` and their components ``(num_rows,)``.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
+        >>> rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 5)
+        >>> rows.shape, labels.shape
+        ((5, 1), (5,))
+    """
+    check_count(num_rows, "num_rows")
+    rows, labels = _sample(jax.random.split(rng_key, num_rows), fit.component, fit.factors)
+    return (rows if fit.centre is None else rows + jnp.asarray(fit.centre, rows.dtype)), labels
+
+
+def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Parameters:
+    """Draws of the parameters from rho, in the data's own coordinates.
+
+    Args:
+        rng_key: Key.
+        fit: A fitted mixture; its labels are those of the draws.
+        num_samples: S.
+
+    Returns:
+        ``weights`` ``(S, K)``, and the component's parameters by name, ``(S, K, ...)``.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
+        >>> nt.mixtures.sample_parameters(jax.random.key(1), fit, 7)["loc"].shape
+        (7, 2, 1)
+    """
+    check_count(num_samples, "num_samples")
+    factors = Factors(fit.factors.concentration, fit.posterior)
+    return _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, factors)
+
+
+def _rows(fit: MixtureFit, x: ArrayLike) -> tuple[Component, Array]:
+    rows = fit.component.check(automatic(x))
+    component = fit.component if is_traced(rows) else missing_form(fit.component, rows)
+    return component, move(rows, fit.centre).astype(fit.factors.concentration.dtype)
+
+
+@partial(jax.jit, static_argnames="component")
+def _responsibilities(component: Component, factors: Factors, rows: Array) -> Array:
+    return jax.nn.softmax(log_joint(component, coefficients(component, factors), rows.T), axis=0).T
+
+
+@partial(jax.jit, static_argnames="component")
+def _log_predictive(component: Component, factors: Factors, rows: Array) -> Array:
+    return logsumexp(_predictive_parts(component, factors, rows), axis=0)
+
+
+@partial(jax.jit, static_argnames="component")
+def _predictive_parts(component: Component, factors: Factors, rows: Array) -> Array:
+    a = factors.concentration
+    log_weights = jnp.log(a) - jnp.log(jnp.sum(a))
+    return log_weights[:, None] + component.log_predictive(factors.posterior, rows.T)
+
+
+@partial(jax.jit, static_argnames="component")
+def _sample(keys: Array, component: Component, factors: Factors) -> tuple[Array, Array]:
+    def one(key: Array) -> tuple[Array, Array]:
+        key_parameters, key_label, key_row = jax.random.split(key, 3)
+        log_weights, parameters = draw_parameters(key_parameters, component, factors)
+        label = jax.random.categorical(key_label, log_weights)
+        parameters = jax.tree.map(lambda leaf: leaf[label], parameters)
+        return component.distribution(parameters).sample(key_row), label
+
+    return jax.vmap(one)(keys)
+
+
+@partial(jax.jit, static_argnames="component")
+def _sample_parameters(keys: Array, component: Component, factors: Factors) -> Parameters:
+    def one(key: Array) -> Parameters:
+        log_weights, parameters = draw_parameters(key, component, factors)
+        return {"weights": jnp.exp(log_weights), **parameters}
+
+    return jax.vmap(one)(keys)

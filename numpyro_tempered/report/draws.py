@@ -1,0 +1,177 @@
+"""Draws of every algorithm, with what made them, in one form: a :class:`~numpyro_tempered.Run`.
+
+A result of ours, or of yours, makes its own by the method ``as_run`` (the protocol
+:class:`~numpyro_tempered.core.result.Result`). Here are those of an ``MCMC`` and of plain draws.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import MCMC
+from numpyro.primitives import Messenger
+
+from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.handlers.likelihood import Site, Trace, get_trace, plain_arrays
+from numpyro_tempered.handlers.numpyro_private import arguments
+
+
+def as_run(
+    result: object,
+    data: tuple,
+    kwargs: dict,
+    *,
+    num_samples: int = 1000,
+    rng_key: Array | None = None,
+    by_chain: bool = False,
+) -> Run:
+    """The draws of any result, as :func:`~numpyro_tempered.to_inference_data` takes it.
+
+    Raises:
+        TypeError: If it has none.
+        ValueError: If the data are missing, or do not belong to it.
+    """
+    if isinstance(result, MCMC):
+        if data or kwargs:
+            raise ValueError("an MCMC holds its data: pass it alone.")
+        return from_mcmc(result, rng_key)
+    if isinstance(result, Mapping):
+        if not data or not callable(data[0]):
+            raise TypeError("draws are to_inference_data(samples, model, *args): the tempered model is missing.")
+        return from_draws(result, data[0], data[1:], kwargs, by_chain, rng_key)
+    if not hasattr(result, "as_run"):
+        raise TypeError(
+            "to_inference_data takes a result with draws (a method as_run), such as a TemperedFit, an OnlineVI "
+            "with its state and data, or a MixtureFit with its data and a key; an MCMC; or a dictionary of draws "
+            f"with its model and data, got {type(result).__name__}."
+        )
+    return result.as_run(*data, num_samples=num_samples, rng_key=rng_key, **kwargs)
+
+
+def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
+    """The draws of an MCMC.
+
+    Raises:
+        ValueError: If it has not run, or its kernel has no model.
+    """
+    if mcmc.last_state is None:
+        raise ValueError("the MCMC has not run a model yet: call mcmc.run first.")
+    if getattr(mcmc.sampler, "model", None) is None:
+        raise ValueError(
+            f"the kernel {name_of(mcmc.sampler)} has no model, only a potential: pass its draws and the model, "
+            "to_inference_data(mcmc.get_samples(group_by_chain=True), model, *args, group_by_chain=True)."
+        )
+    stats = {
+        # As in ArviZ, where plots look for "diverging", whatever state of the kernel it stands in.
+        name.rpartition(".")[2]: value
+        for name, value in mcmc.get_extra_fields(group_by_chain=True).items()
+        if getattr(value, "ndim", 0) == 2
+    }
+    return Run(
+        mcmc.sampler.model,
+        mcmc.get_samples(group_by_chain=True),
+        *arguments(mcmc),
+        _first_key(mcmc.last_state) if rng_key is None else rng_key,
+        groups={"sample_stats": stats},
+        attrs={"algorithm": name_of(mcmc.sampler).lower()},
+    )
+
+
+def from_draws(
+    draws: Mapping[str, ArrayLike],
+    model: Model,
+    args: tuple,
+    kwargs: dict,
+    by_chain: bool,
+    rng_key: Array | None,
+) -> Run:
+    """Draws of the user's own.
+
+    Raises:
+        ValueError: If they do not agree in their number, hold other sites than the model has, or lack one.
+    """
+    samples = {
+        name: jnp.asarray(value) if by_chain else jnp.asarray(value)[None] for name, value in draws.items()
+    }
+    leading = {name: value.shape[:2] for name, value in samples.items()}
+    if not samples or len(set(leading.values())) > 1 or any(len(v) < 2 for v in leading.values()):
+        shapes = {name: np.shape(value) for name, value in draws.items()}
+        expected = "(chains, draws, ...)" if by_chain else "(draws, ...)"
+        raise ValueError(f"the draws must be arrays {expected} with one number of draws, got shapes {shapes}.")
+    args, kwargs = plain_arrays((args, kwargs))
+    run = Run(model, samples, args, kwargs, rng_key, attrs={"algorithm": "draws"})
+    with _refuse_free_sites():
+        trace = trace_at_first_draw(run)
+    strange = sorted(set(samples) - {k for k, site in trace.items() if is_shown(site)})
+    if strange:
+        raise ValueError(
+            f"the draws hold {strange}, which are not latent or deterministic sites of the model: leave them out."
+        )
+    return run
+
+
+class _refuse_free_sites(Messenger):
+    """Refuse sites that neither the draws nor a handler of the model give a value."""
+
+    def process_message(self, msg: Site) -> None:
+        if msg["value"] is not None:
+            return
+        if msg["type"] == "param":
+            raise ValueError(
+                f"the model has a param {msg['name']!r}, whose fitted value is not known: fix it by "
+                "numpyro.handlers.substitute(model, data=params)."
+            )
+        if msg["type"] == "sample":
+            raise ValueError(f"the draws hold no values of the latent site {msg['name']!r} of the model.")
+
+
+def trace_at_first_draw(run: Run) -> Trace:
+    """The trace of the model at the first draw."""
+    first = {name: value[0, 0] for name, value in run.samples.items()}
+    return get_trace(handlers.substitute(seeded_model(run), data=first), run.args, dict(run.kwargs))
+
+
+def seeded_model(run: Run) -> Model:
+    """The model with a key for what it draws beside its latent sites.
+
+    Raises:
+        ValueError: If the run has none.
+    """
+    if run.model is None:
+        raise ValueError("this result has no model of data.")
+    return run.model if run.rng_key is None else handlers.seed(run.model, run.rng_key)
+
+
+def is_shown(site: Site) -> bool:
+    """Whether a site belongs to the posterior group."""
+    return site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"])
+
+
+def _first_key(state: object) -> Array | None:
+    """The key of an MCMC's state, of its first chain where there are several."""
+    key = getattr(state, "rng_key", None)
+    if key is None or jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return None if key is None else jnp.ravel(key)[0]
+    return jnp.reshape(key, (-1, key.shape[-1]))[0]
+
+
+def one_chain(samples: Mapping[str, Array]) -> dict[str, Array]:
+    """Draws ``(draw, ...)`` as ``(chain, draw, ...)``."""
+    return {name: jnp.asarray(value)[None] for name, value in samples.items()}
+
+
+def plain_params(params: Mapping[str, object]) -> dict[str, Array]:
+    """Array-valued parameters; a neural module's tree is flattened by its path."""
+    flat = {}
+    for name, value in params.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            flat[name + jax.tree_util.keystr(path)] = leaf
+    return flat
+
+
+def name_of(value: object) -> str:
+    """Name of a function or class, or of an object's class."""
+    return getattr(value, "__name__", type(value).__name__)

@@ -1,0 +1,83 @@
+"""Results as pandas tables."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpyro_tempered.report.arviz import ArviZData, group, group_names
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What makes each group, and the column that puts its best row first; None where rows have an order of their own.
+GROUPS = {
+    "model_comparison": ("compare or select_num_components", "rank"),
+    "alpha_selection": ("select_alpha", None),
+    "tempered_path": ("temper_path", None),
+    "num_components_path": ("num_components_path", None),
+    "regret": ("regret_ledger", "average"),
+}
+
+
+class HoldsData(Protocol):
+    """A result that holds ArviZ data."""
+
+    @property
+    def data(self) -> ArviZData:
+        """The data."""
+        ...
+
+
+def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFrame":
+    """The comparison in a result as a pandas table.
+
+    ===================== ================================= ======================================================
+    group                 made by                           rows
+    ===================== ================================= ======================================================
+    model_comparison      ``compare``                       models, best first
+    model_comparison      ``select_num_components``         numbers of components, in order
+    alpha_selection       ``select_alpha``                  alphas, in order
+    tempered_path         ``temper_path``                   alphas, in order
+    num_components_path   ``num_components_path``           alphas and numbers of components, in order
+    regret                ``regret_ledger``                 rules at the last round, least average loss first
+    ===================== ================================= ======================================================
+
+    The table of a ledger has the column ``guarantee`` too, where there are averages.
+
+    Args:
+        data: ArviZ data made by one of these functions, or a result that holds such data, such as an
+            ``AlphaChoice``.
+        name: The group; by default the one that the data have.
+
+    Returns:
+        A ``pandas.DataFrame`` with a column for each variable.
+
+    Raises:
+        TypeError: If ``data`` are not ArviZ data.
+        ValueError: If they have no such group.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_tempered as nt
+        >>> losses = nt.online.Losses(np.array([1.0, 0.5]), np.array([1.2, 0.6]))
+        >>> nt.table(nt.regret_ledger({"sva": losses}))["cumulative_at_mean"].item()
+        1.5
+    """
+    # A group of ArviZ data may be called data.
+    groups: Any = data if isinstance(data, Mapping) else getattr(data, "data", data)
+    present = group_names(groups)
+    names = [key for key in GROUPS if name in (None, key) and key in present]
+    if not names:
+        makers = [maker for key, (maker, _) in GROUPS.items() if name in (None, key)]
+        raise ValueError(
+            f"the data have no group {name or ' or '.join(GROUPS)}, only {present}: pass the result of "
+            f"{', '.join(makers)}."
+        )
+    rows = group(groups, names[0])
+    if "round" in rows.dims:
+        rows = rows.isel(round=-1).drop_vars("round")
+    frame = rows.to_dataframe()
+    if "online_to_batch" in present:
+        frame = frame.join(group(groups, "online_to_batch")["guarantee"].to_dataframe())
+    order = GROUPS[names[0]][1]
+    # Numbers of components stay in their order.
+    return frame if order is None or "num_components" in rows.dims else frame.sort_values(order, kind="stable")

@@ -1,0 +1,278 @@
+"""The path of tempered posteriors from the prior upwards."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.elbo import ELBO
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import log_density
+
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.handlers.likelihood import plain_arrays
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.report.arviz import Coords, Dims, assemble, dataset, versions
+from numpyro_tempered.report.draws import name_of
+from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_columns
+from numpyro_tempered.select.grid.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
+from numpyro_tempered.select.grid.model_data import Method, ModelData, build_method, check_alphas
+from numpyro_tempered.select.grid.svi import GuideFitter, check_fits, set_up
+
+DEFAULT_GRID = np.linspace(0.0, 1.0, 21) ** 5
+# Frames from the checks of a path to the caller of temper_path.
+STACKLEVEL = 3
+
+Arrays = dict[str, np.ndarray]
+
+
+class _Path(NamedTuple):
+    """The posteriors along a path; axes ``(chain, draw, alpha, ...)``, or ``(alpha, ...)``.
+
+    Attributes:
+        columns: The table, ``(alpha,)`` each.
+        values: Arrays by latent site.
+        stats: Of each draw: ``log_lik``, and ``diverging`` where the kernel has it.
+        variational: Losses ``(alpha, step)`` of SVI; empty for MCMC.
+    """
+
+    columns: Arrays
+    values: Arrays
+    stats: Arrays
+    variational: Arrays
+
+
+def temper_path(
+    rng_key: Array,
+    model: Model,
+    method: Method,
+    *args: object,
+    alphas: ArrayLike | None = None,
+    num_samples: int = 1000,
+    num_warmup: int = 500,
+    num_chains: int = 1,
+    chain_method: str = "sequential",
+    num_steps: int = 3000,
+    optim: object = None,
+    loss: ELBO | None = None,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
+    **kwargs: object,
+) -> Any:
+    r"""The tempered posteriors of a grid of alphas, with the evidence and the expected log-likelihood of each.
+
+    ``method`` makes the posterior: a guide factory fits each alpha by SVI, all in one compiled ``vmap``; an
+    MCMC kernel factory samples them one after the other by one compiled program, each started at the last
+    draws of the alpha below. At alpha = 0 the draws are exact where the prior can be sampled.
+
+    With log L the log-likelihood, :math:`E_\alpha` the mean over the posterior
+    :math:`\pi_\alpha \propto L^\alpha \pi` and :math:`Z_\alpha = \int L^\alpha d\pi`,
+
+    .. math:: \log Z_\alpha = \int_0^\alpha E_a[\log L]\, da, \qquad
+        \frac{d}{d\alpha} E_\alpha[\log L] = \mathrm{Var}_\alpha[\log L].
+
+    The result is ArviZ data. Group ``tempered_path``, with dim ``alpha``, always has
+    ``expected_log_lik`` (untempered) with its standard error ``expected_log_lik_se``, ``var_log_lik`` and ``kl``,
+    the divergence from the prior. MCMC adds
+
+    - ``log_z``: the integral by the trapezoidal rule, corrected by the variances at the ends of each interval,
+      and its Monte Carlo standard error ``log_z_se``, which counts the autocorrelation of the draws. The first
+      interval, from 0, is a stepping stone instead: :math:`E_0[\log L]` may be minus infinity. An increment
+      is clipped to its Riemann sums.
+    - ``log_z_left``, ``log_z_right``: Riemann sums. The integrand increases, so they lie below and above
+      the integral, up to Monte Carlo error.
+    - ``log_z_trapezoid``: the rule without correction. Its distance to ``log_z`` shows the size of the
+      discretisation error: take a finer grid where that matters.
+    - ``log_z_stones``: stepping stones, the sum of :math:`\log E_{a_i}[L^{a_{i+1} - a_i}]`, and its standard
+      error ``log_z_stones_se``. It has no discretisation error, and uses the same draws.
+    - ``ess`` of log L, ``r_hat``, the largest split R-hat of log L and the latents, and, under HMC and NUTS,
+      the number of ``divergences``.
+
+    SVI adds
+
+    - ``elbo`` with every constant and its Monte Carlo standard error ``elbo_se``.
+    - ``elbo_integral``: the ELBO at 0 plus the integral of ``expected_log_lik`` by the trapezoidal rule, its
+      standard error ``elbo_integral_se`` and its Riemann sums ``elbo_left`` and ``elbo_right``. At the optimum of
+      the guide's family the derivative of the ELBO is :math:`E_q[\log L]` (the envelope theorem), so this
+      is a second estimate of ``elbo``, which checks the fits; it is not another bound.
+
+    The other groups are ``posterior`` (dims chain, draw, alpha, then the site's own), ``sample_stats`` with
+    ``log_lik`` of each draw, ``observed_data``, and by SVI ``variational`` with the losses.
+
+    **Never maximise log Z or the ELBO over alpha.** The derivative is :math:`E_\alpha[\log L]`, whose sign
+    depends on the units of the data: of the same data the best alpha may be 0 in millimetres and infinite
+    in metres. log Z at one alpha compares models; it does not compare alphas.
+
+    The likelihood is that of ``model``, with its own powers and scales; powers multiply.
+    ``temper(model, factors=...)`` says whether factors belong to it. L is conditional on all latents, also on
+    those of single data. ``log_z`` is relative to the prior; where a factor or a reparameterisation adds terms to
+    the prior, to their normalised product.
+
+    Args:
+        rng_key: Key of the path.
+        model: NumPyro model.
+        method: From tempered model to guide or kernel: ``AutoNormal``, ``NUTS``,
+            ``lambda model: NUTS(model, target_accept_prob=0.9)``.
+        *args: Arguments of the model.
+        alphas: Increasing powers, at least two; 0 is prepended if it is not the first. By default
+            (i/20)^5 for i = 0, ..., 20, which are dense near 0, where E[log L] changes fastest.
+        num_samples: Arrays at each alpha; by MCMC of each chain.
+        num_warmup: MCMC: steps of adaptation at each alpha.
+        num_chains: MCMC: number of chains.
+        chain_method: MCMC: ``"sequential"`` or ``"vectorized"``.
+        num_steps: SVI: steps of the optimiser.
+        optim: SVI: NumPyro or optax optimiser; that of :func:`fit_svi` by default.
+        loss: SVI: ELBO of NumPyro to optimise; ``Trace_ELBO()`` by default.
+        coords: Coordinate values by dimension.
+        dims: Names of the event dimensions by variable, without chain, draw and alpha.
+        **kwargs: Keyword arguments of the model.
+
+    Returns:
+        ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x. :func:`table` turns the
+        group ``tempered_path`` into pandas.
+
+    Raises:
+        TypeError: If ``method`` is a guide or kernel already, or returns neither, or an ensemble kernel.
+        ValueError: If ``alphas`` are not as above; the model observes nothing, has params, a subsampling
+            plate, an improper prior or ``local_plates``; its log-likelihood is not finite at a draw, where
+            MCMC allows a likelihood of 0 at alpha = 0; the guide is a point or runs its model; or the kernel
+            leaves latents out.
+
+    Warns:
+        UserWarning: If E[log L] falls along the path, R-hat exceeds 1.1, or a loss still falls at its end.
+
+    References:
+        N. Friel, M. Hurn, J. Wyse, *Improving power posterior estimation of statistical evidence*, Statistics
+        and Computing 2014; W. Xie et al., *Improving marginal likelihood estimation for Bayesian
+        phylogenetic model selection*, Systematic Biology 2011.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> path = nt.temper_path(jax.random.key(0), model, AutoNormal, jnp.ones(6), alphas=[0.0, 0.5, 1.0])
+        >>> nt.table(path)["expected_log_lik"].is_monotonic_increasing
+        True
+    """
+    grid = check_alphas(DEFAULT_GRID if alphas is None else alphas, 2, "[0, inf)")
+    grid = grid if grid[0] == 0 else np.concatenate([[0.0], grid])
+    check_count(num_samples, "num_samples", 4)
+    args, kwargs = plain_arrays((args, kwargs))
+    key, model_key = jax.random.split(rng_key)
+    data = ModelData(model, model_key, args, kwargs)
+    data.check(dims)
+    # At the largest alpha, where starting values are found that serve all.
+    algorithm = build_method(method, temper(data.model, float(grid[-1])))
+    if isinstance(algorithm, MCMCKernel):
+        options = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
+        path = _sample(key, ChainSampler(data, method, options), grid, divergence_fields(algorithm, data))
+    else:
+        fitter = GuideFitter(data, algorithm, optim, Trace_ELBO() if loss is None else loss)
+        path = _fit(key, fitter, grid, num_samples, num_steps)
+    return _report(path, data, grid, name_of(algorithm), coords or {}, dims or {})
+
+
+def _fit(rng_key: Array, fitter: GuideFitter, grid: np.ndarray, num_samples: int, num_steps: int) -> _Path:
+    """Fit the guide at every alpha under one ``vmap``, and draw from each fit."""
+    data = fitter.data
+    set_up_key, point_key, key = jax.random.split(rng_key, 3)
+    set_up((set_up_key, point_key), data, fitter.guide)
+
+    def run(key: Array, alpha: Array) -> tuple[Array, dict[str, Array], Array, Array]:
+        init_key, draw_key = jax.random.split(key)
+        params, losses = fitter.fit(init_key, temper(data.model, alpha), num_steps, length=num_steps)
+
+        def draw(key: Array) -> tuple[dict[str, Array], Array, Array]:
+            values, log_q = fitter.draw(key, params)
+            log_prior = log_density(temper(data.seeded, 0.0), data.args, data.kwargs, values)[0]
+            return values, data.log_lik(values), log_prior - log_q
+
+        return losses, *map_batches(draw, jax.random.split(draw_key, num_samples), 64)
+
+    keys = jax.random.split(key, len(grid))
+    losses, values, log_lik, log_ratio = jax.device_get(jax.jit(jax.vmap(run))(keys, jnp.asarray(grid)))
+    finite = np.all(np.isfinite(log_ratio), axis=1)
+    check_fits(
+        grid, losses[:, None], np.array([num_steps]), optim=fitter.optim, stacklevel=STACKLEVEL, finite=finite
+    )
+    # From (alpha, draw, ...) to (chain, draw, alpha, ...).
+    values = {name: np.swapaxes(value, 0, 1)[None] for name, value in values.items()}
+    log_lik, log_ratio = (np.asarray(part, np.float64).T[None] for part in (log_lik, log_ratio))
+    check_finite(grid, log_lik, at_zero=False)
+    return _Path(svi_columns(grid, log_lik, log_ratio), values, {"log_lik": log_lik}, {"loss": losses})
+
+
+def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tuple[str, ...]) -> _Path:
+    """Sample each alpha from the last draws of the one below."""
+    data, options = sampler.data, sampler.options
+
+    def run(key: Array, alpha: ArrayLike, start: object) -> tuple[tuple[dict, dict], object]:
+        chains = sampler.run(key, temper(data.model, alpha), start, fields)
+        log_lik = jax.lax.map(lambda chain: map_batches(data.log_lik, chain, 64), chains.values)
+        return (chains.values, {"log_lik": log_lik, **chains.fields}), chains.last
+
+    program = jax.jit(run)
+    keys = jax.random.split(rng_key, len(grid))
+    if data.prior_is_exact:
+        shape = (options.num_chains, options.num_samples)
+        prior_keys = jax.random.split(keys[0], shape)
+        draw = jax.jit(lambda k: jax.lax.map(lambda chain: map_batches(data.draw_prior, chain, 64), k))
+        values, log_lik = draw(prior_keys)
+        check_finite(grid[:1], np.asarray(log_lik)[..., None], at_zero=True)
+        first = values, {"log_lik": log_lik, **{name: jnp.zeros(shape, bool) for name in fields}}
+        start = jax.jit(jax.vmap(data.unconstrain))(_last_possible(values, log_lik))
+        start = start if options.num_chains > 1 else jax.tree.map(lambda value: value[0], start)
+    else:
+        # A concrete 0 leaves the likelihood out, gradients and all.
+        first, start = jax.jit(lambda key: run(key, 0.0, None))(keys[0])
+    path = [first]
+    for key, alpha in zip(keys[1:], grid[1:], strict=True):
+        draws, start = program(key, jnp.asarray(alpha), start)
+        path.append(draws)
+    values, stats = jax.tree.map(lambda *parts: np.stack(parts, axis=2), *path)
+    stats["log_lik"] = stats["log_lik"].astype(np.float64)
+    check_finite(grid, stats["log_lik"], at_zero=data.prior_is_exact)
+    columns = mcmc_columns(grid, values, stats, data.prior_is_exact)
+    warn_if_not_mixed(
+        grid, columns["expected_log_lik"], columns["expected_log_lik_se"], columns["r_hat"], STACKLEVEL
+    )
+    return _Path(columns, values, stats, {})
+
+
+def _last_possible(values: dict[str, Array], log_lik: Array) -> dict[str, Array]:
+    """The last draw of each chain whose likelihood is not 0; the last of all where there is none."""
+    possible = np.isfinite(log_lik)
+    last = np.where(possible.any(axis=1), possible.shape[1] - 1 - np.argmax(possible[:, ::-1], axis=1), -1)
+    return {name: value[np.arange(len(last)), last] for name, value in values.items()}
+
+
+def _report(path: _Path, data: ModelData, grid: np.ndarray, method: str, coords: Coords, dims: Dims) -> Any:
+    """The path as ArviZ data."""
+    attrs = {"algorithm": "svi" if path.variational else "mcmc", "method": method, **versions()}
+    event_dims = {
+        name: list(dims.get(name) or [f"{name}_dim_{i}" for i in range(value.ndim - 3)])
+        for name, value in path.values.items()
+    }
+    groups: dict[str, tuple[Mapping[str, ArrayLike], Dims]] = {
+        "tempered_path": (path.columns, {name: ["alpha"] for name in path.columns}),
+        "posterior": (path.values, {name: ["alpha", *names] for name, names in event_dims.items()}),
+        "sample_stats": (path.stats, {name: ["alpha"] for name in path.stats}),
+        "observed_data": (data.observed, {name: dims[name] for name in data.observed if name in dims}),
+        "variational": (path.variational, {name: ["alpha", "step"] for name in path.variational}),
+    }
+    along = {**coords, "alpha": grid.tolist()}
+    datasets = {
+        name: dataset(
+            values, ("chain", "draw") if name in ("posterior", "sample_stats") else (), along, names, attrs
+        )
+        for name, (values, names) in groups.items()
+    }
+    return assemble(datasets, attrs)

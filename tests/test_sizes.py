@@ -1,0 +1,76 @@
+"""Sizes of modules, functions and signatures, and how much goes untyped."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import numpyro_tempered as nt
+
+PACKAGE = Path(nt.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def identify(path):
+    return str(path.relative_to(PACKAGE))
+
+
+def docstring_lines(tree):
+    lines = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and ast.get_docstring(node) is not None:
+            lines.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return lines
+
+
+def code_lines(source):
+    """Numbers of the lines that hold code: no docstring, comment or blank line."""
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines - docstring_lines(ast.parse(source))
+
+
+def functions(source):
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)]
+
+
+def test_code_lines_leave_out_docstrings_comments_and_blanks():
+    source = (
+        '"""Module."""\n\n# why\ndef f(a):\n    """F.\n\n    More.\n    """\n    return (\n        a\n    )\n'
+    )
+    assert code_lines(source) == {4, 9, 10, 11}
+
+
+def test_little_is_of_any_type():
+    names = [
+        node
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id == "Any"
+    ]
+    assert len(names) < 300
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_modules_and_functions_are_short(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= 350
+    lines = code_lines(source)
+    for function in functions(source):
+        length = len(lines & set(range(function.lineno, function.end_lineno + 1)))
+        assert length <= 80, f"{function.name} has {length} lines of code"
+        positional = [arg.arg for arg in function.args.posonlyargs + function.args.args]
+        assert len(set(positional) - {"self", "cls"}) <= 6, f"{function.name} takes {positional}"
