@@ -73,6 +73,16 @@ def bounded_memory(memory_limit):
         memory_limit[0] = peak + 5e7
 
 
+@pytest.fixture(autouse=True)
+def new_data(request, monkeypatch):
+    """A copy of the shared data for each test: jax mixes up the precisions of an array that it has seen."""
+    models = sys.modules.get("tempered_models")
+    module = getattr(request.node, "module", None)
+    if getattr(module, "Y", None) is getattr(models, "Y", ()):
+        monkeypatch.setattr(module, "Y", models.Y.copy())
+        monkeypatch.setattr(models, "Y", module.Y)
+
+
 @pytest.fixture
 def x64():
     with enable_x64():
