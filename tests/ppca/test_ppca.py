@@ -657,7 +657,9 @@ def test_what_has_not_converged_says_so(key):
 
 @pytest.mark.full
 def test_a_fall_of_the_elbo_raises(key, monkeypatch):
-    monkeypatch.setattr(driver, "update_noise", lambda q, *_: q._replace(noise_precision=0.5 * q.noise_precision))
+    monkeypatch.setattr(
+        updates, "update_noise", lambda q, *_: q._replace(noise_precision=0.5 * q.noise_precision)
+    )
     with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
         ppca.fit(key, signal(18, N + 1, [1.0], D), num_factors=0)
 
