@@ -29,6 +29,7 @@ import pandas as pd
 from provenance import describe
 
 from numpyro_tempered.gaussian.families import SpikeSlab
+from numpyro_tempered.sparse.arguments import Regression
 from numpyro_tempered.sparse.linear import Estimated, linear_ascent
 from numpyro_tempered.sparse.logistic import logistic_ascent
 from numpyro_tempered.sparse.starts import Start
@@ -149,8 +150,10 @@ def ours(x, y, classes, v):
     prior = SpikeSlab(jnp.full(d, LAMBDA, dtype), jnp.zeros(d, dtype), jnp.full(d, SLAB, dtype))
     start = Start(jnp.zeros(d, dtype), jnp.arange(d))
     design, blocked = block_design(blocks(x.T)), block_prior(prior)
-    linear = linear_ascent(x, y, prior, alpha, Estimated(jnp.zeros((), dtype)), start)
-    step, begin = logistic_ascent(x, classes, prior, alpha, start)
+    linear = linear_ascent(
+        Regression(x, y, prior, jnp.zeros(d), None), start, alpha, Estimated(jnp.zeros((), dtype))
+    )
+    step, begin = logistic_ascent(Regression(x, classes, prior, jnp.zeros(d), None), start, alpha)
     # At xi = 0 the loop would divide 0 by 0.
     begin = begin._replace(xi=jnp.ones(n, dtype))
     runs = {
