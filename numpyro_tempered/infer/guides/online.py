@@ -65,8 +65,14 @@ class StartsAtPrior(AutoContinuous):
     root_param: ClassVar[str | None] = None
 
     def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> Gaussian:
-        """The Gaussian with these means and standard deviations that the guide starts at."""
-        raise NotImplementedError
+        """The Gaussian with these means and standard deviations that the guide starts at.
+
+        Raises:
+            TypeError: If the guide does not define its own.
+        """
+        raise TypeError(
+            f"{type(self).__name__} needs a method start_at(loc, scale, moments): it decides the family."
+        )
 
     def to_params(self, q: Any) -> Params:
         """The guide's parameters at ``q``."""

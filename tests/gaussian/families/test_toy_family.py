@@ -235,3 +235,14 @@ def test_what_is_registered_is_checked():
         nt.families.register(dict, FAMILY)
     with pytest.raises(TypeError, match="takes a Family, got function"):
         nt.families.register(Isotropic, check)
+
+
+def test_a_guide_without_a_start_says_what_it_lacks(key):
+    class Unfinished(nt.guides.AutoOnlineGuide):
+        pass
+
+    def model(y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+    with pytest.raises(TypeError, match=r"Unfinished needs a method start_at\(loc, scale, moments\)"):
+        nt.OnlineVI(model, Unfinished, nt.online.ngvi()).init(key, y=0.5)
