@@ -10,12 +10,7 @@ author = "The numpyro_tempered authors"
 copyright = author
 release = version = importlib.metadata.version("numpyro_tempered")
 
-extensions = [
-    "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
-    "sphinx.ext.napoleon",
-]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "results"]
 html_theme = "furo"
 html_title = "numpyro_tempered"

@@ -303,10 +303,7 @@ COLUMNS = [
 ]
 COLUMNS += ["best", "gap"]
 results = {title: experiment(title) for title in STREAMS}
-table = pd.DataFrame(
-    [row for rows, _, _ in results.values() for row in rows],
-    columns=COLUMNS,
-)
+table = pd.DataFrame([row for rows, _, _ in results.values() for row in rows], columns=COLUMNS)
 table.to_csv(options.output / "figure1_losses.csv", index=False, float_format="%.6g")
 RULES = [*mean_field_rules(1), "EWA", "NGVI, full, Fisher", "aggregate"]
 

@@ -155,13 +155,7 @@ def choose_a_model(x, y, names, num_steps, small):
         groups |= {"mean + worst": groups["mean"] + groups["worst"], "all": list(range(1, len(names)))}
     fits = {
         name: nt.fit_svi(
-            jax.random.key(SEED),
-            logistic,
-            AutoNormal,
-            x[:, [0, *columns]],
-            y,
-            alpha=ALPHA,
-            num_steps=num_steps,
+            jax.random.key(SEED), logistic, AutoNormal, x[:, [0, *columns]], y, alpha=ALPHA, num_steps=num_steps
         )
         for name, columns in groups.items()
     }

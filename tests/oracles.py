@@ -75,12 +75,7 @@ def expected_scalar_loss(loss, slope, mean, sd, kinks=()):
     z, w = standard_nodes([(k - mean) / sd for k in kinks])
     u = mean + sd * z
     values, slopes = loss(u), slope(u)
-    return (
-        w @ values,
-        w @ (values * z) / sd,
-        w @ (values * (z**2 - 1)) / (2 * sd**2),
-        w @ slopes**2,
-    )
+    return (w @ values, w @ (values * z) / sd, w @ (values * (z**2 - 1)) / (2 * sd**2), w @ slopes**2)
 
 
 def expected_linear_loss(loss, slope, m, sigma, x, y, kinks=lambda y: ()):
@@ -239,11 +234,7 @@ LINEAR_LOSSES = {
     "squared": (lambda u, y: (y - u) ** 2, lambda u, y: -2 * (y - u), lambda y: ()),
     "half_squared": (lambda u, y: 0.5 * (y - u) ** 2, lambda u, y: u - y, lambda y: ()),
     "logistic": (lambda u, y: softplus(-y * u), lambda u, y: -y * sigmoid(-y * u), lambda y: ()),
-    "polynomial": (
-        lambda u, y: 0.1 * u**6 - u**3 + y * u,
-        lambda u, y: 0.6 * u**5 - 3 * u**2 + y,
-        lambda y: (),
-    ),
+    "polynomial": (lambda u, y: 0.1 * u**6 - u**3 + y * u, lambda u, y: 0.6 * u**5 - 3 * u**2 + y, lambda y: ()),
     "pinball": (
         lambda u, y: np.where(y > u, 0.3 * (y - u), 0.7 * (u - y)),
         lambda u, y: np.where(y > u, -0.3, 0.7),
@@ -259,11 +250,7 @@ LINEAR_LOSSES |= {
         lambda u, y: np.where(y > u, -0.9, 0.1),
         lambda y: (y,),
     ),
-    "gaussian": (
-        lambda u, y: -log_normal_density(y, u, 1.7),
-        lambda u, y: (u - y) / 1.7**2,
-        lambda y: (),
-    ),
+    "gaussian": (lambda u, y: -log_normal_density(y, u, 1.7), lambda u, y: (u - y) / 1.7**2, lambda y: ()),
     "poisson": (
         lambda u, y: np.exp(u) - y * u + sum(np.log(np.arange(1, y + 1))),
         lambda u, y: np.exp(u) - y,

@@ -11,14 +11,7 @@ import numpyro_tempered as nt
 
 PACKAGE = Path(nt.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

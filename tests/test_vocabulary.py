@@ -96,7 +96,7 @@ PRIVATE = re.compile(
 )
 ODD = re.compile(
     r"\bone an? (?:column|row|datum|site|coefficient|key|restart|component|sweep|round)\b"
-    r"|\bare else\b|\bthe look for\b|\bthe dearest\b|\balpha, drawn\b|\b[Uu]p to so many\b|\bof so many\b",
+    r"|\bare else\b|\bthe look for\b|\bthe dearest\b|\balpha, drawn\b|\b[Uu]p to so many\b|\bof so many\b"
 )
 
 

@@ -11,22 +11,8 @@ from numpyro.distributions import constraints
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure, get_structure, is_forward, token
-from numpyro_tempered.handlers.effects import (
-    DATA_NAME,
-    IS_HIDDEN,
-    PRIOR_FACTOR,
-    SUM_PARTS,
-    Message,
-    Trace,
-    base_distribution,
-    handler_chain,
-    is_unit,
-    mark,
-    plates_of,
-    reduce_by_name,
-    wrap_bodies,
-)
 from numpyro_tempered.handlers.elimination import Sum, sum_out
 from numpyro_tempered.handlers.numpyro_private import STACK
 from numpyro_tempered.handlers.temper import temper
@@ -132,14 +118,14 @@ class marginalize:
     def __init__(self, fn: Model) -> None:
         if not callable(fn):
             raise TypeError(f"marginalize takes a model, got {fn!r}.")
-        if any(isinstance(part, temper) for part in handler_chain(fn)):
+        if any(isinstance(part, temper) for part in effects.handler_chain(fn)):
             raise ValueError(_INSIDE_OUT)
         self.fn = fn
         functools.update_wrapper(self, fn, updated=())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
         """Pickle a decorated module-level model by its name."""
-        return reduce_by_name(self) or super().__reduce_ex__(protocol)
+        return effects.reduce_by_name(self) or super().__reduce_ex__(protocol)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model without its local discrete latents."""
@@ -195,7 +181,7 @@ def _check(structure: Structure, latents: set[str]) -> None:
                 "NumPyro's enumeration counts it in the first step only. Observe a distribution instead."
             )
         for latent in parents:
-            if outside := plates_of(structure.latents[latent]) - structure.plates[name]:
+            if outside := effects.plates_of(structure.latents[latent]) - structure.plates[name]:
                 raise ValueError(
                     f"site {name!r} depends on the local discrete {latent!r} and is outside of its plates "
                     f"{sorted(outside)}: several data of one latent stand in a plate inside of that of the "
@@ -209,8 +195,8 @@ def _check(structure: Structure, latents: set[str]) -> None:
             )
 
 
-def _check_latent(name: str, site: Message) -> None:
-    fn = base_distribution(site["fn"])
+def _check_latent(name: str, site: effects.Message) -> None:
+    fn = effects.base_distribution(site["fn"])
     if not fn.has_enumerate_support:
         raise ValueError(
             f"the local discrete latent {name!r} is a {type(fn).__name__}, whose values cannot be "
@@ -237,13 +223,13 @@ class _hide(Messenger):
         self.count = 0
         super().__init__()
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         if msg["type"] == "control_flow":
             self.count += 1
             inside = {name for name, number in self.tokens if number == self.count}
-            wrap_bodies(msg, functools.partial(_first_values, names=inside))
+            effects.wrap_bodies(msg, functools.partial(_first_values, names=inside))
         elif msg.get("name") in self.names and msg["type"] in ("sample", "deterministic"):
-            msg[IS_HIDDEN], msg["stop"] = True, True
+            msg[effects.IS_HIDDEN], msg["stop"] = True, True
             if msg["type"] == "sample" and not msg["is_observed"]:
                 _take_first_value(msg)
 
@@ -255,15 +241,15 @@ class _first_values(Messenger):
         self.names = names
         super().__init__(fn)
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         if msg["type"] != "sample":
             return
-        mark(msg)
+        effects.mark(msg)
         if not msg["is_observed"] and msg["name"] in self.names:
             _take_first_value(msg)
 
 
-def _take_first_value(msg: Message) -> None:
+def _take_first_value(msg: effects.Message) -> None:
     """Some value, which nothing that is seen depends on."""
     if msg["value"] is None:
         msg["value"] = jnp.zeros(msg["fn"].shape(msg["kwargs"].get("sample_shape", ())), jnp.result_type(int))
@@ -284,13 +270,18 @@ class _refuse_data_from_outside(Messenger):
                 # Before the latents are drawn, for which there may be no key.
                 self._refuse(self.names & set(handler.data or ()))
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
-            msg[DATA_NAME] = msg["name"]
+            msg[effects.DATA_NAME] = msg["name"]
 
-    def postprocess_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and msg["is_observed"] and DATA_NAME in msg and "_intervener_id" not in msg:
-            self._refuse({msg[DATA_NAME]})
+    def postprocess_message(self, msg: effects.Message) -> None:
+        if (
+            msg["type"] == "sample"
+            and msg["is_observed"]
+            and effects.DATA_NAME in msg
+            and "_intervener_id" not in msg
+        ):
+            self._refuse({msg[effects.DATA_NAME]})
 
     def _refuse(self, names: set[str]) -> None:
         if names:
@@ -301,7 +292,7 @@ class _refuse_data_from_outside(Messenger):
             )
 
 
-def _observe(term: Sum, outer_trace: Trace) -> None:
+def _observe(term: Sum, outer_trace: effects.Trace) -> None:
     """Observe the data of one sum, with its log-probability."""
     depth = jnp.ndim(term.log_prob)
     values = [_by_plate(outer_trace[name], term) for name in term.observed]
@@ -309,7 +300,7 @@ def _observe(term: Sum, outer_trace: Trace) -> None:
         rows = [jnp.reshape(value, (*jnp.shape(value)[:depth], -1)) for value in values]
         values = [jnp.concatenate(rows, axis=-1)]
     (value,) = values
-    factors = frozenset(name for name in term.observed if is_unit(outer_trace[name]))
+    factors = frozenset(name for name in term.observed if effects.is_unit(outer_trace[name]))
     msg = {
         **outer_trace[term.observed[0]],
         "name": "+".join(term.observed),
@@ -318,13 +309,13 @@ def _observe(term: Sum, outer_trace: Trace) -> None:
         "scale": term.scale,
         "plate_to_scale": {} if term.scale is None else {"+".join(f.name for f in term.plates): term.scale},
         "cond_indep_stack": list(term.plates),
-        PRIOR_FACTOR: False,
-        SUM_PARTS: (factors, len(factors) < len(term.observed)),
+        effects.PRIOR_FACTOR: False,
+        effects.SUM_PARTS: (factors, len(factors) < len(term.observed)),
     }
-    apply_stack({k: v for k, v in msg.items() if k not in (IS_HIDDEN, "stop", "_control_flow_done")})
+    apply_stack({k: v for k, v in msg.items() if k not in (effects.IS_HIDDEN, "stop", "_control_flow_done")})
 
 
-def _by_plate(site: Message, term: Sum) -> Array:
+def _by_plate(site: effects.Message, term: Sum) -> Array:
     """The value of an observed site, the plates of the sum first and all else as event dimensions."""
     fn = site["fn"]
     batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)

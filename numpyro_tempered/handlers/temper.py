@@ -7,20 +7,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger, get_mask
 
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
-from numpyro_tempered.handlers.effects import (
-    ALPHA,
-    PLACES,
-    PRIOR_FACTOR,
-    SUM_PARTS,
-    Message,
-    is_prior_factor,
-    is_reading,
-    is_unit,
-    mark_prior_factors,
-    plates_of,
-    reduce_by_name,
-    wrap_bodies,
-)
+from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.local_latents import check_guide, scale_if_local, scale_local
 from numpyro_tempered.handlers.numpyro_private import COERCIONS, STACK
 from numpyro_tempered.handlers.powers import Power, check_algorithm, check_alpha, is_power, scale
@@ -189,7 +176,7 @@ class temper(Messenger):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
         """Pickle a decorated module-level model by its name, which is this object's and not the function's."""
-        return reduce_by_name(self) or super().__reduce_ex__(protocol)
+        return effects.reduce_by_name(self) or super().__reduce_ex__(protocol)
 
     def guide(self, guide: Guide) -> Guide:
         """The guide with its latents in ``local_plates`` scaled as those of the model.
@@ -217,46 +204,48 @@ class temper(Messenger):
         """
         return scale_local(guide, self.alpha, self.local_plates) if self.local_plates else guide
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         """Scale observed sites and local latents; see the class."""
         if msg["type"] == "control_flow":
-            wrap_bodies(msg, mark_prior_factors)
+            effects.wrap_bodies(msg, effects.mark_prior_factors)
         self._inventory.note_collapse()
         if msg["type"] == "plate":
             self._inventory.plates.add(msg["name"])
         if msg["type"] != "sample":
             return
-        self._inventory.plates |= plates_of(msg)
+        self._inventory.plates |= effects.plates_of(msg)
         self._inventory.sites.add(msg["name"])
         # `do` sends a copy of the message through the stack a second time. The place of a handler marks it, not
         # its identity: the branches of a `cond` must be equal.
-        place, names = STACK.index(self), dict(msg.get(PLACES, ()))
+        place, names = STACK.index(self), dict(msg.get(effects.PLACES, ()))
         if place in names:
             return
-        msg[PLACES] = (*names.items(), (place, msg["name"]))
+        msg[effects.PLACES] = (*names.items(), (place, msg["name"]))
         if not msg["is_observed"]:
             scale_if_local(msg, self.alpha, self.local_plates)
         elif self._is_likelihood(msg):
             self._raise_to_power(msg)
         else:
-            msg[PRIOR_FACTOR] = True
+            msg[effects.PRIOR_FACTOR] = True
 
-    def postprocess_message(self, msg: Message) -> None:
+    def postprocess_message(self, msg: effects.Message) -> None:
         """Refuse what only the outer handlers decide."""
         if msg["type"] != "sample":
             return
         # A scope outside has changed the name by now.
-        name = dict(msg.get(PLACES, ())).get(STACK.index(self))
+        name = dict(msg.get(effects.PLACES, ())).get(STACK.index(self))
         if name is None:
             return
         if msg["is_observed"]:
             named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
-            if (self.strict or named) and not (ALPHA in msg or msg.get(PRIOR_FACTOR) or "_intervener_id" in msg):
+            if (self.strict or named) and not (
+                effects.ALPHA in msg or msg.get(effects.PRIOR_FACTOR) or "_intervener_id" in msg
+            ):
                 raise ValueError(
                     f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: "
                     "write temper(condition(model, data), ...), or pass the data to the model."
                 )
-        elif not is_reading():
+        elif not effects.is_reading():
             is_local = bool(msg["cond_indep_stack"] or msg.get("_control_flow_done"))
             is_enumerated = msg["infer"].get("enumerate") == "parallel"
             if is_local and is_enumerated and not is_power(self.alpha, 1.0):
@@ -282,12 +271,12 @@ class temper(Messenger):
                 f"{sorted(inventory.sites)}, of which {sorted(inventory.factors)} are factors."
             )
 
-    def _raise_to_power(self, msg: Message) -> None:
+    def _raise_to_power(self, msg: effects.Message) -> None:
         alpha = self._power(msg)
         self._inventory.has_data = True
         # A product with 1 would be another tracer, which must not leave the body of a scan.
-        msg[ALPHA] = alpha * msg[ALPHA] if ALPHA in msg else alpha
-        if is_reading() or is_power(alpha, 1.0):
+        msg[effects.ALPHA] = alpha * msg[effects.ALPHA] if effects.ALPHA in msg else alpha
+        if effects.is_reading() or is_power(alpha, 1.0):
             return
         check_algorithm(self, msg, alpha)
         if is_power(alpha, 0.0):
@@ -299,24 +288,24 @@ class temper(Messenger):
             msg["fn"] = msg["fn"].mask(alpha != 0)
         scale(msg, alpha)
 
-    def _power(self, msg: Message) -> Power:
+    def _power(self, msg: effects.Message) -> Power:
         if not isinstance(self.alpha, dict):
             return self.alpha
         if msg["name"] not in self.alpha:
-            kind = "factor" if is_unit(msg) else "observed site"
+            kind = "factor" if effects.is_unit(msg) else "observed site"
             raise ValueError(
                 f"{kind} {msg['name']!r} has no alpha: the mapping names {sorted(self.alpha)}. Name every "
                 "likelihood site, with 1.0 for those that are not tempered"
-                + (", or leave factors to the prior by factors=False." if is_unit(msg) else ".")
+                + (", or leave factors to the prior by factors=False." if effects.is_unit(msg) else ".")
             )
         return self.alpha[msg["name"]]
 
-    def _is_likelihood(self, msg: Message) -> bool:
-        if SUM_PARTS in msg:
+    def _is_likelihood(self, msg: effects.Message) -> bool:
+        if effects.SUM_PARTS in msg:
             return self._is_sum_likelihood(msg)
-        if not is_unit(msg):
+        if not effects.is_unit(msg):
             return True
-        if is_prior_factor(msg):
+        if effects.is_prior_factor(msg):
             return False
         if not is_power(self.alpha, 1.0) and self._inventory.is_collapsed(msg["name"]):
             raise ValueError(
@@ -331,9 +320,9 @@ class temper(Messenger):
             return self.factors
         return name in self.factors
 
-    def _is_sum_likelihood(self, msg: Message) -> bool:
+    def _is_sum_likelihood(self, msg: effects.Message) -> bool:
         """The policy for the factors that ``marginalize`` has summed over, perhaps together with data."""
-        factors, has_data = msg[SUM_PARTS]
+        factors, has_data = msg[effects.SUM_PARTS]
         parts = {self._is_factor_likelihood(name) for name in factors} | ({True} if has_data else set())
         if len(parts) > 1:
             raise ValueError(

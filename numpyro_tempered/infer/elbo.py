@@ -19,15 +19,8 @@ from numpyro_tempered.core.typing import Array, Guide, Model
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.gaussian.families.base import require
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, base_distribution
-from numpyro_tempered.handlers.likelihood import (
-    Site,
-    get_trace,
-    likelihood_sites,
-    model_loss,
-    other_scale,
-    untempered_log_prob,
-)
 from numpyro_tempered.handlers.numpyro_private import Unpacks
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 
@@ -99,7 +92,7 @@ def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
             "this expectation is of a bare loss: run it by nt.online.run, or take "
             "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
         )
-    return expectation.bind(model_loss(model, guide, expectation.predictor, expectation.num_outputs))
+    return expectation.bind(likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs))
 
 
 def evaluate_elbo(
@@ -126,12 +119,10 @@ def evaluate_elbo(
     guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), data=params)).get_trace(
         *args, **kwargs
     )
-    model_trace = get_trace(
-        handlers.substitute(handlers.replay(handlers.seed(model, rng_key), guide_trace), params),
-        args,
-        kwargs,
+    model_trace = likelihood.get_trace(
+        handlers.substitute(handlers.replay(handlers.seed(model, rng_key), guide_trace), params), args, kwargs
     )
-    observed = set(likelihood_sites(model_trace))
+    observed = set(likelihood.likelihood_sites(model_trace))
     loss = _analytic_where_valid(model_trace, guide_trace)
 
     def particle(key: Array) -> tuple[Array, Array, Array]:
@@ -144,9 +135,9 @@ def evaluate_elbo(
             *args, **kwargs
         )
         replayed = handlers.substitute(handlers.replay(handlers.seed(model, model_key), draws), params)
-        sites = likelihood_sites(get_trace(replayed, args, kwargs)).values()
+        sites = likelihood.likelihood_sites(likelihood.get_trace(replayed, args, kwargs)).values()
         log_lik = sum(
-            (jnp.sum(other_scale(site) * untempered_log_prob(site)) for site in sites),
+            (jnp.sum(likelihood.other_scale(site) * likelihood.untempered_log_prob(site)) for site in sites),
             jnp.zeros(()),
         )
         return weighted - kl, log_lik, kl
@@ -169,18 +160,14 @@ def gaussian_of_laplace(
     q = guide.get_posterior(params)
     gaussian = AutoMultivariateNormal(model, prefix=guide.prefix)
     handlers.seed(gaussian, rng_key)(*args, **kwargs)
-    return gaussian, {
-        **params,
-        f"{guide.prefix}_loc": q.loc,
-        f"{guide.prefix}_scale_tril": q.scale_tril,
-    }
+    return gaussian, {**params, f"{guide.prefix}_loc": q.loc, f"{guide.prefix}_scale_tril": q.scale_tril}
 
 
 def posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
     """A trace of the model at one draw of the guide."""
     draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
     replayed = handlers.replay(handlers.seed(model, rng_key), draw)
-    return get_trace(handlers.substitute(replayed, params), args, kwargs)
+    return likelihood.get_trace(handlers.substitute(replayed, params), args, kwargs)
 
 
 def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
@@ -205,20 +192,19 @@ def _analytic_where_valid(model_trace: dict, guide_trace: dict) -> ELBO:
     def names(trace: dict, other: dict) -> list[str]:
         return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
 
-    def scale(site: Site) -> np.ndarray:
-        return np.asarray(other_scale(site)) * np.asarray(site.get(LOCAL, 1.0))
+    def scale(site: likelihood.Site) -> np.ndarray:
+        return np.asarray(likelihood.other_scale(site)) * np.asarray(site.get(LOCAL, 1.0))
 
     shared = names(model_trace, guide_trace)
     # An analytic KL knows the guide's scale alone.
     same_scale = all(
-        bool(np.all(scale(model_trace[k]) == np.asarray(other_scale(guide_trace[k])))) for k in shared
+        bool(np.all(scale(model_trace[k]) == np.asarray(likelihood.other_scale(guide_trace[k])))) for k in shared
     )
     if not same_scale:
         return Trace_ELBO(sum_sites=False)
     if shared == names(guide_trace, model_trace):
         return TraceMeanField_ELBO(sum_sites=False)
     warnings.warn(
-        "guide and model order their sites differently: the KL of the ELBO is taken by draws.",
-        stacklevel=3,
+        "guide and model order their sites differently: the KL of the ELBO is taken by draws.", stacklevel=3
     )
     return Trace_ELBO(sum_sites=False)

@@ -13,15 +13,7 @@ from numpyro_tempered.core.model_arguments import join, separate
 from numpyro_tempered.core.typing import Array, Model, Numbers
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
-from numpyro_tempered.handlers.likelihood import (
-    check_likelihood,
-    get_trace,
-    latent_sites,
-    likelihood_sites,
-    model_loss,
-    refuse_subsampling,
-    untempered_log_prob,
-)
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
@@ -36,15 +28,15 @@ def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None
         ValueError: If a plate subsamples, nothing is observed, a latent is local, the model has params, or
             some factor is a prior term.
     """
-    with handlers.block(), refuse_subsampling():
+    with handlers.block(), likelihood.refuse_subsampling():
         try:
             # Not under a transformation: a model may keep what it computes in its first run.
-            trace = get_trace(handlers.seed(model, rng_key), args, kwargs)
+            trace = likelihood.get_trace(handlers.seed(model, rng_key), args, kwargs)
         except NotImplementedError as error:
             raise ValueError(
                 "a prior cannot be sampled (is it improper?): the online rules start at the prior."
             ) from error
-        check_likelihood(trace)
+        likelihood.check_likelihood(trace)
         jax.eval_shape(lambda key: check_global(key, model, args, kwargs), rng_key)
 
 
@@ -121,8 +113,11 @@ def check_one_loss_a_row(model: Model, guide: StartsAtPrior, num_rows: int, args
     def log_probs() -> dict[str, Array]:
         values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
         constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
-        trace = get_trace(handlers.substitute(model, data=constrained), args, kwargs)
-        return {name: untempered_log_prob(site) for name, site in likelihood_sites(trace).items()}
+        trace = likelihood.get_trace(handlers.substitute(model, data=constrained), args, kwargs)
+        return {
+            name: likelihood.untempered_log_prob(site)
+            for name, site in likelihood.likelihood_sites(trace).items()
+        }
 
     for name, value in jax.eval_shape(log_probs).items():
         shape = value.shape
@@ -142,7 +137,7 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
 
     def shapes(args: tuple, kwargs: dict) -> dict[str, tuple[int, ...]]:
         trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs)
-        return {name: jnp.shape(site["value"]) for name, site in latent_sites(trace).items()}
+        return {name: jnp.shape(site["value"]) for name, site in likelihood.latent_sites(trace).items()}
 
     def twice(leaf: object) -> object:
         if not isinstance(leaf, jax.Array | np.ndarray) or not leaf.ndim:
@@ -165,12 +160,7 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
 
 
 def check_batch(
-    model: Model,
-    guide: StartsAtPrior,
-    expectation: Expectation,
-    mask: Numbers | None,
-    args: tuple,
-    kwargs: dict,
+    model: Model, guide: StartsAtPrior, expectation: Expectation, mask: Numbers | None, args: tuple, kwargs: dict
 ) -> None:
     """Raise where the rows of a batch cannot be separated, as a mask or a quadrature does.
 
@@ -181,5 +171,5 @@ def check_batch(
         if mask is not None:
             check_one_loss_a_row(model, guide, len(mask), args, kwargs)
         if expectation.predictor is not None:
-            loss = model_loss(model, guide, expectation.predictor, expectation.num_outputs)
+            loss = likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs)
             check_rows_apart(loss, guide.prior.loc, args, kwargs)

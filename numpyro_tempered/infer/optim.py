@@ -146,11 +146,7 @@ class NGVI(_RuleOptim):
     """
 
     def __init__(
-        self,
-        guide: StartsAtPrior,
-        step_size: StepSize = 1.0,
-        evidence: float = math.inf,
-        box: Box | None = None,
+        self, guide: StartsAtPrior, step_size: StepSize = 1.0, evidence: float = math.inf, box: Box | None = None
     ) -> None:
         super().__init__(guide, ngvi(step_size, evidence, box=box))
 

@@ -9,11 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import (
-    AutoContinuous,
-    AutoGuide,
-    AutoNormal,
-)
+from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
@@ -23,14 +19,7 @@ from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO, fit_att
 from numpyro_tempered.core.typing import Array, Guide, Model, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.families.mean_field import MeanField
-from numpyro_tempered.handlers.likelihood import (
-    common_alpha,
-    latent_sites,
-    likelihood_sites,
-    log_prob_of_each,
-    observed_values,
-    plain_arrays,
-)
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim, unpacker
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
@@ -179,7 +168,7 @@ def fit_svi(
         0.5
     """
     alpha = check_alpha(alpha)
-    args, kwargs = plain_arrays((args, kwargs))
+    args, kwargs = likelihood.plain_arrays((args, kwargs))
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)
@@ -224,10 +213,10 @@ def finish(
             "step size."
         )
     trace = posterior_trace(elbo_key, tempered, guide, params, args, kwargs)
-    if not likelihood_sites(trace):
+    if not likelihood.likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
-    for site in likelihood_sites(trace).values():
-        log_prob_of_each(site)
+    for site in likelihood.likelihood_sites(trace).values():
+        likelihood.log_prob_of_each(site)
     gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
     elbo = evaluate_elbo(
         elbo_key, tempered, tempered.guide(gaussian), evaluated, args, kwargs, num_particles=num_particles
@@ -236,10 +225,10 @@ def finish(
         model=tempered,
         guide=guide,
         params=params,
-        alpha=common_alpha(trace),
+        alpha=likelihood.common_alpha(trace),
         losses=losses,
         elbo=elbo,
-        observed=observed_values(trace),
+        observed=likelihood.observed_values(trace),
         args=args,
         kwargs=kwargs,
         rng_key=later_key,
@@ -299,7 +288,7 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
 def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict[str, Array]:
     """Draws of the latent sites from a fit, ``(num_samples, ...)`` each."""
     trace = posterior_trace(rng_key, fit.model, fit.guide, fit.params, fit.args, fit.kwargs)
-    names = latent_sites(trace)
+    names = likelihood.latent_sites(trace)
     if isinstance(fit.guide, AutoGuide):
         draws = fit.guide.sample_posterior(
             rng_key, fit.params, *fit.args, sample_shape=(num_samples,), **fit.kwargs

@@ -25,11 +25,7 @@ from numpyro_tempered.mixtures.fit_stochastic import fit_stochastic
 from numpyro_tempered.mixtures.predict import log_predictive, predict, responsibilities, sample, sample_parameters
 from numpyro_tempered.mixtures.prepare import shard_rows
 from numpyro_tempered.mixtures.result import MixtureFit, as_tempered_fit, relabel
-from numpyro_tempered.mixtures.select import (
-    ComponentSelection,
-    num_components_path,
-    select_num_components,
-)
+from numpyro_tempered.mixtures.select import ComponentSelection, num_components_path, select_num_components
 from numpyro_tempered.mixtures.starts import (
     Start,
     given_responsibilities,

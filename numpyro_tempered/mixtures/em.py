@@ -13,25 +13,9 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures import em_steps
 from numpyro_tempered.mixtures.ascent import Visit
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Parameters,
-    as_dtype,
-    broadcast_prior,
-    translate_by,
-)
-from numpyro_tempered.mixtures.em_steps import (
-    EMProblem,
-    Point,
-    coefficients,
-    em_problem,
-    expectation_maximisation,
-    first_points,
-    is_resolved,
-    rounding_loss,
-)
+from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.evidence import aic, bic, icl
 from numpyro_tempered.mixtures.prepare import check_counts, prepare
 from numpyro_tempered.mixtures.source import array_source, ascend, check_limits, finite_or_least, restart
@@ -61,10 +45,10 @@ class MixtureEM(NamedTuple):
         total: The sum of the weights of the data.
     """
 
-    component: Component
+    component: components.Component
     weights: np.ndarray
     parameters: dict[str, np.ndarray]
-    point: Point
+    point: em_steps.Point
     centre: np.ndarray | None
     log_likelihood: float
     counts: np.ndarray
@@ -101,7 +85,7 @@ class MixtureEM(NamedTuple):
 def em(
     rng_key: Array,
     x: ArrayLike,
-    component: Component,
+    component: components.Component,
     *,
     num_components: int,
     sample_weight: ArrayLike | None = None,
@@ -172,22 +156,22 @@ def em(
     source = array_source(data, num_components * limits.num_restarts)
     dtype = data.rows.dtype
     share, total = jnp.asarray(pseudo_data, dtype), jnp.asarray(data.total, dtype)
-    problem = em_problem(data.component, data.prior, source.blocks, share, total)
-    if not bool(is_resolved(data.component, problem)):
+    problem = em_steps.em_problem(data.component, data.prior, source.blocks, share, total)
+    if not bool(em_steps.is_resolved(data.component, problem)):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
     sums = source.first_sums(rng_key, num_components, start_or_default(start), limits.num_restarts)
-    points = first_points(data.component, problem, sums)
-    state = ascend(source, problem, points, limits, expectation_maximisation)
+    points = em_steps.first_points(data.component, problem, sums)
+    state = ascend(source, problem, points, limits, em_steps.expectation_maximisation)
     objectives = finite_or_least(state.objective)
     best = int(np.argmax(objectives))
     loss = np.asarray(_rounding_losses(data.component, problem, state.point.factors)) * data.total
     check_em(state, best, objectives, loss)
     point = restart(state.point.factors, best)
     with double_precision():
-        point64 = as_dtype(point, jnp.float64)
+        point64 = components.as_dtype(point, jnp.float64)
         log_likelihood, counts, entropy = _evaluate(data.component, point64, source.blocks)
         parameters = move_parameters(data.component, data.prior, point64.parameters, data.centre)
         weights = np.exp(np.asarray(point64.log_weights))
@@ -213,15 +197,21 @@ def em(
 
 
 @partial(jax.jit, static_argnames="component")
-def _rounding_losses(component: Component, problem: EMProblem, points: Point) -> Array:
-    return jax.vmap(lambda point: rounding_loss(problem, coefficients(component, point)))(points)
+def _rounding_losses(
+    component: components.Component, problem: em_steps.EMProblem, points: em_steps.Point
+) -> Array:
+    return jax.vmap(lambda point: em_steps.rounding_loss(problem, em_steps.coefficients(component, point)))(
+        points
+    )
 
 
 @partial(jax.jit, static_argnames="component")
-def _evaluate(component: Component, point: Point, blocks: Blocks) -> tuple[Array, Array, Array]:
+def _evaluate(
+    component: components.Component, point: em_steps.Point, blocks: Blocks
+) -> tuple[Array, Array, Array]:
     """Log L, the counts and the entropy of the responsibilities."""
-    blocks = as_dtype(blocks, jnp.float64)
-    mixture = coefficients(component, point)
+    blocks = components.as_dtype(blocks, jnp.float64)
+    mixture = em_steps.coefficients(component, point)
     sums = sweep(component, mixture, blocks)
     # A component without data has weight 0 and log weight -inf.
     complete = jnp.sum(xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant)
@@ -230,7 +220,10 @@ def _evaluate(component: Component, point: Point, blocks: Blocks) -> tuple[Array
 
 
 def move_parameters(
-    component: Component, prior: Hyperparameters, parameters: Parameters, centre: np.ndarray | None
+    component: components.Component,
+    prior: components.Hyperparameters,
+    parameters: components.Parameters,
+    centre: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     """Parameters of data with the centre added.
 
@@ -239,14 +232,16 @@ def move_parameters(
     """
     if centre is not None:
         num_components = jax.tree.leaves(parameters)[0].shape[0]
-        priors = broadcast_prior(as_dtype(prior, jnp.float64), num_components)
-        translated = translate_by(component, priors, jnp.asarray(centre))
+        priors = components.broadcast_prior(components.as_dtype(prior, jnp.float64), num_components)
+        translated = components.translate_by(component, priors, jnp.asarray(centre))
         before, after = (component.draw(lambda _, fn: fn.mean, q) for q in (priors, translated))
         parameters = {name: value + (after[name] - before[name]) for name, value in parameters.items()}
     return {name: np.asarray(value) for name, value in parameters.items()}
 
 
-def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
+def check_em(
+    state: Ascent[Visit[em_steps.Point]], best: int, objectives: np.ndarray, rounding: np.ndarray
+) -> None:
     """Raise where EM went wrong, warn where it is unfinished.
 
     Raises:

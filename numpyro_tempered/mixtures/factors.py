@@ -7,12 +7,8 @@ import jax.numpy as jnp
 from numpyro_tempered.core.ascent import Step
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Visit, step_of
+from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
-from numpyro_tempered.mixtures.components.special import (
-    dirichlet_expected_log,
-    dirichlet_kl,
-    dirichlet_log_normaliser,
-)
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, sweep
 
 
@@ -46,7 +42,7 @@ class MixtureProblem(NamedTuple):
 
 def coefficients(component: Component, factors: Factors) -> Coefficients:
     """E log p_j and E log q_j, as a function linear in the statistics."""
-    log_weights = dirichlet_expected_log(factors.concentration)
+    log_weights = special.dirichlet_expected_log(factors.concentration)
     return Coefficients(log_weights, *component.coefficients(factors.posterior))
 
 
@@ -58,7 +54,7 @@ def update(component: Component, problem: MixtureProblem, sums: Sums) -> Factors
 
 def penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
     """KL(rho, prior)."""
-    weights = dirichlet_kl(factors.concentration, problem.concentration)
+    weights = special.dirichlet_kl(factors.concentration, problem.concentration)
     return weights + component.kl(factors.posterior, problem.prior)
 
 
@@ -78,7 +74,7 @@ def objective_after_update(component: Component, problem: MixtureProblem, entrop
     """
     counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
     a = problem.concentration
-    weights = dirichlet_log_normaliser(a + counts) - dirichlet_log_normaliser(a)
+    weights = special.dirichlet_log_normaliser(a + counts) - special.dirichlet_log_normaliser(a)
     evidence = component.log_evidence(problem.prior, counts, statistics)
     return problem.alpha * (entropy + problem.base) + weights + evidence
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures import stochastic
 from numpyro_tempered.mixtures.chunks import Chunks, all_objectives, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
@@ -15,18 +16,9 @@ from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import History, assemble
 from numpyro_tempered.mixtures.source import finite_or_least, problem_of, progress, restart
 from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.stochastic import (
-    RobbinsMonro,
-    StepSize,
-    StochasticState,
-    check_step_size,
-    factors_at,
-    start_state,
-    stochastic_step,
-)
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 
-DEFAULT_STEPS = RobbinsMonro(kappa=0.7, tau=1.0)
+DEFAULT_STEPS = stochastic.RobbinsMonro(kappa=0.7, tau=1.0)
 
 
 def fit_stochastic(
@@ -37,7 +29,7 @@ def fit_stochastic(
     num_components: int,
     alpha: float = 1.0,
     concentration: ArrayLike = 1.0,
-    step_size: StepSize = DEFAULT_STEPS,
+    step_size: stochastic.StepSize = DEFAULT_STEPS,
     batch_size: int = 1024,
     num_passes: int = 1,
     num_inner: int = 1,
@@ -105,7 +97,7 @@ def fit_stochastic(
         batch_size=batch_size,
     )
     num_samples, *_ = check_counts(2, num_samples=num_samples)
-    check_step_size(step_size)
+    stochastic.check_step_size(step_size)
     if step_size is None:
         raise TypeError("step_size is None, which is for streams: expected a number in (0, 1] or a function.")
     alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
@@ -124,7 +116,7 @@ def fit_stochastic(
     problem = problem_of(source, weights, alpha)
     total = jnp.asarray(data.total, data.rows.dtype)
     sums = source.first_sums(start_key, num_components, start_or_default(start), num_restarts)
-    states = jax.vmap(lambda each: start_state(each, total))(sums)
+    states = jax.vmap(lambda each: stochastic.start_state(each, total))(sums)
     generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
     num_blocks = num_passes * -(-source.num_rows // size)
     with progress(num_blocks, "blocks", progress_bar) as bar:
@@ -154,25 +146,29 @@ def fit_stochastic(
 
 @partial(jax.jit, static_argnames=("component", "step_size", "batch_size", "num_inner"))
 def _steps(
-    states: StochasticState,
+    states: stochastic.StochasticState,
     problem: MixtureProblem,
     rows: Array,
     weight: Array,
     total: Array,
     *,
     component: Component,
-    step_size: StepSize,
+    step_size: stochastic.StepSize,
     batch_size: int,
     num_inner: int,
-) -> StochasticState:
+) -> stochastic.StochasticState:
     """All batches of a block, for states with leading axis R."""
     restarts, num_components = states.counts.shape
     batches = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, batch_size, *leaf.shape[1:])), (rows, weight))
     inner = block_size(batch_size, num_components * restarts)
 
-    step = partial(stochastic_step, component, problem, step_size=step_size, total=total, num_inner=num_inner)
+    step = partial(
+        stochastic.stochastic_step, component, problem, step_size=step_size, total=total, num_inner=num_inner
+    )
 
-    def body(states: StochasticState, batch: tuple[Array, Array]) -> tuple[StochasticState, None]:
+    def body(
+        states: stochastic.StochasticState, batch: tuple[Array, Array]
+    ) -> tuple[stochastic.StochasticState, None]:
         blocks = make_blocks(*batch, inner)
         return jax.vmap(lambda state: step(state, blocks)[0])(states), None
 
@@ -180,8 +176,10 @@ def _steps(
 
 
 @partial(jax.jit, static_argnames="component")
-def _all_factors(component: Component, problem: MixtureProblem, states: StochasticState, total: Array) -> Factors:
-    return jax.vmap(lambda state: factors_at(component, problem, state, total))(states)
+def _all_factors(
+    component: Component, problem: MixtureProblem, states: stochastic.StochasticState, total: Array
+) -> Factors:
+    return jax.vmap(lambda state: stochastic.factors_at(component, problem, state, total))(states)
 
 
 def check_end(rejected: np.ndarray, objectives: np.ndarray) -> None:

@@ -6,19 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, update
 from numpyro_tempered.mixtures.starts import draw_row, squared_distance
-from numpyro_tempered.mixtures.sweep import (
-    Blocks,
-    Coefficients,
-    accumulate,
-    contract,
-    in_blocks,
-    log_joint,
-    out_of_blocks,
-    over_blocks,
-)
 
 
 @partial(jax.jit, static_argnames="component")
@@ -30,7 +21,7 @@ def proposals(
     rows: Array,
     weight: Array,
     *,
-    blocks: Blocks,
+    blocks: sweep.Blocks,
 ) -> Factors:
     """One move for each key, with leading axis R."""
     return jax.lax.map(lambda key: propose(key, component, problem, factors, rows, weight, blocks=blocks), keys)
@@ -44,7 +35,7 @@ def propose(
     rows: Array,
     weight: Array,
     *,
-    blocks: Blocks,
+    blocks: sweep.Blocks,
 ) -> Factors:
     """Factors after one random move, from which to ascend.
 
@@ -85,7 +76,7 @@ def propose(
 
     def without_donor(columns: Array) -> Array:
         """Responsibilities ``(K, b)`` after merge or death."""
-        joint = log_joint(component, mixture, columns)
+        joint = sweep.log_joint(component, mixture, columns)
         omega = jax.nn.softmax(joint, axis=0)
         merged = jnp.where((numbers == heir)[:, None], omega + omega[donor], omega)
         others = jax.nn.softmax(jnp.where(is_donor, -jnp.inf, joint), axis=0)
@@ -93,7 +84,7 @@ def propose(
 
     points = component.coordinates(rows)
     of_parent = jax.vmap(lambda shard: jax.lax.map(lambda columns: without_donor(columns)[parent], shard))
-    mass = weight * out_of_blocks(of_parent(blocks.columns), rows.shape[0])
+    mass = weight * sweep.out_of_blocks(of_parent(blocks.columns), rows.shape[0])
     first = squared_distance(points, points[draw_row(first_key, mass)])
     second = squared_distance(points, points[draw_row(second_key, mass * first)])
     shards, _, size = blocks.weight.shape
@@ -104,15 +95,15 @@ def propose(
         change = jnp.where(is_donor, part, 0.0) - jnp.where((numbers == parent)[:, None], part, 0.0)
         return omega + change
 
-    omega = jax.vmap(jax.vmap(after_split))(blocks.columns, in_blocks(second < first, size, shards))
-    return update(component, problem, accumulate(component, omega, blocks))
+    omega = jax.vmap(jax.vmap(after_split))(blocks.columns, sweep.in_blocks(second < first, size, shards))
+    return update(component, problem, sweep.accumulate(component, omega, blocks))
 
 
-def affinities(component: Component, mixture: Coefficients, blocks: Blocks) -> Array:
+def affinities(component: Component, mixture: sweep.Coefficients, blocks: sweep.Blocks) -> Array:
     """Σ_i w_i omega_ij omega_ik, ``(K, K)``: how much two components share."""
 
     def block_sums(columns: Array, weight: Array) -> Array:
-        omega = jax.nn.softmax(log_joint(component, mixture, columns), axis=0)
-        return contract(omega * weight, omega)
+        omega = jax.nn.softmax(sweep.log_joint(component, mixture, columns), axis=0)
+        return sweep.contract(omega * weight, omega)
 
-    return over_blocks(block_sums, blocks)
+    return sweep.over_blocks(block_sums, blocks)

@@ -9,16 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Rows,
-    as_dtype,
-    check_is_component,
-    missing_form,
-    namespace,
-    translate_by,
-)
+from numpyro_tempered.mixtures.components import base as components
 
 
 class MixtureData(NamedTuple):
@@ -33,15 +24,15 @@ class MixtureData(NamedTuple):
         total: The sum of the weights of all data.
     """
 
-    component: Component
-    prior: Hyperparameters
+    component: components.Component
+    prior: components.Hyperparameters
     rows: Array
     weight: Array
     centre: np.ndarray | None
     total: float
 
 
-def prepare(x: ArrayLike, component: Component, sample_weight: ArrayLike | None) -> MixtureData:
+def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayLike | None) -> MixtureData:
     """Check data and weights, choose the form for missing entries, and move the data to their mean.
 
     Raises:
@@ -53,15 +44,22 @@ def prepare(x: ArrayLike, component: Component, sample_weight: ArrayLike | None)
             "a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit "
             "and vmap."
         )
-    check_is_component(component)
+    components.check_is_component(component)
     rows = component.check(automatic(x))
     weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows))
     centre = None if component.translate is None else column_means(rows, weight)
-    return centre_data(component, missing_form(component, rows), rows, weight, centre, float(jnp.sum(weight)))
+    return centre_data(
+        component, components.missing_form(component, rows), rows, weight, centre, float(jnp.sum(weight))
+    )
 
 
 def centre_data(
-    component: Component, form: Component, rows: Rows, weight: Array, centre: np.ndarray | None, total: float
+    component: components.Component,
+    form: components.Component,
+    rows: components.Rows,
+    weight: Array,
+    centre: np.ndarray | None,
+    total: float,
 ) -> MixtureData:
     """The data moved to their mean, with the prior; ``form`` is the component's for missing entries.
 
@@ -71,16 +69,16 @@ def centre_data(
     if not total > 0:
         raise ValueError("no row has both a positive weight and an observed entry.")
     shift = None if centre is None else jnp.asarray(-centre, weight.dtype)
-    prior = translate_by(component, as_dtype(component.prior, weight.dtype), shift)
+    prior = components.translate_by(component, components.as_dtype(component.prior, weight.dtype), shift)
     return MixtureData(form._replace(prior=None), prior, move(rows, centre), weight, centre, total)
 
 
-def column_means(rows: Rows, weight: Rows) -> np.ndarray:
+def column_means(rows: components.Rows, weight: components.Rows) -> np.ndarray:
     """Weighted mean of the observed entries of each column ``(d,)``; 0 for an empty one.
 
     In double precision where the rows are on the host.
     """
-    library = namespace(rows)
+    library = components.namespace(rows)
     if library is np:
         rows, weight = np.asarray(rows, np.float64), np.asarray(weight, np.float64)
     observed = ~library.isnan(rows)
@@ -91,7 +89,7 @@ def column_means(rows: Rows, weight: Rows) -> np.ndarray:
     )
 
 
-def move(rows: Rows, centre: np.ndarray | None) -> Array:
+def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
     """Rows with the centre taken off, in double precision where they are on the host, and then on the device."""
     if centre is None:
         return jnp.asarray(rows)
@@ -100,7 +98,7 @@ def move(rows: Rows, centre: np.ndarray | None) -> Array:
     return rows - jnp.asarray(centre, rows.dtype)
 
 
-def weight_of(sample_weight: ArrayLike | None, rows: Rows) -> Array:
+def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> Array:
     """Weights of the rows, 1 by default.
 
     Raises:
@@ -116,7 +114,7 @@ def weight_of(sample_weight: ArrayLike | None, rows: Rows) -> Array:
     return weight
 
 
-def check_weight(weight: Rows, rows: Rows) -> None:
+def check_weight(weight: components.Rows, rows: components.Rows) -> None:
     """Check the weights of rows.
 
     Raises:
@@ -127,7 +125,7 @@ def check_weight(weight: Rows, rows: Rows) -> None:
             f"sample_weight has shape {weight.shape}; expected ({rows.shape[0]},), a weight for each row."
         )
     # Not by check_numbers, which takes an array from the devices to the host.
-    if not is_traced(weight) and not bool((namespace(weight).isfinite(weight) & (weight >= 0)).all()):
+    if not is_traced(weight) and not bool((components.namespace(weight).isfinite(weight) & (weight >= 0)).all()):
         raise ValueError("sample_weight must be finite and not negative.")
 
 
@@ -209,7 +207,7 @@ def automatic(x: ArrayLike) -> ArrayLike:
     return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), x.sharding.spec))
 
 
-def place_beside(values: ArrayLike, rows: Rows) -> Array:
+def place_beside(values: ArrayLike, rows: components.Rows) -> Array:
     """A value for each row, on the devices of the rows."""
     if not isinstance(rows, jax.Array) or not isinstance(rows.sharding, NamedSharding):
         return jnp.asarray(values)

@@ -122,11 +122,7 @@ def select_num_components(
         columns |= baseline_columns(keys[len(orders) : -1], x, component, orders, num_restarts, options)
     selected = orders[int(np.argmin(columns["rank"]))]
     best = to_inference_data(
-        fits[selected],
-        x,
-        rng_key=keys[-1],
-        sample_weight=options.get("sample_weight"),
-        num_samples=num_draws,
+        fits[selected], x, rng_key=keys[-1], sample_weight=options.get("sample_weight"), num_samples=num_draws
     )
     uncertain = bool(np.any(columns["uncertain"][columns["rank"] < 2]))
     attrs = {
@@ -303,9 +299,7 @@ def num_components_path(
     dims = {name: ["alpha", "num_components"] for name in columns}
     columns["selected"] = np.array([orders[int(np.argmin(rank))] for rank in columns["rank"]])
     path = dataset(
-        columns,
-        coords={"alpha": grid[::-1], "num_components": orders},
-        dims=dims | {"selected": ["alpha"]},
+        columns, coords={"alpha": grid[::-1], "num_components": orders}, dims=dims | {"selected": ["alpha"]}
     )
     attrs = {"component": component.name, "prior_weights": np.exp(log_weights).tolist(), **versions()}
     return assemble({"num_components_path": path}, attrs)

@@ -11,6 +11,7 @@ import numpy as np
 from numpyro_tempered.core.ascent import Ascent, Step, advance
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.ascent import Visit, begin, rounding_error
 from numpyro_tempered.mixtures.components.base import Component, as_dtype
 from numpyro_tempered.mixtures.em_steps import EMProblem
@@ -18,21 +19,11 @@ from numpyro_tempered.mixtures.evidence import BoundEstimate, evaluate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, tempered_cavi
 from numpyro_tempered.mixtures.prepare import MixtureData, check_counts
 from numpyro_tempered.mixtures.starts import Assign, Start
-from numpyro_tempered.mixtures.sweep import (
-    Blocks,
-    Sums,
-    accumulate,
-    base_sum,
-    block_size,
-    in_blocks,
-    make_blocks,
-    num_shards,
-)
 
 T = TypeVar("T")
 P = TypeVar("P", MixtureProblem, EMProblem)
 # Component, problem, blocks and rounding error to the step of an ascent.
-Algorithm: TypeAlias = Callable[[Component, P, Blocks, Array], Step[Visit[T]]]
+Algorithm: TypeAlias = Callable[[Component, P, sweep.Blocks, Array], Step[Visit[T]]]
 # Passes between two updates of the progress bar.
 STRIDE = 20
 
@@ -80,7 +71,7 @@ class Source(Protocol):
     def base(self) -> Array:
         """The weighted sum of log h."""
 
-    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> Sums:
+    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
         """The sums under first responsibilities, with leading axis R."""
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
@@ -101,13 +92,13 @@ class ArraySource(NamedTuple):
     """
 
     data: MixtureData
-    blocks: Blocks
+    blocks: sweep.Blocks
 
     def base(self) -> Array:
         """The weighted sum of log h."""
         return _base_sum(self.data.component, self.blocks)
 
-    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> Sums:
+    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
         """The sums under first responsibilities, with leading axis R.
 
         Raises:
@@ -141,9 +132,9 @@ class ArraySource(NamedTuple):
 
 def array_source(data: MixtureData, num_together: int) -> ArraySource:
     """Rows in blocks that fit the cache with ``num_together`` components, of all restarts."""
-    shards = num_shards(data.rows)
-    size = block_size(data.rows.shape[0] // shards, num_together)
-    return ArraySource(data, make_blocks(data.rows, data.weight, size, shards))
+    shards = sweep.num_shards(data.rows)
+    size = sweep.block_size(data.rows.shape[0] // shards, num_together)
+    return ArraySource(data, sweep.make_blocks(data.rows, data.weight, size, shards))
 
 
 def ascend(
@@ -197,8 +188,8 @@ def finite_or_least(objectives: Array) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames="component")
-def _base_sum(component: Component, blocks: Blocks) -> Array:
-    return base_sum(component, blocks)
+def _base_sum(component: Component, blocks: sweep.Blocks) -> Array:
+    return sweep.base_sum(component, blocks)
 
 
 @partial(jax.jit, static_argnames=("component", "assign", "num_components"))
@@ -207,22 +198,22 @@ def _first_sums(
     start_data: object,
     rows: Array,
     weight: Array,
-    blocks: Blocks,
+    blocks: sweep.Blocks,
     *,
     component: Component,
     assign: Assign,
     num_components: int,
-) -> Sums:
+) -> sweep.Sums:
     points = component.coordinates(rows)
     shards, _, size = blocks.weight.shape
 
-    def one(key: Array) -> Sums:
+    def one(key: Array) -> sweep.Sums:
         labels = assign(key, start_data, points, weight, num_components)
-        in_place = in_blocks(labels, size, shards)
+        in_place = sweep.in_blocks(labels, size, shards)
         if labels.ndim == 1:
             numbers = jnp.arange(num_components, dtype=labels.dtype)[:, None]
             in_place = in_place[..., None, :] == numbers
-        return accumulate(component, in_place.astype(rows.dtype), blocks)
+        return sweep.accumulate(component, in_place.astype(rows.dtype), blocks)
 
     # One after the other: side by side their distances would take R times the memory of the data.
     return jax.lax.map(one, keys)
@@ -232,7 +223,7 @@ def _first_sums(
 def compiled_ascent(
     state: Ascent[Visit[T]],
     problem: P,
-    blocks: Blocks,
+    blocks: sweep.Blocks,
     until: Array,
     tolerance: Array,
     total: Array,

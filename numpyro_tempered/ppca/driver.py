@@ -13,15 +13,7 @@ from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.ppca.arguments import check_prior, check_table, warn_of_scale
-from numpyro_tempered.ppca.base import (
-    Posterior,
-    Prior,
-    Rows,
-    as_matrix,
-    as_rows,
-    in_double,
-    in_full_precision,
-)
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, as_rows, in_double, in_full_precision
 from numpyro_tempered.ppca.base import prior as weak_prior
 from numpyro_tempered.ppca.bound import constant, elbo, shapes, varying_terms
 from numpyro_tempered.ppca.result import PPCAFit
@@ -185,9 +177,7 @@ def _finish(ascent: Ascent[Posterior], k: int, task: Task) -> PPCAFit:
     q = Posterior(*(part[best] for part in ascent.point))
     columns = np.append(np.arange(k), q.loc.shape[-1] - 1)
     q = q._replace(
-        loc=q.loc[:, columns],
-        cov=q.cov[:, columns][:, :, columns],
-        loading_precision=q.loading_precision[:k],
+        loc=q.loc[:, columns], cov=q.cov[:, columns][:, :, columns], loading_precision=q.loading_precision[:k]
     )
     num_iter = int(ascent.num_iter[best])
     wide = in_double(q)

@@ -6,15 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.result import (
-    COLUMNS,
-    VALUES,
-    DataSummary,
-    Run,
-    TemperedELBO,
-    check_run_arguments,
-    fit_attrs,
-)
+from numpyro_tempered.core import result
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.ppca.base import Posterior, Prior, as_matrix
@@ -73,16 +65,16 @@ class PPCAFit(NamedTuple):
         """1 / E[τ], in squared units of the data."""
         return 1.0 / float(self.posterior.noise_precision)
 
-    def as_elbo(self) -> TemperedELBO:
+    def as_elbo(self) -> result.TemperedELBO:
         """The ELBO with KL(q(W, m, τ, λ), prior) and, as far as q(z) reaches, the likelihood without z."""
         kl = divergence(self.posterior, self.origin, self.prior, self.noise_shape, self.ard_shape)
-        return TemperedELBO(self.elbo, 0.0, (self.elbo + kl) / self.alpha, kl)
+        return result.TemperedELBO(self.elbo, 0.0, (self.elbo + kl) / self.alpha, kl)
 
-    def summarise_data(self) -> DataSummary:
+    def summarise_data(self) -> result.DataSummary:
         """The number of observed entries and the means of the columns, for :func:`compare`."""
-        return DataSummary(numbers={VALUES: self.num_observed, COLUMNS: self.origin})
+        return result.DataSummary(numbers={result.VALUES: self.num_observed, result.COLUMNS: self.origin})
 
-    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> result.Run:
         """Draws with probabilistic PCA as a NumPyro model, for :func:`to_inference_data`.
 
         The z are integrated out of the likelihood of a row, and missing entries too.
@@ -90,7 +82,7 @@ class PPCAFit(NamedTuple):
         Raises:
             ValueError: If x or the key are missing.
         """
-        key = check_run_arguments(self, data, rng_key, "x")
+        key = result.check_run_arguments(self, data, rng_key, "x")
         x, q = as_matrix(data[0], len(self.origin)), self.posterior
         model = numpyro_model(self.prior, self.num_factors, self.ard_shape is not None, bool(np.isnan(x).any()))
         draws = draw(key, q, self.noise_shape, num_samples)
@@ -102,7 +94,7 @@ class PPCAFit(NamedTuple):
             )
             samples["loading_precision"] = gammas * q.loading_precision / self.ard_shape
             dims["loading_precision"] = ["factor"]
-        return Run(
+        return result.Run(
             model=temper(model, alpha=self.alpha),
             samples={name: value[None] for name, value in samples.items()},
             args=(jnp.asarray(x, q.loc.dtype),),
@@ -111,7 +103,7 @@ class PPCAFit(NamedTuple):
             attrs={
                 "algorithm": "cavi",
                 "num_factors": self.num_factors,
-                **fit_attrs(self),
+                **result.fit_attrs(self),
                 "num_iter": self.num_iter,
             },
             dims=dims | {"elbo_trace": ["iteration"], "elbo_by_restart": ["restart"]},

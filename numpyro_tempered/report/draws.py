@@ -81,12 +81,7 @@ def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
 
 
 def from_draws(
-    draws: Mapping[str, ArrayLike],
-    model: Model,
-    args: tuple,
-    kwargs: dict,
-    by_chain: bool,
-    rng_key: Array | None,
+    draws: Mapping[str, ArrayLike], model: Model, args: tuple, kwargs: dict, by_chain: bool, rng_key: Array | None
 ) -> Run:
     """Draws of the user's own.
 

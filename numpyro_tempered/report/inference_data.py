@@ -9,15 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.handlers.likelihood import (
-    common_alpha,
-    latent_sites,
-    log_likelihood,
-    observed_values,
-    replicate,
-    scales_beside_alpha,
-    subsamples,
-)
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
 from numpyro_tempered.report.draws import as_run, is_shown, seeded_model, trace_at_first_draw
@@ -129,13 +121,13 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     trace, model = trace_at_first_draw(run), seeded_model(run)
     posterior = {name: value for name, value in run.samples.items() if name in trace and is_shown(trace[name])}
     # The draws of deterministic sites follow from those of the latents.
-    names = latent_sites(trace)
+    names = likelihood.latent_sites(trace)
     latents = {k: jnp.concatenate(v) for k, v in run.samples.items() if k in names}
-    missing, parts = sorted(set(names) - set(latents)), subsamples(trace)
+    missing, parts = sorted(set(names) - set(latents)), likelihood.subsamples(trace)
     groups: dict[str, Mapping[str, ArrayLike]] = {"posterior": posterior}
-    others = {"observed_data": observed_values(trace), **run.groups}
-    attrs = {"alpha": common_alpha(trace), **run.attrs}
-    if not parts and (scales := scales_beside_alpha(trace)):
+    others = {"observed_data": likelihood.observed_values(trace), **run.groups}
+    attrs = {"alpha": likelihood.common_alpha(trace), **run.attrs}
+    if not parts and (scales := likelihood.scales_beside_alpha(trace)):
         attrs["likelihood_scale"] = scales
     if parts or missing:
         reason, why = (
@@ -159,11 +151,13 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
         return {k: np.reshape(v, (*chains_draws, *v.shape[1:])) for k, v in values.items()}
 
     if log_lik:
-        groups["log_likelihood"] = by_chain(log_likelihood(model, latents, run.args, dict(run.kwargs)))
+        groups["log_likelihood"] = by_chain(likelihood.log_likelihood(model, latents, run.args, dict(run.kwargs)))
     if predictive:
         if run.rng_key is None:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")
         # No split of this key that made the posterior draws reaches as far.
         key = jax.random.fold_in(run.rng_key, 2**31 - 1)
-        groups["posterior_predictive"] = by_chain(replicate(key, model, latents, run.args, dict(run.kwargs)))
+        groups["posterior_predictive"] = by_chain(
+            likelihood.replicate(key, model, latents, run.args, dict(run.kwargs))
+        )
     return run._replace(groups={**groups, **others}, attrs=attrs)

@@ -10,14 +10,7 @@ import numpy as np
 
 from numpyro_tempered.core.result import DataSummary, Fit, TemperedELBO, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.handlers.likelihood import (
-    Trace,
-    is_factor,
-    is_masked,
-    likelihood_sites,
-    observed_values,
-    other_scale,
-)
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.report.arviz import ArviZData, as_attr, assemble, dataset, versions, with_group
 from numpyro_tempered.report.draws import trace_at_first_draw
 from numpyro_tempered.report.inference_data import to_inference_data
@@ -144,7 +137,7 @@ def compare(
         for name, fit in fits.items():
             trace = trace_at_first_draw(fit.as_run(*data_of[name], num_samples=1, rng_key=rng_key))
             observed = summaries[name].observed
-            observed = observed_values(trace) if observed is None else observed
+            observed = likelihood.observed_values(trace) if observed is None else observed
             counts[name] = _check_certifiable(name, trace, observed)
             shapes |= {site: np.shape(value) for site, value in observed.items()}
         certificates = tempered_certificate(
@@ -282,7 +275,7 @@ def _num_data(counts: Mapping[Name, int | None], shapes: Mapping[str, tuple[int,
     return count
 
 
-def _check_certifiable(name: Hashable, trace: Trace, observed: Mapping[str, Array]) -> int | None:
+def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mapping[str, Array]) -> int | None:
     """The number of data of a fit, None where it cannot be told.
 
     Raises:
@@ -294,14 +287,19 @@ def _check_certifiable(name: Hashable, trace: Trace, observed: Mapping[str, Arra
             f"the model of fits[{name!r}] has params {params}, chosen by the data: a certificate needs a prior "
             "that was fixed before. Give them one, or leave out log_p0."
         )
-    sites = likelihood_sites(trace)
+    sites = likelihood.likelihood_sites(trace)
     for site, message in sites.items():
-        if is_factor(message) or not np.all(np.asarray(other_scale(message)) == 1.0):
+        if likelihood.is_factor(message) or not np.all(np.asarray(likelihood.other_scale(message)) == 1.0):
             raise ValueError(
                 f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha: certificates are for "
                 "densities of the data to the power alpha. Leave out log_p0."
             )
     site, message = next(iter(sites.items()))
     value, fn = np.asarray(observed.get(site)), message["fn"]
-    plain = fn.event_dim == 0 and value.ndim == 1 and not is_masked(fn) and not message.get("_control_flow_done")
+    plain = (
+        fn.event_dim == 0
+        and value.ndim == 1
+        and not likelihood.is_masked(fn)
+        and not message.get("_control_flow_done")
+    )
     return value.size if len(observed) == 1 and plain and np.all(value == value) else None

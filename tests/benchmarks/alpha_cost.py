@@ -53,15 +53,7 @@ def ten_alphas(key, x, y, steps):
 def safe_bayes(key, x, y, steps):
     criterion = nt.alpha.safe_bayes(blocks=8)
     return nt.select_alpha(
-        key,
-        model,
-        AutoNormal,
-        x,
-        y,
-        alphas=ALPHAS,
-        criterion=criterion,
-        num_steps=steps,
-        num_refit_steps=steps,
+        key, model, AutoNormal, x, y, alphas=ALPHAS, criterion=criterion, num_steps=steps, num_refit_steps=steps
     ).fit.params
 
 

@@ -8,11 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import Predictive, log_likelihood
-from numpyro.infer.inspect import (
-    generate_graph_specification,
-    get_dependencies,
-    get_model_relations,
-)
+from numpyro.infer.inspect import generate_graph_specification, get_dependencies, get_model_relations
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 from tempered_models import Y, normal, positive
 

@@ -312,9 +312,7 @@ def latent_in_the_outer_plate(x, outer=None, inner=None):
 
 
 ROWS["one_group"] = ROWS["latent_in_the_outer_plate"]._replace(
-    model=lambda x: _without_indices(x),
-    args=(TABLE[:1],),
-    log_lik=lambda loc: groups_of(TABLE[:1], loc).sum(),
+    model=lambda x: _without_indices(x), args=(TABLE[:1],), log_lik=lambda loc: groups_of(TABLE[:1], loc).sum()
 )
 ROWS["groups_of_one"] = ROWS["one_group"]._replace(
     args=(TABLE[:, :1],), log_lik=lambda loc: groups_of(TABLE[:, :1], loc).sum()

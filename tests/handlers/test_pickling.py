@@ -108,9 +108,7 @@ def test_a_kernel_and_a_guide_travel(model, x64):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "model",
-    [by_decorator, pytest.param(by_function, marks=pytest.mark.slow)],
-    ids=["decorator", "function"],
+    "model", [by_decorator, pytest.param(by_function, marks=pytest.mark.slow)], ids=["decorator", "function"]
 )
 def test_mcmc_travels(model):
     mcmc = MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)

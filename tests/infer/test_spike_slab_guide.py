@@ -12,16 +12,7 @@ import optax
 import pytest
 from conftest import tiered
 from numpyro import handlers
-from numpyro.infer import (
-    MCMC,
-    NUTS,
-    SVI,
-    Predictive,
-    RenyiELBO,
-    Trace_ELBO,
-    TraceGraph_ELBO,
-    TraceMeanField_ELBO,
-)
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoLaplaceApproximation, AutoNormal
 from numpyro.optim import Adam
 from scipy import optimize, special, stats

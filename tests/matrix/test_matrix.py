@@ -65,11 +65,7 @@ def test_the_diagonal_meets_every_algorithm_model_and_power():
 
 
 # One of each verdict that is quick to compile; "exact" and "equal" are left to the full tier.
-UNIT = {
-    ("log_likelihood", "normal", 0.1),
-    ("HMCECS", "linear", 0.5),
-    ("MixedHMC", "normal", 0.5),
-}
+UNIT = {("log_likelihood", "normal", 0.1), ("HMCECS", "linear", 0.5), ("MixedHMC", "normal", 0.5)}
 
 
 def tier(i, cell):

@@ -36,14 +36,7 @@ NAMES = tuple(FAMILIES)
 PREDICTED = tiered(ALL, unit=["bernoulli", "gaussian", "multinomial", "small_product"])
 EXPECTED = tiered(
     ALL,
-    unit=[
-        "diagonal_gaussian",
-        "spherical_gaussian",
-        "gaussian",
-        "tied_gaussian",
-        "exponential",
-        "categorical",
-    ],
+    unit=["diagonal_gaussian", "spherical_gaussian", "gaussian", "tied_gaussian", "exponential", "categorical"],
 )
 # Compiled in seconds each; the product of all families of independent columns in half a minute.
 QUICK = ("known_variance", "gaussian", "tied_gaussian", "exponential")

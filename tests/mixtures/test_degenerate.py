@@ -169,13 +169,7 @@ def test_a_large_alpha_is_not_taken_for_an_error_of_the_component():
 
 def test_a_start_is_a_value():
     with pytest.raises(TypeError, match="start is a ndarray"):
-        fit(
-            jax.random.key(0),
-            np.zeros((4, 1)),
-            known_variance(1),
-            num_components=2,
-            start=np.zeros(4, int),
-        )
+        fit(jax.random.key(0), np.zeros((4, 1)), known_variance(1), num_components=2, start=np.zeros(4, int))
 
 
 @pytest.mark.parametrize("alpha", ["0.5", True, None])

@@ -147,10 +147,7 @@ def test_two_forms_agree_and_every_half_step_raises_them(name, raw, labels, alph
     assert np.diff(path).min() >= -1e-12 * scale
 
 
-@pytest.mark.parametrize(
-    ("name", "alpha"),
-    tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1)]),
-)
+@pytest.mark.parametrize(("name", "alpha"), tiered(itertools.product(NAMES, ALPHAS), unit=[("poisson", 0.1)]))
 def test_objective_and_responsibilities_are_those_of_the_printed_formulas(name, alpha):
     x, weight = some_data(name), np.arange(N) % 3 + 0.5
     _, s = run(name, x, some_responsibilities(), alpha, weight)

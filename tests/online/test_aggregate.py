@@ -211,11 +211,7 @@ def play(expectation, adversary, x, y):
 
 @pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.full)], ids=["hinge", "squared"])
 @settings(deadline=None, max_examples=40)
-@given(
-    seed=st.integers(0, 2**31 - 1),
-    scale=st.sampled_from([1e-3, 1.0, 30.0]),
-    adversary=st.booleans(),
-)
+@given(seed=st.integers(0, 2**31 - 1), scale=st.sampled_from([1e-3, 1.0, 30.0]), adversary=st.booleans())
 def test_the_regret_is_within_the_bound(seed, scale, adversary, squared):
     rng = np.random.default_rng(seed)
     x = np.asarray(scale * rng.standard_t(2, size=(40, D)), np.float32)
@@ -366,10 +362,7 @@ def test_one_member_is_its_rule(x64):
 
 @pytest.mark.full
 def test_full_covariances_are_matched_in_mean_and_covariance(x64):
-    rule = aggregate(
-        grid(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]),
-        grid(oga, c=[0.1]),
-    )
+    rule = aggregate(grid(nt.online.ngvi, step_size=[0.1, 1.0], prior_scale=[0.5, 1.0]), grid(oga, c=[0.1]))
     factor = np.array([[1.0, 0.0, 0.0], [0.3, 0.8, 0.0], [-0.2, 0.1, 0.5]])
     x, y = make_stream(10)
     state, _ = nt.online.run(rule, HINGE, rule.init(FullRank(jnp.zeros(3), jnp.asarray(factor))), x, y)

@@ -723,12 +723,7 @@ BAD = {
     "restarts": (GOOD, {"num_restarts": 0}, ValueError, "num_restarts must be an integer of at least 1"),
     "infinite mean": (GOOD, {"prior": ppca.prior(mean=np.inf)}, ValueError, "prior.mean must be finite, got inf"),
     "rate": (GOOD, {"prior": ppca.prior()._replace(noise_rate=0.0)}, ValueError, "prior.noise_rate must be"),
-    "mean": (
-        GOOD,
-        {"prior": ppca.prior(mean=np.zeros(2))},
-        ValueError,
-        r"prior.mean must .* have shape \(3,\)",
-    ),
+    "mean": (GOOD, {"prior": ppca.prior(mean=np.zeros(2))}, ValueError, r"prior.mean must .* have shape \(3,\)"),
 }
 
 

@@ -202,9 +202,7 @@ CASES = {
         site="x",
     ),
     "alpha.AlphaChoice": Case(
-        lambda: choice(AutoNormal),
-        log_lik=of_normal,
-        elbo=lambda choice: choice.fit.elbo.value,
+        lambda: choice(AutoNormal), log_lik=of_normal, elbo=lambda choice: choice.fit.elbo.value
     ),
     "alpha.AlphaChoice, MCMC": Case(lambda: choice(NUTS, 300), log_lik=of_normal, num_draws=300),
     "alpha.AlphaChoice, online": Case(

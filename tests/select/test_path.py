@@ -589,10 +589,7 @@ def test_data_that_are_not_finite():
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [
-        (np.nan, r"not finite at 12\.50% of the draws at alpha = 0"),
-        (-np.inf, "0 at every draw from the prior"),
-    ],
+    [(np.nan, r"not finite at 12\.50% of the draws at alpha = 0"), (-np.inf, "0 at every draw from the prior")],
 )
 def test_draws_without_a_likelihood(value, message):
     log_lik = np.zeros((2, 4, 3))
@@ -652,10 +649,7 @@ def empty_guide(model):
         pytest.param(AutoDelta, ValueError, "AutoDelta is a point", marks=pytest.mark.full),
         (point, ValueError, "is a point"),
         pytest.param(
-            AutoLaplaceApproximation,
-            ValueError,
-            "AutoLaplaceApproximation is a point",
-            marks=pytest.mark.full,
+            AutoLaplaceApproximation, ValueError, "AutoLaplaceApproximation is a point", marks=pytest.mark.full
         ),
         pytest.param(AutoDAIS, ValueError, "AutoDAIS runs the model it was built on", marks=pytest.mark.full),
         (lambda model: model, ValueError, "runs the model it was built on"),

@@ -121,12 +121,7 @@ def test_group_has_these_columns_and_dims(comparison):
 
 def test_columns_are_those_of_the_fits(comparison, fits):
     found = columns(comparison)
-    for name, field in {
-        "elbo": "value",
-        "se": "se",
-        "expected_log_lik": "expected_log_lik",
-        "kl": "kl",
-    }.items():
+    for name, field in {"elbo": "value", "se": "se", "expected_log_lik": "expected_log_lik", "kl": "kl"}.items():
         np.testing.assert_array_equal(found[name], [getattr(fit.elbo, field) for fit in fits.values()])
 
 

@@ -208,10 +208,7 @@ def test_the_ledger_of_a_run():
             ),
             "the last of the 3 rounds or for every one",
         ),
-        (
-            lambda: nt.table(no_ledger()),
-            "pass the result of .*regret_ledger",
-        ),
+        (lambda: nt.table(no_ledger()), "pass the result of .*regret_ledger"),
     ],
 )
 def test_arguments_are_checked(call, message):

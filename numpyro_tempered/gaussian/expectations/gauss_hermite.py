@@ -9,13 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import (
-    Expectation,
-    Moments,
-    Options,
-    of_model,
-    standard_deviation,
-)
+from numpyro_tempered.gaussian.expectations import base as expectations
 from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes
 from numpyro_tempered.gaussian.expectations.outputs import average, product_rule
 from numpyro_tempered.gaussian.expectations.predictors import Integral, bound, linear_of
@@ -30,7 +24,7 @@ def gauss_hermite(
     predictor: str | None = None,
     num_nodes: int = 20,
     num_outputs: int | None = None,
-) -> Expectation:
+) -> expectations.Expectation:
     r"""Expected loss of a linear predictor by quadrature, in one dimension or few.
 
     The predictor of a datum is u = x·θ ~ N(m·x, s²), s² = Σ σ_j² x_j². The gradient in the means is
@@ -92,7 +86,9 @@ def gauss_hermite(
     if loss is not None:
         return linear_of(loss, integral, num_outputs=num_outputs)
     call = f"gauss_hermite(predictor={predictor!r})"
-    return of_model(call, lambda model: bound(model, integral), predictor=predictor, num_outputs=num_outputs)
+    return expectations.of_model(
+        call, lambda model: bound(model, integral), predictor=predictor, num_outputs=num_outputs
+    )
 
 
 def quadrature(
@@ -100,8 +96,8 @@ def quadrature(
     losses: LossesOfPredictors,
     mean: Array,
     variance: Array,
-    options: Options,
-) -> Moments:
+    options: expectations.Options,
+) -> expectations.Moments:
     """The moments of losses of predictors u ~ N(mean, variance), ``(n,)`` each.
 
     ``losses`` maps predictors ``(n,)`` to losses ``(S, n)`` and their weights, which gradients carry.
@@ -110,7 +106,7 @@ def quadrature(
     # The node 0 with weight 0 gives the loss at the mean in the same vectorised pass.
     nodes = jnp.asarray(np.append(rule[0], 0.0), dtype)[:, None]
     weights = jnp.asarray(np.append(rule[1], 0.0), dtype)[:, None, None]
-    s, spread = standard_deviation(variance)
+    s, spread = expectations.standard_deviation(variance)
     # A mean may sit on a kink of the loss as written, where automatic differentiation picks a side (NumPyro's
     # Bernoulli by logits at 0 is one): nodes stay some roundings off it.
     off = 8.0 * jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(mean), 1.0)
@@ -128,7 +124,7 @@ def quadrature(
         # For a narrow q the quotient loses its digits; the derivative beside the mean has them.
         narrow = jnp.maximum(jnp.sqrt(jnp.finfo(dtype).eps), 8.0 * off)
         second = jnp.where(width[None, :] > narrow[None, :], stein, _curvature(losses, mean, off))
-    return Moments(
+    return expectations.Moments(
         jnp.sum(values[-1], axis=0),
         jnp.sum(weights * values, axis=(0, 1)),
         jnp.sum(scale[-1] * expected_first, axis=0),

@@ -6,18 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations.base import (
-    Data,
-    Evaluation,
-    Expectation,
-    Options,
-    evaluator,
-)
+from numpyro_tempered.gaussian.expectations import base as expectations
 from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors
 from numpyro_tempered.gaussian.families.base import Gaussian
 
 
-def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: Expectation) -> Expectation:
+def linearised(
+    predict: Callable[[Array, Array], ArrayLike], expectation: expectations.Expectation
+) -> expectations.Expectation:
     r"""Expected loss of a nonlinear predictor f(θ, x), such as a neural network's.
 
     Around the mean m of q, with J the Jacobian of f in θ there, the predictor is taken as
@@ -55,12 +51,12 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: Expect
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.861 0.880
     """
-    of_predictor = expectation.of_predictor if isinstance(expectation, Expectation) else None
+    of_predictor = getattr(expectation, "of_predictor", None)
     if of_predictor is None:
+        came = "one of a model or of the parameters" if hasattr(expectation, "evaluate") else repr(expectation)
         raise TypeError(
             "linearised needs the expectation of a loss of a predictor, such as squared() or "
-            "gauss_hermite(loss), got "
-            f"{'one of a model or of the parameters' if isinstance(expectation, Expectation) else expectation!r}."
+            f"gauss_hermite(loss), got {came}."
         )
     moments, loss, num_outputs = of_predictor
     shape = () if num_outputs is None else (num_outputs,)
@@ -71,8 +67,8 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: Expect
             raise ValueError(f"predict must return shape {shape} for one datum, got {u.shape}.")
         return u.astype(theta.dtype)
 
-    @evaluator
-    def evaluate(q: Gaussian, data: Data, options: Options) -> Evaluation:
+    @expectations.evaluator
+    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
         x, y = _batch(q.loc, *data)
         mean = jax.vmap(one, (None, 0))(q.loc, x)
         jacobian = jax.vmap(jax.jacrev(one), (None, 0))(q.loc, x)
@@ -82,7 +78,9 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: Expect
         x, y = _batch(theta, *data)
         return loss(jax.vmap(one, (None, 0))(theta, x), y)
 
-    return Expectation(evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
+    return expectations.Expectation(
+        evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key
+    )
 
 
 def _batch(theta: Array, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:

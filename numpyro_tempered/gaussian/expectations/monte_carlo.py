@@ -11,25 +11,8 @@ import numpy as np
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations.base import (
-    Data,
-    Evaluation,
-    Expectation,
-    ModelLoss,
-    Options,
-    WeighedLosses,
-    evaluator,
-    of_model,
-    require_key,
-    rows_of,
-    zero_where_off,
-)
-from numpyro_tempered.gaussian.expectations.differentiate import (
-    depends_on,
-    hessian_products,
-    hessians,
-    with_jacobian,
-)
+from numpyro_tempered.gaussian.expectations import base as expectations
+from numpyro_tempered.gaussian.expectations import differentiate
 from numpyro_tempered.gaussian.expectations.predictors import curvature_rows
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, family_of
 
@@ -50,7 +33,7 @@ def monte_carlo(
     num_outputs: int | None = None,
     antithetic: bool = False,
     memory_budget: int = 2**28,
-) -> Expectation:
+) -> expectations.Expectation:
     r"""Expected loss and gradients from draws of q.
 
     With θ ~ q, the gradient in the means is E[∇l(θ)] (Bonnet) and in the covariance E[∇²l(θ)]/2, of a
@@ -101,7 +84,7 @@ def monte_carlo(
     bind = partial(_bound, num_particles=num_particles, memory_budget=memory_budget, antithetic=antithetic)
     if loss is None:
         call = "monte_carlo() without a loss"
-        return of_model(call, bind, predictor=predictor, num_outputs=num_outputs, needs_key=True)
+        return expectations.of_model(call, bind, predictor=predictor, num_outputs=num_outputs, needs_key=True)
     if predictor is not None or num_outputs is not None:
         raise ValueError("a predictor is a site of a model: leave it out with a bare loss.")
 
@@ -115,20 +98,22 @@ def monte_carlo(
             raise ValueError(f"loss must return a scalar for each datum, got shape {jnp.shape(values)}.")
         return jnp.reshape(values, (1, -1)).astype(theta.dtype), jnp.ones((1, 1), theta.dtype)
 
-    return bind(ModelLoss(losses, None, None))
+    return bind(expectations.ModelLoss(losses, None, None))
 
 
-def _bound(model: ModelLoss, *, num_particles: int, memory_budget: int, antithetic: bool) -> Expectation:
-    @evaluator
-    def evaluate(q: Gaussian, data: Data, options: Options) -> Evaluation:
+def _bound(
+    model: expectations.ModelLoss, *, num_particles: int, memory_budget: int, antithetic: bool
+) -> expectations.Expectation:
+    @expectations.evaluator
+    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
         rng_key, curvature, mask = options
-        rng_key, family = require_key("monte_carlo", rng_key), family_of(q)
+        rng_key, family = expectations.require_key("monte_carlo", rng_key), family_of(q)
         if curvature == "hessian" and model.predictor is None and family.curvature_form == "rows":
             raise ValueError(f"{family.name} takes curvature by rows, not a dense Hessian: {_ALTERNATIVES}.")
 
         def losses(theta: Array) -> tuple[Array, Array]:
             values, weights = model.losses(theta, *data)
-            on = rows_of(mask, values.shape[-1])
+            on = expectations.rows_of(mask, values.shape[-1])
             return values if on is None else jnp.where(on[None, :], values, jnp.zeros((), values.dtype)), weights
 
         def value(theta: Array) -> tuple[Array, Array]:
@@ -162,12 +147,12 @@ def _bound(model: ModelLoss, *, num_particles: int, memory_budget: int, antithet
         else:
             grad_var = 0.5 * jnp.mean(second, axis=0)
         at_mean = value(q.loc)[1]
-        return Evaluation(at_mean, jnp.mean(unweighted), jnp.mean(grads, axis=0), grad_var)
+        return expectations.Evaluation(at_mean, jnp.mean(unweighted), jnp.mean(grads, axis=0), grad_var)
 
-    return Expectation(evaluate, needs_key=True, loss=model.total)
+    return expectations.Expectation(evaluate, needs_key=True, loss=model.total)
 
 
-def _fisher(losses: WeighedLosses, theta: Array) -> Rows:
+def _fisher(losses: expectations.WeighedLosses, theta: Array) -> Rows:
     """Σ w ∇l ∇lᵀ over data and sites."""
     jacobian = jax.jacrev(lambda t: losses(t)[0])(theta)
     _, weights = losses(theta)
@@ -175,19 +160,21 @@ def _fisher(losses: WeighedLosses, theta: Array) -> Rows:
     return Rows(jnp.reshape(jacobian, (-1, theta.shape[0])), jnp.ravel(weights))
 
 
-def _gauss_newton(model: ModelLoss, theta: Array, data: PyTree, mask: Array | None) -> Rows:
+def _gauss_newton(model: expectations.ModelLoss, theta: Array, data: PyTree, mask: Array | None) -> Rows:
     """Σ_i J_iᵀ Σ_s w l''(u_i) J_i, with J the Jacobian of the predictor."""
     predict, losses_at = model.by_predictor()
-    u, jacobian = with_jacobian(lambda t: predict(t, *data), theta)
+    u, jacobian = differentiate.with_jacobian(lambda t: predict(t, *data), theta)
 
     def losses(v: Array) -> tuple[Array, Array]:
         return losses_at(v, theta, *data)
 
     if u.ndim == 2:
-        blocks = hessians(losses, u)
-        return Rows(*curvature_rows(jacobian, zero_where_off(blocks, rows_of(mask, u.shape[0]))))
-    second = hessian_products(losses, u)(jnp.ones_like(u))
-    return Rows(jacobian, zero_where_off(second, rows_of(mask, u.shape[0])))
+        blocks = differentiate.hessians(losses, u)
+        return Rows(
+            *curvature_rows(jacobian, expectations.zero_where_off(blocks, expectations.rows_of(mask, u.shape[0])))
+        )
+    second = differentiate.hessian_products(losses, u)(jnp.ones_like(u))
+    return Rows(jacobian, expectations.zero_where_off(second, expectations.rows_of(mask, u.shape[0])))
 
 
 def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diagonal: bool) -> Array:
@@ -199,7 +186,7 @@ def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diag
 
     if d > MAX_DIMENSION:
         raise ValueError(f"the exact Hessian is for d <= {MAX_DIMENSION}, got d = {d}: {_ALTERNATIVES}.")
-    if not depends_on(product, jnp.ones_like(theta)):
+    if not differentiate.depends_on(product, jnp.ones_like(theta)):
         raise ValueError(
             "the loss is piecewise linear in the parameters, so automatic differentiation gives it "
             f"no curvature: {_ALTERNATIVES}."

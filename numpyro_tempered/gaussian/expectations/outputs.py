@@ -10,13 +10,8 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.expectations import differentiate
 from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, of_model, require_key
-from numpyro_tempered.gaussian.expectations.differentiate import (
-    LossesOfPredictors,
-    hessians,
-    require_curvature,
-    slopes,
-)
 from numpyro_tempered.gaussian.expectations.predictors import bound, linear_of
 
 # Nodes of a product rule: at more of them draws do as well.
@@ -91,7 +86,7 @@ def root(covariance: Array) -> Array:
 
 
 def average(
-    nodes: Nodes, losses: LossesOfPredictors, mean: Array, covariance: Array, options: Options
+    nodes: Nodes, losses: differentiate.LossesOfPredictors, mean: Array, covariance: Array, options: Options
 ) -> Moments:
     """The moments of losses of predictors mean + R z over the nodes z, R a root of the covariance.
 
@@ -102,18 +97,18 @@ def average(
     z, weights = nodes.at(options.rng_key, mean.shape[0], mean.dtype)
     factor = root(covariance)
     if options.curvature == "hessian":
-        require_curvature(losses, mean)
+        differentiate.require_curvature(losses, mean)
 
     def at(node: Array) -> tuple[Array, Array, Array]:
         u = mean + jnp.sum(factor * node[:, None, :], axis=-1)
-        values, first, scale = slopes(losses, u)
+        values, first, scale = differentiate.slopes(losses, u)
         weighted = scale[:, :, None] * first
         if options.curvature == "none":
             second = jnp.zeros((*u.shape, u.shape[-1]), u.dtype)
         elif options.curvature == "fisher":
             second = jnp.sum(weighted[:, :, :, None] * first[:, :, None, :], axis=0)
         else:
-            second = hessians(losses, u)
+            second = differentiate.hessians(losses, u)
         return jnp.sum(values, axis=0), jnp.sum(weighted, axis=0), second
 
     expected, first, second = (jnp.tensordot(weights, leaf, 1) for leaf in jax.vmap(at)(z))

@@ -9,29 +9,21 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations.base import (
-    Data,
-    Evaluation,
-    Expectation,
-    ModelLoss,
-    Moments,
-    MomentsOf,
-    Options,
-    PredictorLoss,
-    evaluator,
-    rows_of,
-    zero_where_off,
-)
+from numpyro_tempered.gaussian.expectations import base as expectations
 from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, with_jacobian
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
 # Moments of any losses of predictors, by mean, variance (n,) or covariance (n, K, K), and options.
-Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, Options], Moments]
+Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, expectations.Options], expectations.Moments]
 
 
 def evaluate_predictors(
-    q: Gaussian, predictors: tuple[Array, Array], y: Array, moments: MomentsOf, options: Options
-) -> Evaluation:
+    q: Gaussian,
+    predictors: tuple[Array, Array],
+    y: Array,
+    moments: expectations.MomentsOf,
+    options: expectations.Options,
+) -> expectations.Evaluation:
     """The evaluation of a batch by its predictors at the mean of q.
 
     Args:
@@ -44,11 +36,13 @@ def evaluate_predictors(
     family, (mean, jacobian) = family_of(q), predictors
     outputs = jacobian.ndim == 3
     spread = predictor_covariance(q, jacobian) if outputs else family.predictor_variance(q, jacobian)
-    of_u = Moments(*(zero_where_off(leaf, options.mask) for leaf in moments(mean, spread, y, options)))
+    of_u = expectations.Moments(
+        *(expectations.zero_where_off(leaf, options.mask) for leaf in moments(mean, spread, y, options))
+    )
     grad_loc = jnp.sum(jacobian * of_u.first[..., None], axis=(0, 1) if outputs else 0)
     rows, weights = curvature_rows(jacobian, of_u.second) if outputs else (jacobian, of_u.second)
     grad_var = family.covariance_gradient(q, rows, 0.5 * weights)
-    return Evaluation(jnp.sum(of_u.at_mean), jnp.sum(of_u.expected), grad_loc, grad_var)
+    return expectations.Evaluation(jnp.sum(of_u.at_mean), jnp.sum(of_u.expected), grad_loc, grad_var)
 
 
 def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
@@ -98,14 +92,14 @@ def as_rows(theta: Array, x: ArrayLike, y: ArrayLike, *, num_outputs: int | None
 
 @functools.lru_cache(maxsize=256)
 def linear(
-    moments: MomentsOf,
+    moments: expectations.MomentsOf,
     loss: Callable[[Array, Array], Array],
     *,
     num_outputs: int | None = None,
     check: Callable[[ArrayLike, ArrayLike], None] | None = None,
     quadratic: bool = False,
     needs_key: bool = False,
-) -> Expectation:
+) -> expectations.Expectation:
     """The expectation of a loss of a linear predictor u = x·θ, from its moments.
 
     Args:
@@ -127,8 +121,8 @@ def linear(
             return matmul(x, theta)
         return jnp.sum(x[:, None, :] * jnp.reshape(theta, (1, num_outputs, -1)), axis=-1)
 
-    @evaluator
-    def evaluate(q: Gaussian, data: Data, options: Options) -> Evaluation:
+    @expectations.evaluator
+    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
         x, y = as_rows(q.loc, *data, num_outputs=num_outputs)
         jacobian = x
         if num_outputs is not None:
@@ -141,8 +135,8 @@ def linear(
         x, y = as_rows(theta, *data, num_outputs=num_outputs)
         return loss(predict(theta, x), y)
 
-    of_predictor = PredictorLoss(moments, loss, num_outputs)
-    return Expectation(
+    of_predictor = expectations.PredictorLoss(moments, loss, num_outputs)
+    return expectations.Expectation(
         evaluate, check=check, loss=of_theta, quadratic=quadratic, needs_key=needs_key, of_predictor=of_predictor
     )
 
@@ -153,29 +147,31 @@ def linear_of(
     *,
     num_outputs: int | None = None,
     needs_key: bool = False,
-) -> Expectation:
+) -> expectations.Expectation:
     """As :func:`linear`, for a loss ``(u, y)`` of one datum whose moments are an integral."""
     batch = jax.vmap(loss)
 
-    def moments(mean: Array, spread: Array, y: Array, options: Options) -> Moments:
+    def moments(mean: Array, spread: Array, y: Array, options: expectations.Options) -> expectations.Moments:
         one = jnp.ones((), mean.dtype)
         return integral(lambda u: (batch(u, y)[None, :], one), mean, spread, options)
 
     return linear(moments, batch, num_outputs=num_outputs, needs_key=needs_key)
 
 
-def bound(model: ModelLoss, integral: Integral, *, needs_key: bool = False) -> Expectation:
+def bound(
+    model: expectations.ModelLoss, integral: Integral, *, needs_key: bool = False
+) -> expectations.Expectation:
     """The expectation of a model's likelihood given its predictors, linearised at the mean."""
     predict, losses_at = model.by_predictor()
 
-    @evaluator
-    def evaluate(q: Gaussian, data: Data, options: Options) -> Evaluation:
+    @expectations.evaluator
+    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
         mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), q.loc)
 
-        def moments(mean: Array, spread: Array, y: Array, options: Options) -> Moments:
+        def moments(mean: Array, spread: Array, y: Array, options: expectations.Options) -> expectations.Moments:
             return integral(lambda u: losses_at(u, q.loc, *data), mean, spread, options)
 
-        options = options._replace(mask=rows_of(options.mask, mean.shape[0]))
+        options = options._replace(mask=expectations.rows_of(options.mask, mean.shape[0]))
         return evaluate_predictors(q, (mean, jacobian), mean, moments, options)
 
-    return Expectation(evaluate, loss=model.total, needs_key=needs_key)
+    return expectations.Expectation(evaluate, loss=model.total, needs_key=needs_key)

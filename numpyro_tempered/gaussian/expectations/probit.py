@@ -9,13 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import (
-    Expectation,
-    Moments,
-    Options,
-    check_labels,
-    standard_deviation,
-)
+from numpyro_tempered.gaussian.expectations import base as expectations
 from numpyro_tempered.gaussian.expectations.predictors import linear
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -27,10 +21,10 @@ _WIDTH = 8.5
 _MAX_CENTER = 4.0
 # Above this margin the ratio of Mills is its continued fraction, to rounding in float64 with as many terms.
 _FAR, _TERMS = 5.0, 20
-_check = partial(check_labels, name="probit")
+_check = partial(expectations.check_labels, name="probit")
 
 
-def probit(num_nodes: int = 40) -> Expectation:
+def probit(num_nodes: int = 40) -> expectations.Expectation:
     r"""Expected negative log-likelihood of a label, :math:`E_q[-\log\Phi(y\, x^\top\theta)]`.
 
     The predictive probability has a closed form, :math:`P(y \mid x) = \Phi(y\, m\cdot x / \sqrt{1 + s^2})` with
@@ -68,8 +62,8 @@ def probit(num_nodes: int = 40) -> Expectation:
     # Midpoints of the unit interval.
     points = (np.arange(num_nodes) + 0.5) / num_nodes
 
-    def moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
-        s, spread = standard_deviation(variance)
+    def moments(mean: Array, variance: Array, y: Array, options: expectations.Options) -> expectations.Moments:
+        s, spread = expectations.standard_deviation(variance)
         s = jnp.where(spread, s, 0.0)
         y = _label(y)
         margin = -y * mean
@@ -82,7 +76,7 @@ def probit(num_nodes: int = 40) -> Expectation:
         # Jensen's inequality, and the point itself at a point.
         expected = jnp.where(spread, jnp.maximum(jnp.sum(weights * value, axis=0), at_mean), at_mean)
         square = hazard * (hazard if options.curvature == "fisher" else excess)
-        return Moments(
+        return expectations.Moments(
             at_mean, expected, -y * jnp.sum(weights * hazard, axis=0), jnp.sum(weights * square, axis=0)
         )
 

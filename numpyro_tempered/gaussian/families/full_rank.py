@@ -14,16 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_tempered.core.checks import check_numbers, is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, Scalar
-from numpyro_tempered.gaussian.families.base import (
-    Curvature,
-    Family,
-    Gain,
-    Rows,
-    Sample,
-    Whitened,
-    register,
-    sampler,
-)
+from numpyro_tempered.gaussian.families import base as families
 from numpyro_tempered.gaussian.families.mean_field import shrink
 
 
@@ -88,7 +79,7 @@ def check(prior: FullRank) -> FullRank:
     return FullRank(loc, factor)
 
 
-sample: Sample[FullRank] = sampler(lambda q, noise: matmul(noise, q.factor.T))
+sample: families.Sample[FullRank] = families.sampler(lambda q, noise: matmul(noise, q.factor.T))
 
 
 def kl(q: FullRank, p: FullRank) -> Array:
@@ -109,20 +100,20 @@ def predictor_variance(q: FullRank, x: Array) -> Array:
     return jnp.sum(jnp.square(matmul(x, q.factor)), axis=-1)
 
 
-def _whiten(q: FullRank, grad_var: Curvature) -> Array:
+def _whiten(q: FullRank, grad_var: families.Curvature) -> Array:
     """``L.T @ grad_var @ L``."""
-    if isinstance(grad_var, Whitened):
+    if isinstance(grad_var, families.Whitened):
         return grad_var.matrix
-    if isinstance(grad_var, Rows):
-        return Rows(matmul(grad_var.x, q.factor), grad_var.weights).dense()
+    if isinstance(grad_var, families.Rows):
+        return families.Rows(matmul(grad_var.x, q.factor), grad_var.weights).dense()
     return matmul(q.factor.T, matmul(grad_var, q.factor))
 
 
-def gradient(q: FullRank, grad_loc: Array, grad_var: Curvature) -> FullRank:
+def gradient(q: FullRank, grad_loc: Array, grad_var: families.Curvature) -> FullRank:
     """The gradient in ``(loc, factor)``: the lower triangle of ``2 grad_var @ L``."""
-    if isinstance(grad_var, Rows):
+    if isinstance(grad_var, families.Rows):
         product = matmul(grad_var.x.T * grad_var.weights[None, :], matmul(grad_var.x, q.factor))
-    elif isinstance(grad_var, Whitened):
+    elif isinstance(grad_var, families.Whitened):
         product = solve_triangular(q.factor, grad_var.matrix, lower=True, trans=1)
     else:
         product = matmul(grad_var, q.factor)
@@ -177,7 +168,12 @@ def start(q: FullRank) -> Memory:
 
 
 def natural_step(
-    memory: Memory, q: FullRank, prior: FullRank, grad_loc: Array, grad_var: Curvature, gain: Gain
+    memory: Memory,
+    q: FullRank,
+    prior: FullRank,
+    grad_loc: Array,
+    grad_var: families.Curvature,
+    gain: families.Gain,
 ) -> tuple[FullRank, Memory]:
     """A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var.
 
@@ -185,8 +181,8 @@ def natural_step(
     without a factorisation; otherwise the whitened precision is factored, in O(d³).
     """
     force, root = gain.step * grad_loc, memory.factor
-    if gain.keeps_all and not gain.pulls and isinstance(grad_var, Rows):
-        root = add_rows(root, Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
+    if gain.keeps_all and not gain.pulls and isinstance(grad_var, families.Rows):
+        root = add_rows(root, families.Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
     else:
         whitened = gain.keep * jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)
         whitened = whitened + 2.0 * gain.step * _whiten(q, grad_var)
@@ -207,12 +203,12 @@ def _divide(factor: Array, matrix: Array) -> Array:
     return solve_triangular(lower, factor.T, lower=True).T
 
 
-def add_rows(factor: CompensatedSum, rows: Rows) -> CompensatedSum:
+def add_rows(factor: CompensatedSum, rows: families.Rows) -> CompensatedSum:
     """The factor of (Σ^-1 + Σ w_i x_i x_iᵀ)^-1, one row after the other."""
     if rows.x.shape[0] == 1:
         return add_row(factor, rows.x[0], rows.weights[0])
 
-    def body(carry: CompensatedSum, row: Rows) -> tuple[CompensatedSum, None]:
+    def body(carry: CompensatedSum, row: families.Rows) -> tuple[CompensatedSum, None]:
         return add_row(carry, row.x, row.weights), None
 
     return jax.lax.scan(body, factor, rows)[0]
@@ -232,18 +228,18 @@ def add_row(factor: CompensatedSum, x: Array, weight: Array) -> CompensatedSum:
     return factor.add(matmul(root, v)[:, None] * (-kappa * v)[None, :])
 
 
-def floor(q: FullRank, grad_var: Curvature) -> tuple[Curvature, Array]:
+def floor(q: FullRank, grad_var: families.Curvature) -> tuple[families.Curvature, Array]:
     """Curvature without its negative part, and whether there was any.
 
     It drops rows with negative weights, and the negative eigenvalues of a dense matrix, whitened by q.
     """
-    if isinstance(grad_var, Rows):
+    if isinstance(grad_var, families.Rows):
         return grad_var.floor()
     values, vectors = jnp.linalg.eigh(_whiten(q, grad_var))
     # Rounding makes tiny negative eigenvalues of a singular matrix.
     tiny = jnp.finfo(values.dtype).eps * values.shape[0] * jnp.max(jnp.abs(values))
-    positive = Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
-    return Whitened(q.factor, positive), jnp.any(values < -tiny)
+    positive = families.Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
+    return families.Whitened(q.factor, positive), jnp.any(values < -tiny)
 
 
 def merge(a: FullRank, b: FullRank, prior: FullRank) -> FullRank:
@@ -269,9 +265,9 @@ def canonical(q: FullRank) -> FullRank:
     return q._replace(factor=q.scale_tril)
 
 
-register(
+families.register(
     FullRank,
-    Family(
+    families.Family(
         name="FullRank",
         check=check,
         sample=sample,

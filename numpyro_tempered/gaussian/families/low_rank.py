@@ -12,16 +12,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families.base import (
-    Curvature,
-    Family,
-    Gain,
-    Gaussian,
-    Rows,
-    family_of,
-    register,
-    sampler,
-)
+from numpyro_tempered.gaussian.families import base as families
 
 
 class LowRank(NamedTuple):
@@ -128,7 +119,7 @@ def color(q: LowRank, noise: Array) -> Array:
     return jnp.reshape(colored, noise.shape)
 
 
-sample = sampler(color)
+sample = families.sampler(color)
 
 
 def quadratic_form(q: LowRank, theta: Array) -> Array:
@@ -187,7 +178,7 @@ def truncate(columns: Array, signs: Array, rank: int) -> tuple[Array, Array]:
 
 
 def natural_step(
-    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: Curvature, gain: Gain
+    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: families.Curvature, gain: families.Gain
 ) -> tuple[LowRank, Memory]:
     r"""A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var, projected on the family.
 
@@ -195,7 +186,7 @@ def natural_step(
     the others is added to D, so that the diagonal of the precision is that of the full-covariance step
     (Mishkin et al. 2018, SLANG). Exact where the precision has rank k beyond its diagonal.
     """
-    if not isinstance(grad_var, Rows):
+    if not isinstance(grad_var, families.Rows):
         raise TypeError(
             "LowRank takes curvature as rows of data: use a named predictor, a closed form, or "
             'ngvi(curvature="fisher"), not a dense Hessian.'
@@ -235,7 +226,7 @@ def merge(a: LowRank, b: LowRank, prior: LowRank) -> LowRank:
     return proposal._replace(loc=a.loc + times_covariance(proposal, force[None, :])[0])
 
 
-def convert(q: Gaussian, like: LowRank) -> LowRank:
+def convert(q: families.Gaussian, like: LowRank) -> LowRank:
     """The Gaussian whose precision has the diagonal of that of ``q`` and its strongest directions."""
     (d,), rank = q.loc.shape, like.precision_factor.shape[1]
     if isinstance(q, LowRank):
@@ -243,7 +234,7 @@ def convert(q: Gaussian, like: LowRank) -> LowRank:
             return q
         columns, diag = q.precision_factor, q.precision_diag
     else:
-        family = family_of(q)
+        family = families.family_of(q)
         root = family.root(family.canonical(q))
         if root.ndim == 1:
             return LowRank(q.loc, 1.0 / jnp.square(root), jnp.zeros((d, rank), q.loc.dtype))
@@ -257,9 +248,9 @@ def convert(q: Gaussian, like: LowRank) -> LowRank:
     return LowRank(q.loc, diag + rest, factor)
 
 
-register(
+families.register(
     LowRank,
-    Family(
+    families.Family(
         name="LowRank",
         check=check,
         sample=sample,

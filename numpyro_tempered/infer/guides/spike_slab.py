@@ -195,12 +195,7 @@ class AutoSpikeAndSlab(AutoNormal):
         return {name: factor(name) for name in self._init_locs}
 
     def sample_posterior(
-        self,
-        rng_key: Array,
-        params: Params,
-        *args: Any,
-        sample_shape: tuple[int, ...] = (),
-        **kwargs: Any,
+        self, rng_key: Array, params: Params, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> Params:
         """Draws with exact gates, whatever the temperature, of shape ``sample_shape`` plus the site's."""
         factors = self._factors(params)

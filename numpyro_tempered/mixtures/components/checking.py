@@ -11,14 +11,7 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Parameters,
-    as_dtype,
-    broadcast_prior,
-    missing_form,
-)
+from numpyro_tempered.mixtures.components import base as components
 
 # Relative to the largest term of an identity; it holds to some 1e-13 in double precision.
 TOLERANCE = 1e-8
@@ -28,7 +21,7 @@ MAX_ROWS = 100
 Identities: TypeAlias = OrderedDict[str, tuple[object, object]]
 
 
-def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
+def check_component(rng_key: Array, component: components.Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
     r"""Check that the functions of a component agree with each other, on given data, in double precision.
 
     With K = 2 components, fixed responsibilities and parameters drawn from the posterior, these are compared,
@@ -68,9 +61,9 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
             f"{component.name}: column {int(np.argmax(is_constant))} of the data has no two different values; "
             "the check needs them."
         )
-    form = missing_form(component, rows)._replace(prior=None)
+    form = components.missing_form(component, rows)._replace(prior=None)
     with double_precision():
-        prior = as_dtype(component.prior, jnp.float64)
+        prior = components.as_dtype(component.prior, jnp.float64)
         identities = _identities(rng_key, form, prior, jnp.asarray(host), jnp.float64(alpha))
         if component.with_missing is not None:
             complete = host[~np.isnan(host).any(axis=1)]
@@ -81,7 +74,7 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
         _compare(component.name, names, left, right)
 
 
-def _allows_empty_rows(component: Component, dim: int) -> bool:
+def _allows_empty_rows(component: components.Component, dim: int) -> bool:
     """Whether all columns may be missing."""
     try:
         component.check(np.full((1, dim), np.nan))
@@ -112,7 +105,7 @@ def _responsibilities(num_rows: int) -> Array:
 
 @partial(jax.jit, static_argnames="component")
 def _identities(
-    rng_key: Array, component: Component, prior: Hyperparameters, rows: Array, alpha: Array
+    rng_key: Array, component: components.Component, prior: components.Hyperparameters, rows: Array, alpha: Array
 ) -> Identities:
     """Pairs that should be equal, by the names of what makes them."""
     columns = rows.T
@@ -120,7 +113,7 @@ def _identities(
     omega = _responsibilities(rows.shape[0])
     counts = alpha * jnp.sum(omega, axis=1)
     sums = alpha * jnp.sum(omega[:, None, :] * statistics, axis=-1)
-    posterior, priors = component.update(prior, counts, sums), broadcast_prior(prior, 2)
+    posterior, priors = component.update(prior, counts, sums), components.broadcast_prior(prior, 2)
     nothing = component.update(prior, 0.0 * counts, 0.0 * sums)
     # In the order in which they are reported: what others rest on comes first.
     pairs: Identities = OrderedDict()
@@ -178,8 +171,11 @@ def _identities(
 
 
 def _draw_with_ratio(
-    rng_key: Array, component: Component, posterior: Hyperparameters, priors: Hyperparameters
-) -> tuple[Parameters, Array]:
+    rng_key: Array,
+    component: components.Component,
+    posterior: components.Hyperparameters,
+    priors: components.Hyperparameters,
+) -> tuple[components.Parameters, Array]:
     """Parameters drawn from the posterior, and the log of posterior / prior there."""
     draws: dict[str, tuple[Array, Array]] = {}
 
@@ -201,7 +197,9 @@ def _draw_with_ratio(
 
 
 @partial(jax.jit, static_argnames="component")
-def _missing_identities(component: Component, prior: Hyperparameters, complete: Array) -> Identities:
+def _missing_identities(
+    component: components.Component, prior: components.Hyperparameters, complete: Array
+) -> Identities:
     """The form for missing entries on complete rows, and on a row without any."""
     form = component.with_missing()  # type: ignore[misc]
     pairs: Identities = OrderedDict()

@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Parameters,
-    Sample,
-    check_values,
-    floating_rows,
-    standardised,
-)
+from numpyro_tempered.mixtures.components import base as components
 
 Arrays: TypeAlias = tuple[Array, ...]
 
@@ -48,30 +40,30 @@ class Column(NamedTuple):
 
     statistics: Callable[[Array], Arrays]
     log_base: Callable[[Array], Array]
-    update: Callable[[Hyperparameters, Array, Arrays], Hyperparameters]
-    coefficients: Callable[[Hyperparameters], tuple[Array, Arrays]]
-    kl: Callable[[Hyperparameters, Hyperparameters], Array]
-    log_evidence: Callable[[Hyperparameters, Array, Arrays], Array]
-    log_predictive: Callable[[Hyperparameters, Array], Array]
-    draw: Callable[[Sample, Hyperparameters], Parameters]
-    distribution: Callable[[Parameters], dist.Distribution]
-    coefficients_at: Callable[[Parameters], tuple[Array, Arrays]]
-    maximum_likelihood: Callable[[Hyperparameters, Array, Arrays], Parameters] | None
+    update: Callable[[components.Hyperparameters, Array, Arrays], components.Hyperparameters]
+    coefficients: Callable[[components.Hyperparameters], tuple[Array, Arrays]]
+    kl: Callable[[components.Hyperparameters, components.Hyperparameters], Array]
+    log_evidence: Callable[[components.Hyperparameters, Array, Arrays], Array]
+    log_predictive: Callable[[components.Hyperparameters, Array], Array]
+    draw: Callable[[components.Sample, components.Hyperparameters], components.Parameters]
+    distribution: Callable[[components.Parameters], dist.Distribution]
+    coefficients_at: Callable[[components.Parameters], tuple[Array, Arrays]]
+    maximum_likelihood: Callable[[components.Hyperparameters, Array, Arrays], components.Parameters] | None
     num_statistics: int
     num_parameters: int
     coordinate: Callable[[Array], Array] = lambda x: x
-    translate: Callable[[Hyperparameters, Array], Hyperparameters] | None = None
+    translate: Callable[[components.Hyperparameters, Array], components.Hyperparameters] | None = None
     valid: Callable[[Array], Array] | None = None
     expected: str = ""
 
 
 def evidence_by(
-    update: Callable[[Hyperparameters, Array, Arrays], Hyperparameters],
-    log_normaliser: Callable[[Hyperparameters], Array],
-) -> Callable[[Hyperparameters, Array, Arrays], Array]:
+    update: Callable[[components.Hyperparameters, Array, Arrays], components.Hyperparameters],
+    log_normaliser: Callable[[components.Hyperparameters], Array],
+) -> Callable[[components.Hyperparameters, Array, Arrays], Array]:
     """The log evidence as the log ratio of the normalisers of posterior and prior."""
 
-    def log_evidence(prior: Hyperparameters, count: Array, sums: Arrays) -> Array:
+    def log_evidence(prior: components.Hyperparameters, count: Array, sums: Arrays) -> Array:
         return log_normaliser(update(prior, count, sums)) - log_normaliser(prior)
 
     return log_evidence
@@ -79,12 +71,12 @@ def evidence_by(
 
 def columnwise(
     name: str,
-    prior: Hyperparameters,
+    prior: components.Hyperparameters,
     column: Column,
     *,
     check: Callable[[ArrayLike], Array] | None = None,
     missing: bool = False,
-) -> Component:
+) -> components.Component:
     """A component of d independent columns of one family.
 
     Args:
@@ -112,14 +104,14 @@ def columnwise(
 @lru_cache(maxsize=256)
 def _columnwise(
     name: str, column: Column, dim: int, check: Callable[[ArrayLike], Array] | None, missing: bool
-) -> Component:
+) -> components.Component:
     """The functions, the same objects for the same arguments: what is compiled for them is found again."""
     r = column.num_statistics
 
     def check_rows(x: ArrayLike) -> Array:
-        rows = floating_rows(x, name, dim)
+        rows = components.floating_rows(x, name, dim)
         if column.valid is not None:
-            check_values(rows, name, column.valid, column.expected)
+            components.check_values(rows, name, column.valid, column.expected)
         return rows
 
     def where_observed(function: Callable[[Array], Array], columns: Array) -> Array:
@@ -146,12 +138,12 @@ def _columnwise(
             return jnp.zeros_like(constant[..., 0]), jnp.concatenate([*weights, constant], axis=-1)
         return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)
 
-    def log_predictive(posterior: Hyperparameters, columns: Array) -> Array:
+    def log_predictive(posterior: components.Hyperparameters, columns: Array) -> Array:
         q = jax.tree.map(lambda leaf: leaf[..., None], posterior)
         return jnp.sum(where_observed(lambda x: column.log_predictive(q, x), columns), axis=-2)
 
     best = column.maximum_likelihood
-    return Component(
+    return components.Component(
         name=name,
         prior=None,
         check=check or check_rows,
@@ -169,7 +161,7 @@ def _columnwise(
         if best is None
         else lambda prior, counts, sums: best(prior, *unpack(counts, sums)),
         num_parameters=lambda num_components: num_components * dim * column.num_parameters,
-        coordinates=lambda rows: standardised(column.coordinate(rows)),
+        coordinates=lambda rows: components.standardised(column.coordinate(rows)),
         translate=column.translate,
         with_missing=lambda: _columnwise(name, column, dim, check, True),
     )

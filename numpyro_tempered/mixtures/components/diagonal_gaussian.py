@@ -7,21 +7,9 @@ import numpyro.distributions as dist
 from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Parameters,
-    Sample,
-    hyperparameter,
-    per_column,
-    translate_loc,
-)
+from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
-from numpyro_tempered.mixtures.components.special import (
-    LOG_TWO_PI,
-    gamma_kl,
-    gamma_log_normaliser,
-    log_gamma_half_step,
-)
 
 
 class NormalGamma(NamedTuple):
@@ -44,7 +32,7 @@ def diagonal_gaussian(
     concentration: ArrayLike = 1.0,
     rate: ArrayLike | None = None,
     variance: ArrayLike | None = None,
-) -> Component:
+) -> components.Component:
     r"""Components N(mean, diag(1 / precision)), each column normal-inverse-gamma.
 
     Args:
@@ -72,10 +60,10 @@ def diagonal_gaussian(
     """
     name = "diagonal_gaussian"
     prior = NormalGamma(
-        per_column(loc, dim, name, "loc", "(-inf, inf)"),
-        per_column(mean_precision, dim, name, "mean_precision"),
-        per_column(concentration, dim, name, "concentration"),
-        per_column(rate_of(rate, variance, concentration, name), dim, name, "rate"),
+        components.per_column(loc, dim, name, "loc", "(-inf, inf)"),
+        components.per_column(mean_precision, dim, name, "mean_precision"),
+        components.per_column(concentration, dim, name, "concentration"),
+        components.per_column(rate_of(rate, variance, concentration, name), dim, name, "rate"),
     )
     return columnwise(name, prior, COLUMN)
 
@@ -90,8 +78,8 @@ def rate_of(rate: ArrayLike | None, variance: ArrayLike | None, concentration: A
         raise ValueError(f"{name}: give rate or variance, not both; rate = concentration * variance.")
     if rate is not None:
         return rate
-    strength = hyperparameter(concentration, name, "concentration")
-    return strength * hyperparameter(1.0 if variance is None else variance, name, "variance")
+    strength = components.hyperparameter(concentration, name, "concentration")
+    return strength * components.hyperparameter(1.0 if variance is None else variance, name, "variance")
 
 
 def update(prior: NormalGamma, count: Array, sums: Arrays) -> NormalGamma:
@@ -121,35 +109,37 @@ def kl(q: NormalGamma, p: NormalGamma) -> Array:
     ratio = p.mean_precision / q.mean_precision
     distance = p.mean_precision * jnp.square(q.loc - p.loc) * q.concentration / q.rate
     of_mean = 0.5 * (ratio - 1.0 - jnp.log(ratio) + distance)
-    return of_mean + gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
+    return of_mean + special.gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
 
 
 def log_normaliser(q: NormalGamma) -> Array:
     """With respect to the mean and the precision, without 2π."""
-    return gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.log(q.mean_precision)
+    return special.gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.log(q.mean_precision)
 
 
 def log_predictive(q: NormalGamma, x: Array) -> Array:
     """Student's t with 2a degrees of freedom."""
     width = 2.0 * q.rate * (1.0 + 1.0 / q.mean_precision)
     power = (q.concentration + 0.5) * jnp.log1p(jnp.square(x - q.loc) / width)
-    return log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * width) + LOG_TWO_PI) - power
+    return (
+        special.log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * width) + special.LOG_TWO_PI) - power
+    )
 
 
-def draw(sample: Sample, q: NormalGamma) -> Parameters:
+def draw(sample: components.Sample, q: NormalGamma) -> components.Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
     loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision)))
     return {"loc": loc, "precision": precision}
 
 
-def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
+def coefficients_at(parameters: components.Parameters) -> tuple[Array, Arrays]:
     """The Gaussian's natural parameters."""
     loc, precision = parameters["loc"], parameters["precision"]
     return 0.5 * (jnp.log(precision) - precision * jnp.square(loc)), (precision * loc, -0.5 * precision)
 
 
-def maximum_likelihood(prior: NormalGamma, count: Array, sums: Arrays) -> Parameters:
+def maximum_likelihood(prior: NormalGamma, count: Array, sums: Arrays) -> components.Parameters:
     """Weighted mean and one over the weighted variance."""
     total, squares = sums
     safe = jnp.where(count > 0, count, 1.0)
@@ -160,7 +150,7 @@ def maximum_likelihood(prior: NormalGamma, count: Array, sums: Arrays) -> Parame
 
 COLUMN = Column(
     statistics=lambda x: (x, jnp.square(x)),
-    log_base=lambda x: jnp.full_like(x, -0.5 * LOG_TWO_PI),
+    log_base=lambda x: jnp.full_like(x, -0.5 * special.LOG_TWO_PI),
     update=update,
     coefficients=coefficients,
     kl=kl,
@@ -172,5 +162,5 @@ COLUMN = Column(
     maximum_likelihood=maximum_likelihood,
     num_statistics=2,
     num_parameters=2,
-    translate=translate_loc,
+    translate=components.translate_loc,
 )

@@ -12,23 +12,8 @@ from jax.scipy.special import digamma
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Parameters,
-    Sample,
-    floating_rows,
-    hyperparameter,
-    one_number,
-    per_column,
-    standardised,
-    translate_loc,
-)
-from numpyro_tempered.mixtures.components.special import (
-    LOG_TWO_PI,
-    log_gamma_half_step,
-    log_gamma_slack,
-    multigammaln,
-)
+from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components import special
 
 
 class NormalWishart(NamedTuple):
@@ -51,7 +36,7 @@ def gaussian(
     df: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     variance: ArrayLike | None = None,
-) -> Component:
+) -> components.Component:
     r"""Components N(mean, precision^-1) with full covariance, normal-inverse-Wishart.
 
     Args:
@@ -85,12 +70,12 @@ def gaussian(
 
 
 @lru_cache(maxsize=64)
-def gaussian_of(dim: int) -> Component:
+def gaussian_of(dim: int) -> components.Component:
     """The component without its prior."""
-    return Component(
+    return components.Component(
         name="gaussian",
         prior=None,
-        check=lambda x: floating_rows(x, "gaussian", dim),
+        check=lambda x: components.floating_rows(x, "gaussian", dim),
         statistics=statistics,
         log_base=log_base,
         update=update,
@@ -105,8 +90,8 @@ def gaussian_of(dim: int) -> Component:
         coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + dim * (dim + 1) // 2),
-        coordinates=standardised,
-        translate=translate_loc,
+        coordinates=components.standardised,
+        translate=components.translate_loc,
     )
 
 
@@ -127,12 +112,12 @@ def wishart_prior(
     """
     if scale is not None and variance is not None:
         raise ValueError(f"{name}: give scale or variance, not both; scale = df * variance.")
-    mean = per_column(loc, dim, name, "loc", "(-inf, inf)")
-    degrees = one_number(dim + 2.0 if df is None else df, name, "df", f"({dim - 1}, inf)")
+    mean = components.per_column(loc, dim, name, "loc", "(-inf, inf)")
+    degrees = components.one_number(dim + 2.0 if df is None else df, name, "df", f"({dim - 1}, inf)")
     argument, value = ("variance", variance) if scale is None and variance is not None else ("scale", scale)
-    matrix = hyperparameter(1.0 if value is None else value, name, argument, "(-inf, inf)")
+    matrix = components.hyperparameter(1.0 if value is None else value, name, argument, "(-inf, inf)")
     if matrix.ndim < 2:
-        matrix = jnp.diag(per_column(matrix, dim, name, argument))
+        matrix = jnp.diag(components.per_column(matrix, dim, name, argument))
     if matrix.shape != (dim, dim):
         raise ValueError(f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ().")
     if not is_traced(matrix):
@@ -142,7 +127,7 @@ def wishart_prior(
     matrix = 0.5 * (matrix + matrix.T)
     return NormalWishart(
         mean,
-        one_number(mean_precision, name, "mean_precision"),
+        components.one_number(mean_precision, name, "mean_precision"),
         degrees,
         matrix if variance is None else degrees * matrix,
     )
@@ -156,7 +141,7 @@ def statistics(columns: Array) -> Array:
 
 def log_base(columns: Array) -> Array:
     """The constant of the Gaussian density."""
-    return jnp.full(columns.shape[1:], -0.5 * columns.shape[0] * LOG_TWO_PI, columns.dtype)
+    return jnp.full(columns.shape[1:], -0.5 * columns.shape[0] * special.LOG_TWO_PI, columns.dtype)
 
 
 def moments(sums: Array) -> tuple[Array, Array]:
@@ -256,17 +241,17 @@ def wishart_kl(q: NormalWishart, p: NormalWishart) -> Array:
     i = jnp.arange(dim, dtype=q.loc.dtype)
     a = 0.5 * (q.df[..., None] - i)
     # Terms of the size of df cancel by hand: d df / 2 with the sum of the a's.
-    gammas = jnp.sum(log_gamma_slack(a) - 0.5 * (p.df[..., None] - i) * digamma(a), axis=-1)
+    gammas = jnp.sum(special.log_gamma_slack(a) - 0.5 * (p.df[..., None] - i) * digamma(a), axis=-1)
     widths = 0.5 * p.df * (log_det(cholesky(q.scale)) - log_det(cholesky(p.scale)))
     trace = 0.5 * jnp.sum(precision * p.scale, axis=(-2, -1))
-    return widths + trace + gammas - 0.25 * dim * (dim - 1) + multigammaln(0.5 * p.df, dim)
+    return widths + trace + gammas - 0.25 * dim * (dim - 1) + special.multigammaln(0.5 * p.df, dim)
 
 
 def wishart_log_normaliser(q: NormalWishart) -> Array:
     """The log of ∫ |L|^((df - d - 1)/2) exp(-tr(scale L)/2) dL, without the factor π^(d(d-1)/4)."""
     dim = q.loc.shape[-1]
     root = cholesky(q.scale)
-    return 0.5 * q.df * (dim * jnp.log(2.0) - log_det(root)) + multigammaln(0.5 * q.df, dim)
+    return 0.5 * q.df * (dim * jnp.log(2.0) - log_det(root)) + special.multigammaln(0.5 * q.df, dim)
 
 
 def log_normaliser(q: NormalWishart) -> Array:
@@ -281,12 +266,12 @@ def log_predictive(q: NormalWishart, columns: Array) -> Array:
     root = cholesky(q.scale * (1.0 + 1.0 / q.mean_precision)[..., None, None])
     whitened = solve_triangular(root, columns - q.loc[..., None], lower=True)
     power = 0.5 * (freedom + dim)[..., None] * jnp.log1p(jnp.sum(jnp.square(whitened), axis=-2))
-    steps = log_gamma_half_step(0.5 * (freedom[..., None] + jnp.arange(dim, dtype=root.dtype)))
+    steps = special.log_gamma_half_step(0.5 * (freedom[..., None] + jnp.arange(dim, dtype=root.dtype)))
     constant = jnp.sum(steps, axis=-1) - 0.5 * (dim * jnp.log(jnp.pi) + log_det(root))
     return constant[..., None] - power
 
 
-def draw(sample: Sample, q: NormalWishart) -> Parameters:
+def draw(sample: components.Sample, q: NormalWishart) -> components.Parameters:
     """Precision matrices, and means given them."""
     precision = sample("precision", dist.Wishart(q.df, rate_matrix=q.scale))
     loc = sample(
@@ -295,13 +280,13 @@ def draw(sample: Sample, q: NormalWishart) -> Parameters:
     return {"loc": loc, "precision": precision}
 
 
-def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
+def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
     """The Gaussian's natural parameters."""
     constant, weights = quadratic_coefficients(parameters["precision"], parameters["loc"])
     return constant + 0.5 * log_det(cholesky(parameters["precision"])), weights
 
 
-def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> Parameters:
+def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> components.Parameters:
     """Weighted means, and inverses of the weighted covariances."""
     total, outer = moments(sums)
     mean, scatter = scatter_of(counts, total, outer)

@@ -10,14 +10,7 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Parameters,
-    check_values,
-    floating_rows,
-    per_column,
-    standardised,
-)
+from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.poisson import is_count
 from numpyro_tempered.mixtures.components.special import dirichlet_kl, dirichlet_log_normaliser, log_choose
 
@@ -28,7 +21,7 @@ class DirichletProbabilities(NamedTuple):
     concentration: Array
 
 
-def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 1) -> Component:
+def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 1) -> components.Component:
     """Components of rows of counts, multinomial given each row's total.
 
     Args:
@@ -53,18 +46,18 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
     """
     name = "multinomial"
     total_count = check_count(total_count, f"{name}: total_count")
-    prior = DirichletProbabilities(per_column(concentration, dim, name, "concentration"))
+    prior = DirichletProbabilities(components.per_column(concentration, dim, name, "concentration"))
     return _multinomial(dim, total_count)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
-def _multinomial(dim: int, total_count: int) -> Component:
+def _multinomial(dim: int, total_count: int) -> components.Component:
     def check(x: ArrayLike) -> Array:
-        rows = floating_rows(x, "multinomial", dim)
-        check_values(rows, "multinomial", is_count, "a count")
+        rows = components.floating_rows(x, "multinomial", dim)
+        components.check_values(rows, "multinomial", is_count, "a count")
         return rows
 
-    return Component(
+    return components.Component(
         name="multinomial",
         prior=None,
         check=check,
@@ -107,13 +100,13 @@ def log_predictive(q: DirichletProbabilities, columns: Array) -> Array:
     return parts - log_choose(jnp.sum(q.concentration, axis=-1)[..., None], jnp.sum(columns, axis=0))
 
 
-def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
+def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
     """Log probabilities."""
     log_probs = jnp.log(parameters["probs"])
     return jnp.zeros_like(log_probs[..., 0]), log_probs
 
 
-def maximum_likelihood(prior: DirichletProbabilities, counts: Array, sums: Array) -> Parameters:
+def maximum_likelihood(prior: DirichletProbabilities, counts: Array, sums: Array) -> components.Parameters:
     """Weighted shares; equal ones where nothing was counted."""
     total = jnp.sum(sums, axis=-1, keepdims=True)
     return {"probs": jnp.where(total > 0, sums / jnp.where(total > 0, total, 1.0), 1.0 / sums.shape[-1])}
@@ -122,7 +115,7 @@ def maximum_likelihood(prior: DirichletProbabilities, counts: Array, sums: Array
 def coordinates(rows: Array) -> Array:
     """Roots of shares, between which the Euclidean distance is Hellinger's."""
     total = jnp.sum(rows, axis=1, keepdims=True)
-    return standardised(jnp.sqrt(rows / jnp.where(total > 0, total, 1.0)))
+    return components.standardised(jnp.sqrt(rows / jnp.where(total > 0, total, 1.0)))
 
 
 class CountsGivenTotal(dist.Distribution):

@@ -9,23 +9,9 @@ from jax.scipy.special import digamma
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Parameters,
-    Sample,
-    centre_rows,
-    floating_rows,
-    one_number,
-    per_column,
-    translate_loc,
-)
+from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.diagonal_gaussian import rate_of
-from numpyro_tempered.mixtures.components.special import (
-    LOG_TWO_PI,
-    gamma_kl,
-    gamma_log_normaliser,
-    log_gamma_half_step,
-)
 
 
 class SphericalGamma(NamedTuple):
@@ -48,7 +34,7 @@ def spherical_gaussian(
     concentration: ArrayLike = 1.0,
     rate: ArrayLike | None = None,
     variance: ArrayLike | None = None,
-) -> Component:
+) -> components.Component:
     r"""Components N(mean, I / precision), normal-inverse-gamma with one precision for all columns.
 
     Args:
@@ -77,18 +63,18 @@ def spherical_gaussian(
     """
     name = "spherical_gaussian"
     if variance is not None:
-        variance = jnp.mean(per_column(variance, dim, name, "variance"))
+        variance = jnp.mean(components.per_column(variance, dim, name, "variance"))
     prior = SphericalGamma(
-        per_column(loc, dim, name, "loc", "(-inf, inf)"),
-        per_column(mean_precision, dim, name, "mean_precision"),
-        one_number(concentration, name, "concentration"),
-        one_number(rate_of(rate, variance, concentration, name), name, "rate"),
+        components.per_column(loc, dim, name, "loc", "(-inf, inf)"),
+        components.per_column(mean_precision, dim, name, "mean_precision"),
+        components.one_number(concentration, name, "concentration"),
+        components.one_number(rate_of(rate, variance, concentration, name), name, "rate"),
     )
     return _spherical(dim, False)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
-def _spherical(dim: int, missing: bool) -> Component:
+def _spherical(dim: int, missing: bool) -> components.Component:
     """The functions; with missing entries, each column's observed ones are counted."""
 
     def statistics(columns: Array) -> Array:
@@ -127,7 +113,7 @@ def _spherical(dim: int, missing: bool) -> Component:
         slope = precision[..., None] * q.loc
         return pack(0.5 * (expected_log - slope * q.loc - 1.0 / q.mean_precision), slope, -0.5 * precision)
 
-    def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
+    def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
         loc, precision = parameters["loc"], parameters["precision"]
         slope = precision[..., None] * loc
         return pack(0.5 * (jnp.log(precision)[..., None] - slope * loc), slope, -0.5 * precision)
@@ -135,14 +121,14 @@ def _spherical(dim: int, missing: bool) -> Component:
     def log_evidence(prior: SphericalGamma, counts: Array, sums: Array) -> Array:
         return jnp.sum(log_normaliser(update(prior, counts, sums)) - log_normaliser(prior))
 
-    def maximum_likelihood(prior: SphericalGamma, counts: Array, sums: Array) -> Parameters:
+    def maximum_likelihood(prior: SphericalGamma, counts: Array, sums: Array) -> components.Parameters:
         count, mean, scatter = moments(counts, sums)
         return {"loc": mean, "precision": jnp.sum(count, axis=-1) / scatter}
 
-    return Component(
+    return components.Component(
         name="spherical_gaussian",
         prior=None,
-        check=lambda x: floating_rows(x, "spherical_gaussian", dim),
+        check=lambda x: components.floating_rows(x, "spherical_gaussian", dim),
         statistics=statistics,
         log_base=log_base,
         update=update,
@@ -156,14 +142,14 @@ def _spherical(dim: int, missing: bool) -> Component:
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + 1),
         coordinates=coordinates,
-        translate=translate_loc,
+        translate=components.translate_loc,
         with_missing=lambda: _spherical(dim, True),
     )
 
 
 def log_base(columns: Array) -> Array:
     """The constant of the Gaussian density of the observed entries."""
-    return -0.5 * LOG_TWO_PI * jnp.sum(~jnp.isnan(columns), axis=0).astype(columns.dtype)
+    return -0.5 * special.LOG_TWO_PI * jnp.sum(~jnp.isnan(columns), axis=0).astype(columns.dtype)
 
 
 def kl(q: SphericalGamma, p: SphericalGamma) -> Array:
@@ -171,12 +157,14 @@ def kl(q: SphericalGamma, p: SphericalGamma) -> Array:
     ratio = p.mean_precision / q.mean_precision
     distance = p.mean_precision * jnp.square(q.loc - p.loc) * (q.concentration / q.rate)[..., None]
     of_means = 0.5 * jnp.sum(ratio - 1.0 - jnp.log(ratio) + distance)
-    return of_means + jnp.sum(gamma_kl(q.concentration, q.rate, p.concentration, p.rate))
+    return of_means + jnp.sum(special.gamma_kl(q.concentration, q.rate, p.concentration, p.rate))
 
 
 def log_normaliser(q: SphericalGamma) -> Array:
     """With respect to the means and the precision, without 2π, for each component."""
-    return gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.sum(jnp.log(q.mean_precision), axis=-1)
+    return special.gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.sum(
+        jnp.log(q.mean_precision), axis=-1
+    )
 
 
 def log_predictive(q: SphericalGamma, columns: Array) -> Array:
@@ -188,14 +176,14 @@ def log_predictive(q: SphericalGamma, columns: Array) -> Array:
     log_width = matmul(jnp.log(width) + jnp.log(jnp.pi), observed.astype(columns.dtype))
     # Γ(a + p/2) / Γ(a) for p = 0 ... d observed entries, in half steps.
     halves = 0.5 * jnp.arange(columns.shape[0], dtype=width.dtype)
-    steps = jnp.cumsum(log_gamma_half_step(q.concentration[..., None] + halves), axis=-1)
+    steps = jnp.cumsum(special.log_gamma_half_step(q.concentration[..., None] + halves), axis=-1)
     steps = jnp.concatenate([jnp.zeros_like(steps[..., :1]), steps], axis=-1)
     count = jnp.sum(observed, axis=0)
     power = q.concentration[..., None] + 0.5 * count.astype(width.dtype)
     return steps[..., count] - 0.5 * log_width - power * jnp.log1p(distance)
 
 
-def draw(sample: Sample, q: SphericalGamma) -> Parameters:
+def draw(sample: components.Sample, q: SphericalGamma) -> components.Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
     loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision[..., None])))
@@ -204,6 +192,6 @@ def draw(sample: Sample, q: SphericalGamma) -> Parameters:
 
 def coordinates(rows: Array) -> Array:
     """Rows about their mean, all columns in one unit; missing entries at 0."""
-    deviations, _ = centre_rows(rows)
+    deviations, _ = components.centre_rows(rows)
     scale = jnp.sqrt(jnp.sum(jnp.square(deviations)) / jnp.maximum(jnp.sum(~jnp.isnan(rows)), 1))
     return deviations / jnp.where(scale > 0, scale, 1.0)

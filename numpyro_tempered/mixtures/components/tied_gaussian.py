@@ -7,19 +7,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components import gaussian
 from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, floating_rows
-from numpyro_tempered.mixtures.components.gaussian import (
-    NormalWishart,
-    gaussian_of,
-    kl_of_mean,
-    mean_and_scatter,
-    moments,
-    precision_of,
-    scatter_of,
-    wishart_kl,
-    wishart_log_normaliser,
-    wishart_prior,
-)
 
 
 def tied_gaussian(
@@ -62,13 +51,13 @@ def tied_gaussian(
         9
     """
     name = "tied_gaussian"
-    prior = wishart_prior(name, dim, loc, mean_precision, df, scale=scale, variance=variance)
+    prior = gaussian.wishart_prior(name, dim, loc, mean_precision, df, scale=scale, variance=variance)
     return _tied(dim)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
 def _tied(dim: int) -> Component:
-    return gaussian_of(dim)._replace(
+    return gaussian.gaussian_of(dim)._replace(
         name="tied_gaussian",
         check=lambda x: floating_rows(x, "tied_gaussian", dim),
         update=update,
@@ -80,32 +69,32 @@ def _tied(dim: int) -> Component:
     )
 
 
-def of_precision(q: NormalWishart) -> NormalWishart:
+def of_precision(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
     """The hyperparameters of the one precision: those of the first of K components; a prior as it is."""
     return q if q.df.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], q)
 
 
-def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
+def update(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> gaussian.NormalWishart:
     """The joint posterior of the means and the precision."""
-    loc, kappa, scatter, between = mean_and_scatter(prior, counts, sums)
+    loc, kappa, scatter, between = gaussian.mean_and_scatter(prior, counts, sums)
     df = jnp.broadcast_to(prior.df + jnp.sum(counts), counts.shape)
     matrix = prior.scale + jnp.sum(scatter + between, axis=0)
-    return NormalWishart(loc, kappa, df, jnp.broadcast_to(matrix, scatter.shape))
+    return gaussian.NormalWishart(loc, kappa, df, jnp.broadcast_to(matrix, scatter.shape))
 
 
-def kl(q: NormalWishart, p: NormalWishart) -> Array:
+def kl(q: gaussian.NormalWishart, p: gaussian.NormalWishart) -> Array:
     """KL of the K means given the precision, in expectation, and KL of the one precision."""
-    return jnp.sum(kl_of_mean(q, p)) + wishart_kl(of_precision(q), p)
+    return jnp.sum(gaussian.kl_of_mean(q, p)) + gaussian.wishart_kl(of_precision(q), p)
 
 
-def log_evidence(prior: NormalWishart, counts: Array, sums: Array) -> Array:
+def log_evidence(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Array:
     """The log ratio of the normalisers; the precision's once."""
     q = update(prior, counts, sums)
     means = 0.5 * prior.loc.shape[-1] * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
-    return means + wishart_log_normaliser(of_precision(q)) - wishart_log_normaliser(prior)
+    return means + gaussian.wishart_log_normaliser(of_precision(q)) - gaussian.wishart_log_normaliser(prior)
 
 
-def draw(sample: Sample, q: NormalWishart) -> Parameters:
+def draw(sample: Sample, q: gaussian.NormalWishart) -> Parameters:
     """One precision matrix, and means given it."""
     one = of_precision(q)
     precision = sample("precision", dist.Wishart(one.df, rate_matrix=one.scale))
@@ -114,9 +103,9 @@ def draw(sample: Sample, q: NormalWishart) -> Parameters:
     return {"loc": loc, "precision": jnp.broadcast_to(precision, scaled.shape)}
 
 
-def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> Parameters:
+def maximum_likelihood(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Parameters:
     """Weighted means, and the inverse of the pooled covariance."""
-    total, outer = moments(sums)
-    mean, scatter = scatter_of(counts, total, outer)
-    precision = precision_of(jnp.sum(scatter, axis=0) / jnp.sum(counts))
+    total, outer = gaussian.moments(sums)
+    mean, scatter = gaussian.scatter_of(counts, total, outer)
+    precision = gaussian.precision_of(jnp.sum(scatter, axis=0) / jnp.sum(counts))
     return {"loc": mean, "precision": jnp.broadcast_to(precision, outer.shape)}

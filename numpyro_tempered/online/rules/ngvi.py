@@ -10,20 +10,7 @@ from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, carry, family_of, require
-from numpyro_tempered.online.base import (
-    Box,
-    OnlineState,
-    Rule,
-    Schedule,
-    StepSize,
-    advance,
-    as_schedule,
-    check_box,
-    check_prior,
-    choose,
-    project,
-    start,
-)
+from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.rules.forgetting import Forgetting, to_prior
 
 CURVATURES = ("hessian", "fisher")
@@ -31,15 +18,15 @@ NEGATIVE = ("reject", "floor")
 
 
 def ngvi(
-    step_size: StepSize = 1.0,
+    step_size: rules.StepSize = 1.0,
     evidence: float = math.inf,
     curvature: str = "hessian",
-    box: Box | None = None,
+    box: rules.Box | None = None,
     *,
     forget: Forgetting | None = None,
     negative: str = "reject",
     num_local_steps: int = 1,
-) -> Rule:
+) -> rules.Rule:
     r"""Natural-gradient variational inference.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\langle\nabla\bar L_t(\mu_t), \mu\rangle +
@@ -100,7 +87,7 @@ def ngvi(
         >>> print(f"{state.posterior.loc[0]:.3f} {state.posterior.scale[0]:.3f}")
         1.500 0.500
     """
-    rate, box = as_schedule(step_size), check_box(box)
+    rate, box = rules.as_schedule(step_size), rules.check_box(box)
     check_choice(curvature, "curvature", CURVATURES)
     check_choice(negative, "negative", NEGATIVE)
     check_count(num_local_steps, "num_local_steps")
@@ -113,17 +100,17 @@ def ngvi(
         forget = to_prior(evidence)
     inflate = None if forget is None else forget.inflate
 
-    def init(prior: Gaussian) -> OnlineState:
-        prior = check_prior(prior)
+    def init(prior: Gaussian) -> rules.OnlineState:
+        prior = rules.check_prior(prior)
         if inflate is not None:
             require(prior, "from_root", "random_walk")
-        q = project(prior, box)
-        return start(prior, q, memory=family_of(q).start(q))
+        q = rules.project(prior, box)
+        return rules.start(prior, q, memory=family_of(q).start(q))
 
     def curvature_of(q: Gaussian, evaluation: Evaluation) -> tuple[Curvature, Array | None]:
         return family_of(q).floor(q, evaluation.grad_var) if negative == "floor" else (evaluation.grad_var, None)
 
-    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+    def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q, family = state.posterior, family_of(state.posterior)
         grad_var, floored = curvature_of(q, evaluation)
         gain = _gain(rate, forget, state)
@@ -132,13 +119,15 @@ def ngvi(
             argmin = family.inflate(argmin, inflate(state.count + 1, q))
             memory = family.start(argmin)
         if box is None:
-            return advance(state, argmin, memory, floored)
+            return rules.advance(state, argmin, memory, floored)
         # The next round starts from the projected q.
-        q = project(argmin, box)
+        q = rules.project(argmin, box)
         memory = family.start(q) if family.clip_memory is None else family.clip_memory(memory, q, box.scale)
-        return advance(state, q, memory, floored)
+        return rules.advance(state, q, memory, floored)
 
-    def refine(evaluate: Callable[[Gaussian], Evaluation], first: Evaluation, state: OnlineState) -> Evaluation:
+    def refine(
+        evaluate: Callable[[Gaussian], Evaluation], first: Evaluation, state: rules.OnlineState
+    ) -> Evaluation:
         """The evaluation to update with: that at the posterior it leads to, as seen from q_t."""
         family, gain = family_of(state.posterior), _gain(rate, forget, state)
         no_loc, no_var = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
@@ -151,14 +140,14 @@ def ngvi(
             at_q = evaluate(q)
             grad_var = curvature_of(q, at_q)[0]
             proposal, _ = family.natural_step(family.start(q), q, anchor, at_q.grad_loc, grad_var, half)
-            return choose(jnp.isfinite(jnp.sum(family.witness(proposal))), proposal, q)
+            return rules.choose(jnp.isfinite(jnp.sum(family.witness(proposal))), proposal, q)
 
         q = jax.lax.fori_loop(0, num_local_steps - 1, closer, anchor)
         last = evaluate(q)
         shift = state.posterior.loc - q.loc
         return first._replace(grad_loc=carry(last.grad_loc, last.grad_var, shift), grad_var=last.grad_var)
 
-    return Rule(
+    return rules.Rule(
         init,
         update,
         refine=refine if num_local_steps > 1 else None,
@@ -169,7 +158,7 @@ def ngvi(
     )
 
 
-def _gain(rate: Schedule, forget: Forgetting | None, state: OnlineState) -> Gain:
+def _gain(rate: rules.Schedule, forget: Forgetting | None, state: rules.OnlineState) -> Gain:
     """Weights of the next datum, of the present precision and of the prior's."""
     count, q = state.count + 1, state.posterior
     alpha = rate(count, q)

@@ -2,19 +2,10 @@
 
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of, require
-from numpyro_tempered.online.base import (
-    Box,
-    OnlineState,
-    Rule,
-    StepSize,
-    advance,
-    as_schedule,
-    in_box,
-    start,
-)
+from numpyro_tempered.online import base as rules
 
 
-def oga(step_size: StepSize, box: Box | None = None) -> Rule:
+def oga(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
     r"""Online gradient algorithm on a point: :math:`\theta \leftarrow \Pi(\theta - \eta\nabla l_t)`.
 
     Starts at the prior mean. The posterior is the point itself: its scale is 0, and the two
@@ -40,20 +31,20 @@ def oga(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> state.posterior.loc
         Array([0.1, 0.2], dtype=float32)
     """
-    rate = as_schedule(step_size)
+    rate = rules.as_schedule(step_size)
 
-    def init(prior: Gaussian) -> OnlineState:
+    def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "from_root", "oga")
-        return start(prior, family_of(prior).point(prior), memory=())
+        return rules.start(prior, family_of(prior).point(prior), memory=())
 
-    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+    def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
-        return advance(state, q._replace(loc=q.loc - rate(state.count + 1, q) * evaluation.grad_loc))
+        return rules.advance(state, q._replace(loc=q.loc - rate(state.count + 1, q) * evaluation.grad_loc))
 
-    return in_box(Rule(init, update, curvature="none", name="oga", point=True), box)
+    return rules.in_box(rules.Rule(init, update, curvature="none", name="oga", point=True), box)
 
 
-def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
+def oga_el(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
     r"""Online gradient on the expected loss, :math:`\mu \leftarrow \Pi(\mu - \eta\nabla\bar L_t)`.
 
     The parameters are μ = (m, σ) with σ >= 0; the gradient in σ is 2σ times that in σ², so σ = 0 is
@@ -74,15 +65,15 @@ def oga_el(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.oga_el(step_size=0.1, box=nt.online.Box(loc=20.0, scale=1.0))
     """
-    rate = as_schedule(step_size)
+    rate = rules.as_schedule(step_size)
 
-    def init(prior: Gaussian) -> OnlineState:
+    def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "descend", "oga_el")
-        return start(prior, prior, memory=())
+        return rules.start(prior, prior, memory=())
 
-    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+    def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
         grads = require(q, "gradient", "oga_el")(q, evaluation.grad_loc, evaluation.grad_var)
-        return advance(state, require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q)))
+        return rules.advance(state, require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q)))
 
-    return in_box(Rule(init, update, curvature="hessian", name="oga_el"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="oga_el"), box)

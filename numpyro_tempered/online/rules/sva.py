@@ -6,20 +6,10 @@ import jax.numpy as jnp
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import require
-from numpyro_tempered.online.base import (
-    Box,
-    Gaussian,
-    OnlineState,
-    Rule,
-    StepSize,
-    advance,
-    as_schedule,
-    in_box,
-    start,
-)
+from numpyro_tempered.online import base as rules
 
 
-def sva(step_size: StepSize, box: Box | None = None) -> Rule:
+def sva(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
     r"""Sequential variational approximation: summed gradients, with a penalty for leaving the prior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\sum_{i\le t} \langle\nabla\bar L_i(\mu_i),
@@ -54,17 +44,21 @@ def sva(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> int(state.count)
         0
     """
-    rate = as_schedule(step_size)
+    rate = rules.as_schedule(step_size)
 
-    def init(prior: Gaussian) -> OnlineState:
+    def init(prior: rules.Gaussian) -> rules.OnlineState:
         require(prior, "kl_prox", "sva")
-        return start(prior, prior, jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior))
+        return rules.start(
+            prior, prior, jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
+        )
 
-    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+    def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
         grads = require(q, "gradient", "sva")(q, evaluation.grad_loc, evaluation.grad_var)
         sums = type(grads)(*(total.add(term) for total, term in zip(state.memory, grads, strict=True)))
         totals = type(grads)(*(total.value for total in sums))
-        return advance(state, require(q, "kl_prox", "sva")(state.prior, totals, rate(state.count + 1, q)), sums)
+        return rules.advance(
+            state, require(q, "kl_prox", "sva")(state.prior, totals, rate(state.count + 1, q)), sums
+        )
 
-    return in_box(Rule(init, update, curvature="hessian", name="sva"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="sva"), box)

@@ -2,20 +2,10 @@
 
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, able, require, supports
-from numpyro_tempered.online.base import (
-    Box,
-    OnlineState,
-    Rule,
-    StepSize,
-    SVBRate,
-    advance,
-    as_schedule,
-    in_box,
-    start,
-)
+from numpyro_tempered.online import base as rules
 
 
-def svb(step_size: StepSize, box: Box | None = None) -> Rule:
+def svb(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
     r"""Streaming variational Bayes: one gradient, with a penalty for leaving the current posterior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\langle\nabla\bar L_t(\mu_t), \mu\rangle +
@@ -45,24 +35,24 @@ def svb(step_size: StepSize, box: Box | None = None) -> Rule:
         >>> import numpyro_tempered as nt
         >>> rule = nt.online.svb(nt.online.svb_rate(1.0), box=nt.online.Box(loc=20.0, scale=1.0))
     """
-    rate = as_schedule(step_size)
+    rate = rules.as_schedule(step_size)
 
-    def init(prior: Gaussian) -> OnlineState:
+    def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "kl_prox", "svb")
-        if isinstance(step_size, SVBRate) and not supports(prior, "kl_prox_scaled"):
+        if isinstance(step_size, rules.SVBRate) and not supports(prior, "kl_prox_scaled"):
             raise TypeError(
                 f"svb_rate is one rate a coordinate, for {able('kl_prox_scaled')}; on {type(prior).__name__} "
                 "take a float or a schedule of the count."
             )
-        return start(prior, prior, memory=())
+        return rules.start(prior, prior, memory=())
 
-    def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
+    def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
         grads = require(q, "gradient", "svb")(q, evaluation.grad_loc, evaluation.grad_var)
-        if isinstance(step_size, SVBRate):
+        if isinstance(step_size, rules.SVBRate):
             argmin = require(q, "kl_prox_scaled", "svb")(q, grads, step_size.times_variance(state.count + 1, q))
         else:
             argmin = require(q, "kl_prox", "svb")(q, grads, rate(state.count + 1, q))
-        return advance(state, argmin)
+        return rules.advance(state, argmin)
 
-    return in_box(Rule(init, update, curvature="hessian", name="svb"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="svb"), box)

@@ -10,16 +10,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import ALPHA, Message, plates_of
-from numpyro_tempered.handlers.likelihood import (
-    Trace,
-    is_factor,
-    latent_sites,
-    likelihood_sites,
-    log_prob_of_each,
-    untempered_log_prob,
-    weight,
-)
 
 T = TypeVar("T")
 # Most numbers in a batch of data sets: 256 MiB in float32.
@@ -46,20 +38,20 @@ class weigh_data(Messenger):
         msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
 
 
-def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
+def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
     """The number of data of a model, and the batch dimension along which they lie.
 
     Raises:
         ValueError: If the observed sites have no plate in common and are not vectors of one length, have several
             and none is named, lie in a scan, have powers or scales already, or latents lie in the plate.
     """
-    sites = likelihood_sites(trace)
+    sites = likelihood.likelihood_sites(trace)
     for name, site in sites.items():
-        log_prob_of_each(site)
-        if jnp.ndim(weight(site)) or float(weight(site)) != 1.0:
+        likelihood.log_prob_of_each(site)
+        if jnp.ndim(likelihood.weight(site)) or float(likelihood.weight(site)) != 1.0:
             raise ValueError(
-                f"observed site {name!r} has the power or scale {weight(site)} already, and choosing alpha "
-                "starts at the untempered likelihood: pass the model without temper and handlers.scale."
+                f"observed site {name!r} has the power or scale {likelihood.weight(site)} already, and choosing "
+                "alpha starts at the untempered likelihood: pass the model without temper and handlers.scale."
             )
         if site.get("_control_flow_done"):
             raise ValueError(
@@ -74,7 +66,9 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
     if plate is None and len(common) > 1:
         raise ValueError(f"the data lie in several plates, {sorted(common)}: name that of the data by plate=.")
     if not common:
-        values = jax.eval_shape(lambda: {name: untempered_log_prob(site) for name, site in sites.items()})
+        values = jax.eval_shape(
+            lambda: {name: likelihood.untempered_log_prob(site) for name, site in sites.items()}
+        )
         shapes = {name: value.shape for name, value in values.items()}
         if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 1:
             raise ValueError(
@@ -91,7 +85,7 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
             "sites."
         )
     ((size, dim),) = frames
-    local = [latent for latent, site in latent_sites(trace).items() if name in plates_of(site)]
+    local = [latent for latent, site in likelihood.latent_sites(trace).items() if name in plates_of(site)]
     if local:
         raise ValueError(
             f"latent sites {local} have a value for each row of plate {name!r}, and a row that is left out says "
@@ -101,13 +95,13 @@ def find_data(trace: Trace, plate: str | None) -> tuple[int, int]:
     return size, dim
 
 
-def log_lik_of_each(trace: Trace, num_data: int, dim: int) -> Array:
+def log_lik_of_each(trace: likelihood.Trace, num_data: int, dim: int) -> Array:
     """The log-likelihood of each datum, ``(num_data,)``, summed over the other dimensions and the sites."""
     terms = []
-    for site in likelihood_sites(trace).values():
-        value = untempered_log_prob(site)
+    for site in likelihood.likelihood_sites(trace).values():
+        value = likelihood.untempered_log_prob(site)
         shape = jnp.broadcast_shapes(value.shape, (num_data, *(1,) * (-1 - dim)))
-        if is_factor(site) or value.ndim >= -dim:
+        if likelihood.is_factor(site) or value.ndim >= -dim:
             value = jnp.broadcast_to(value, shape)
         value = jnp.moveaxis(value, dim, 0)
         terms.append(jnp.sum(jnp.reshape(value, (num_data, -1)), axis=1))

@@ -12,22 +12,9 @@ from numpyro.infer.util import constrain_fn
 
 from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
 from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
 from numpyro_tempered.select.alpha.data_weights import resamples
-from numpyro_tempered.select.alpha.gpc_posteriors import (
-    Quantity,
-    Ratios,
-    credible_set,
-    ellipsoid_ratios,
-    laplace_ratios_at,
-    reweighted_ratios,
-)
-from numpyro_tempered.select.alpha.sandwich import (
-    Functional,
-    checked_sandwich,
-    coverage_verdict,
-    flat_task,
-)
 
 Posterior = Literal["laplace", "method", "draws"]
 OWNERS = {"laplace": "the Laplace approximation's", "method": "the method's own", "draws": "the posterior's"}
@@ -123,35 +110,37 @@ def gpc(
 
     def plan(rng_key: Array, task: Task) -> Plan:
         # Raise before the fits where the criterion cannot be used.
-        checked_sandwich(flat_task(task), joint_power(quantity_of_flat(task, of)))
+        sandwich.checked_sandwich(sandwich.flat_task(task), joint_power(quantity_of_flat(task, of)))
         if posterior == "method":
             counts = np.asarray(resamples(rng_key, num_bootstrap, task.num_data))
-            return Plan(counts, credible_set(quantity_of_draws, level))
+            return Plan(counts, gpc_posteriors.credible_set(quantity_of_draws, level))
         return Plan(
             np.ones((1, task.num_data)),
             lambda draws: {"values": quantity_of_draws(draws), "log_lik": draws.log_lik},
         )
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
-        flat = flat_task(task)
+        flat = sandwich.flat_task(task)
         quantity = quantity_of_flat(task, of)
         # The guess is the limit of many data, whose relative sampling error is that of alpha.
-        estimate, guess, sampling = checked_sandwich(flat, joint_power(quantity))
+        estimate, guess, sampling = sandwich.checked_sandwich(flat, joint_power(quantity))
         point = jnp.asarray(estimate.minimum.point)
         counts = resamples(rng_key, num_bootstrap, task.num_data)
         columns: dict[str, np.ndarray] = {}
         attrs: dict[str, object] = {}
         if posterior == "laplace":
-            ratios = laplace_ratios_at(flat, quantity, point, counts, level)
+            ratios = gpc_posteriors.laplace_ratios_at(flat, quantity, point, counts, level)
             alpha, resampling, curve = solve(ratios, level, guess, (0.0, math.inf))
             attrs = {"coverage_alphas": [a for a, _ in curve], "coverage": [c for _, c in curve]}
         else:
             sets = jax.tree.map(np.asarray, jax.device_get(summary))
             at = np.asarray(point if quantity is None else quantity(point), np.float64)
             if posterior == "method":
-                of_grid, usable = ellipsoid_ratios(sets, at), np.asarray(grid) > 0
+                of_grid, usable = gpc_posteriors.ellipsoid_ratios(sets, at), np.asarray(grid) > 0
             else:
-                of_grid, usable, columns = reweighted_ratios(sets, grid, np.asarray(counts), at, level)
+                of_grid, usable, columns = gpc_posteriors.reweighted_ratios(
+                    sets, grid, np.asarray(counts), at, level
+                )
             if not np.all(np.isfinite(of_grid[:, usable])):
                 raise ValueError(
                     "a fit to a resample has draws that do not vary: take more draws, or another method."
@@ -162,7 +151,7 @@ def gpc(
             bounds = float(np.min(alphas)), float(np.max(alphas))
             alpha, resampling, _ = solve(interpolated(alphas, of_grid[:, usable]), level, guess, bounds)
         se = math.hypot(alpha * (sampling / guess), resampling)
-        return coverage_verdict(
+        return sandwich.coverage_verdict(
             f"gpc({level:g})",
             alpha,
             se,
@@ -178,7 +167,7 @@ def gpc(
     return Criterion("gpc", "coverage", None if posterior == "laplace" else plan, decide)
 
 
-def joint_power(quantity: Quantity | None) -> Functional:
+def joint_power(quantity: gpc_posteriors.Quantity | None) -> sandwich.Functional:
     """The power at which the mean squared distance of the minimiser to the posteriors is the dimension."""
 
     def power(theta: Array, curvature: Array, variance: Array) -> Array:
@@ -193,7 +182,9 @@ def joint_power(quantity: Quantity | None) -> Functional:
     return power
 
 
-def quantity_of_flat(task: Task, of: Callable[[dict[str, Array]], Array] | None) -> Quantity | None:
+def quantity_of_flat(
+    task: Task, of: Callable[[dict[str, Array]], Array] | None
+) -> gpc_posteriors.Quantity | None:
     """The quantity as a function of the flat unconstrained latents, ``(k,)``; None for these themselves."""
     if of is None:
         return None
@@ -205,7 +196,7 @@ def quantity_of_flat(task: Task, of: Callable[[dict[str, Array]], Array] | None)
     return quantity
 
 
-def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> Ratios:
+def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> gpc_posteriors.Ratios:
     """The ratios ``(B,)`` at any alpha between those of the grid, from ``(B, A)``, in logarithms."""
     logs, tiny = np.log(alphas), np.finfo(float).tiny
 
@@ -221,7 +212,7 @@ def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> Ratios:
 
 
 def solve(
-    ratios: Ratios, level: float, guess: float, bounds: tuple[float, float]
+    ratios: gpc_posteriors.Ratios, level: float, guess: float, bounds: tuple[float, float]
 ) -> tuple[float, float, list[tuple[float, float]]]:
     """The alpha at which the level quantile of the ratios is 1, its standard error, and a curve of coverage.
 

@@ -23,12 +23,7 @@ Ratios: TypeAlias = Callable[[float], np.ndarray]
 
 
 def laplace_ratios(
-    flat: Flat,
-    quantity: Quantity | None,
-    point: Array,
-    counts: Array,
-    threshold: float,
-    alpha: Array,
+    flat: Flat, quantity: Quantity | None, point: Array, counts: Array, threshold: float, alpha: Array
 ) -> tuple[Array, Array]:
     """Squared Mahalanobis distance of the minimiser over ``threshold``, by Laplace's method at the power alpha.
 

@@ -16,12 +16,7 @@ from numpyro_tempered.select.grid.model_data import Method
 
 
 def sample_all(
-    rng_key: Array,
-    task: Task,
-    factory: Method,
-    kernel: MCMCKernel,
-    query: Query,
-    options: MCMCOptions,
+    rng_key: Array, task: Task, factory: Method, kernel: MCMCKernel, query: Query, options: MCMCOptions
 ) -> Fits:
     """Sample every alpha given the data, then given the reweighted data of the plans in turn.
 

@@ -35,14 +35,7 @@ class SVIOptions(NamedTuple):
     loss: ELBO | None
 
 
-def fit_all(
-    rng_key: Array,
-    task: Task,
-    factory: Method,
-    guide: Guide,
-    query: Query,
-    options: SVIOptions,
-) -> Fits:
+def fit_all(rng_key: Array, task: Task, factory: Method, guide: Guide, query: Query, options: SVIOptions) -> Fits:
     """Fit every alpha under one ``vmap``: to the data, then to the reweighted data of the plans in turn.
 
     One compiled loop serves all fits. Each starts at the parameters of the fit before, with a new optimiser.

@@ -14,18 +14,8 @@ from numpyro.infer.util import unconstrain_fn
 
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
+from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, base_distribution
-from numpyro_tempered.handlers.likelihood import (
-    Trace,
-    get_trace,
-    is_masked,
-    latent_sites,
-    likelihood_sites,
-    observed_values,
-    subsamples,
-    untempered_log_prob,
-    weight,
-)
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.report.arviz import Dims
 
@@ -51,31 +41,35 @@ class ModelData:
 
         self.model = counted
         self.trace, sampled = self._first_trace()
-        latents = latent_sites(self.trace)
+        latents = likelihood.latent_sites(self.trace)
         # Scaled or masked priors, and those with terms of their own, are not what their sites sample.
         self.prior_is_exact = (
             sampled
             and not any(site.get(PRIOR_FACTOR) for site in self.trace.values())
-            and not any(site["scale"] is not None or is_masked(site["fn"]) for site in latents.values())
+            and not any(
+                site["scale"] is not None or likelihood.is_masked(site["fn"]) for site in latents.values()
+            )
         )
         self.latents = list(latents)
-        self.observed = observed_values(self.trace)
+        self.observed = likelihood.observed_values(self.trace)
 
-    def _first_trace(self) -> tuple[Trace, bool]:
+    def _first_trace(self) -> tuple[likelihood.Trace, bool]:
         try:
-            return get_trace(self.seeded, self.args, self.kwargs), True
+            return likelihood.get_trace(self.seeded, self.args, self.kwargs), True
         except NotImplementedError:
             feasible = handlers.substitute(self.seeded, substitute_fn=init_to_feasible)
-            return get_trace(feasible, self.args, self.kwargs), False
+            return likelihood.get_trace(feasible, self.args, self.kwargs), False
 
     @property
     def discrete(self) -> list[str]:
         """Names of the discrete latents."""
-        return [name for name, site in latent_sites(self.trace).items() if site["fn"].support.is_discrete]
+        return [
+            name for name, site in likelihood.latent_sites(self.trace).items() if site["fn"].support.is_discrete
+        ]
 
     def check(self, dims: Dims | None = None) -> None:
         """Raise for a model whose posterior does not exist at every power."""
-        if not likelihood_sites(self.trace):
+        if not likelihood.likelihood_sites(self.trace):
             raise ValueError("the model has no observed site: pass the data that it conditions on.")
         if not self.latents:
             raise ValueError("the model has no latent site, so there is no posterior to follow.")
@@ -84,11 +78,11 @@ class ModelData:
             raise ValueError(
                 f"the model has params {params}, and would be another model at each alpha: give them a prior."
             )
-        if subsamples(self.trace):
+        if likelihood.subsamples(self.trace):
             raise ValueError(
                 "a plate of the model subsamples: a posterior at each alpha needs the log-likelihood of all data."
             )
-        for name, site in latent_sites(self.trace).items():
+        for name, site in likelihood.latent_sites(self.trace).items():
             if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
                 raise ValueError(
                     f"the prior of {name!r} is improper, so alpha = 0 has no posterior: give it a proper one."
@@ -111,11 +105,11 @@ class ModelData:
 
     def log_lik(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of all data at the values of the latents, as the model weighs it."""
-        return _total(get_trace(handlers.substitute(self.seeded, data=values), self.args, self.kwargs))
+        return _total(likelihood.get_trace(handlers.substitute(self.seeded, data=values), self.args, self.kwargs))
 
     def draw_prior(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Latents from the prior, and their log-likelihood."""
-        trace = get_trace(handlers.seed(self.model, rng_key), self.args, self.kwargs)
+        trace = likelihood.get_trace(handlers.seed(self.model, rng_key), self.args, self.kwargs)
         return {name: trace[name]["value"] for name in self.latents}, _total(trace)
 
     def unconstrain(self, values: dict[str, Array]) -> dict[str, Array]:
@@ -123,13 +117,13 @@ class ModelData:
         return unconstrain_fn(self.seeded, self.args, self.kwargs, values)
 
 
-def _total(trace: Trace) -> Array:
+def _total(trace: likelihood.Trace) -> Array:
     """The log-likelihood of a trace, powers and scales included."""
     terms = []
-    for site in likelihood_sites(trace).values():
-        power = jnp.asarray(weight(site))
+    for site in likelihood.likelihood_sites(trace).values():
+        power = jnp.asarray(likelihood.weight(site))
         # A power of 0 leaves a likelihood of 0 out.
-        terms.append(jnp.sum(jnp.where(power > 0, power * untempered_log_prob(site), 0.0)))
+        terms.append(jnp.sum(jnp.where(power > 0, power * likelihood.untempered_log_prob(site), 0.0)))
     return jnp.sum(jnp.stack(terms))
 
 

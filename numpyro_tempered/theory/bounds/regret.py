@@ -6,25 +6,12 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_positive
 from numpyro_tempered.core.typing import ArrayLike
-from numpyro_tempered.theory.bounds.base import (
-    CONVEX,
-    LIPSCHITZ,
-    ROUNDS_TAKEN,
-    Bound,
-    as_rounds,
-    finite_kl,
-    make,
-)
+from numpyro_tempered.theory.bounds import base as bounds
 
 
 def ewa(
-    num_rounds: ArrayLike,
-    *,
-    step_size: float,
-    loss_range: float,
-    kl: float,
-    comparator: ArrayLike | None = None,
-) -> Bound:
+    num_rounds: ArrayLike, *, step_size: float, loss_range: float, kl: float, comparator: ArrayLike | None = None
+) -> bounds.Bound:
     r"""Exponentially weighted aggregation: :math:`\eta B^2 T/8 + \mathrm{KL}(q, \pi)/\eta`.
 
     Args:
@@ -51,16 +38,16 @@ def ewa(
         >>> float(nt.bounds.ewa(200, step_size=rate, loss_range=2.0, kl=1.0).value)
         20.0
     """
-    rounds = as_rounds(num_rounds, step_size=step_size, loss_range=loss_range)
-    return make(
+    rounds = bounds.as_rounds(num_rounds, step_size=step_size, loss_range=loss_range)
+    return bounds.make(
         comparator,
         stability=step_size * loss_range**2 * rounds / 8.0,
-        divergence=finite_kl(kl) / step_size,
+        divergence=bounds.finite_kl(kl) / step_size,
         assumptions=(
             "the losses of all parameters lie in one interval of length B, also under the tails of the prior: "
             "the squared loss under a Gaussian prior has none",
             "every loss is convex in θ, for the loss at the mean; the expected loss needs no convexity",
-            ROUNDS_TAKEN,
+            bounds.ROUNDS_TAKEN,
         ),
         source="CA19, Theorem 1",
     )
@@ -74,7 +61,7 @@ def sva(
     strong_convexity: float,
     kl: float,
     comparator: ArrayLike,
-) -> Bound:
+) -> bounds.Bound:
     r"""SVA: :math:`\sum_t E_{q_\mu}\ell_t + \eta L^2T/\gamma + \mathrm{KL}(q_\mu, \pi)/\eta` for any μ.
 
     The theorem takes the infimum over μ; any μ gives a valid bound, and
@@ -107,18 +94,20 @@ def sva(
         >>> float(bound.regret), float(bound.value)
         (80.0, 130.0)
     """
-    rounds = as_rounds(num_rounds, step_size=step_size, lipschitz=lipschitz, strong_convexity=strong_convexity)
-    return make(
+    rounds = bounds.as_rounds(
+        num_rounds, step_size=step_size, lipschitz=lipschitz, strong_convexity=strong_convexity
+    )
+    return bounds.make(
         comparator,
         stability=step_size * lipschitz**2 * rounds / strong_convexity,
-        divergence=finite_kl(kl) / step_size,
+        divergence=bounds.finite_kl(kl) / step_size,
         assumptions=(
-            CONVEX,
-            LIPSCHITZ,
+            bounds.CONVEX,
+            bounds.LIPSCHITZ,
             "KL from the prior is strongly convex with the constant given: compute it by strong_convexity",
             "the comparator is a Gaussian of the rule's family, in its box",
             "the gradients are exact (closed forms, or quadrature up to its error), with Hessian curvature",
-            ROUNDS_TAKEN,
+            bounds.ROUNDS_TAKEN,
         ),
         source="CA19, Theorem 2",
     )
@@ -126,7 +115,7 @@ def sva(
 
 def svb(
     num_rounds: ArrayLike, *, lipschitz: float, diameter: float, comparator: ArrayLike | None = None
-) -> Bound:
+) -> bounds.Bound:
     r"""SVB in a box, with :math:`\eta_{t,j} = D/(L\sqrt{2t}\,\sigma_{t,j}^2)`: :math:`DL\sqrt{2T}`.
 
     It holds at every T, against every (m, σ) of the box; σ = 0 included, so against the best fixed θ. The step
@@ -154,19 +143,19 @@ def svb(
         >>> float(nt.bounds.svb(200, lipschitz=2.0, diameter=3.0).value)
         120.0
     """
-    rounds = as_rounds(num_rounds, lipschitz=lipschitz, diameter=diameter)
+    rounds = bounds.as_rounds(num_rounds, lipschitz=lipschitz, diameter=diameter)
     half = lipschitz * diameter * np.sqrt(rounds / 2.0)
-    return make(
+    return bounds.make(
         comparator,
         stability=half,
         divergence=half,
         assumptions=(
-            CONVEX,
-            LIPSCHITZ,
+            bounds.CONVEX,
+            bounds.LIPSCHITZ,
             "the rule ran in the box that D belongs to, with the step size svb_rate(svb_constant(...)), or "
             "oga_rate(...), of these L and D",
             "the family is mean field, and the gradients are exact with Hessian curvature",
-            ROUNDS_TAKEN,
+            bounds.ROUNDS_TAKEN,
         ),
         source="CA19, Theorem 3 (step corrected)",
     )
@@ -174,7 +163,7 @@ def svb(
 
 def svb_strongly_convex(
     num_rounds: ArrayLike, *, lipschitz: float, curvature: float, comparator: ArrayLike | None = None
-) -> Bound:
+) -> bounds.Bound:
     r"""SVB in a box, with :math:`\eta_{t,j} = 2/(Ht\,\sigma_{t,j}^2)`: :math:`L^2(1 + \log T)/H`.
 
     Args:
@@ -199,16 +188,16 @@ def svb_strongly_convex(
         >>> float(nt.bounds.svb_strongly_convex(1, lipschitz=2.0, curvature=0.5).value)
         8.0
     """
-    rounds = as_rounds(num_rounds, lipschitz=lipschitz, curvature=curvature)
-    return make(
+    rounds = bounds.as_rounds(num_rounds, lipschitz=lipschitz, curvature=curvature)
+    return bounds.make(
         comparator,
         stability=lipschitz**2 * (1.0 + np.log(rounds)) / curvature,
         assumptions=(
             "every expected loss is H-strongly convex in means and scales on the box",
-            LIPSCHITZ + ", on the box",
+            bounds.LIPSCHITZ + ", on the box",
             "the rule ran in that box, with the step size svb_strongly_convex_rate(H)",
             "the family is mean field, and the gradients are exact with Hessian curvature",
-            ROUNDS_TAKEN,
+            bounds.ROUNDS_TAKEN,
         ),
         source="CA19, Theorem 3",
     )
@@ -221,7 +210,7 @@ def hedge(
     rate: float,
     loss_range: float | None = None,
     comparator: ArrayLike | None = None,
-) -> Bound:
+) -> bounds.Bound:
     r"""Hedge over K experts with equal weights: :math:`\log K/\lambda + \lambda B^2T/8`.
 
     For a loss that is λ-exp-concave in the decision the second term is 0: the squared loss of predictions and
@@ -250,7 +239,7 @@ def hedge(
         >>> print(f"{float(nt.bounds.hedge(100, 8, rate=0.5).value):.3f}")
         4.159
     """
-    rounds = as_rounds(num_rounds, num_experts=num_experts, rate=rate)
+    rounds = bounds.as_rounds(num_rounds, num_experts=num_experts, rate=rate)
     if loss_range is None:
         stability = np.zeros(rounds.shape)
         assumption = f"exp(-rate * loss) is concave in the decision with rate = {rate:g}"
@@ -260,7 +249,7 @@ def hedge(
         assumption = (
             "the experts' losses of a round lie in an interval of length B, and are convex in the decision"
         )
-    return make(
+    return bounds.make(
         comparator,
         stability=stability,
         divergence=math.log(num_experts) / rate,
@@ -272,7 +261,7 @@ def hedge(
     )
 
 
-def doubling(num_rounds: ArrayLike, first: Bound, *, comparator: ArrayLike | None = None) -> Bound:
+def doubling(num_rounds: ArrayLike, first: bounds.Bound, *, comparator: ArrayLike | None = None) -> bounds.Bound:
     r"""The bound of a rule that starts again at rounds 2, 4, 8, ...: :func:`numpyro_tempered.online.doubling`.
 
     If the bound at the rate for a horizon T is A √T, the phases add up to A (√2^(k+1) - 1)/(√2 - 1), with 2^k the
@@ -297,12 +286,12 @@ def doubling(num_rounds: ArrayLike, first: Bound, *, comparator: ArrayLike | Non
         >>> print(f"{float(first.value):.3f} {float(nt.bounds.doubling(3, first).value):.3f}")
         1.000 2.414
     """
-    rounds = as_rounds(num_rounds)
+    rounds = bounds.as_rounds(num_rounds)
     if first.source not in ("CA19, Theorem 1", "CA19, Theorem 2") or np.size(first.stability) != 1:
         raise ValueError(f"doubling takes the bound of one round by ewa or sva, got one of {first.source}.")
     k = np.floor(np.log2(rounds) + 1e-9)
     factor = (np.sqrt(2.0) ** (k + 1) - 1.0) / (math.sqrt(2.0) - 1.0)
-    return make(
+    return bounds.make(
         comparator,
         stability=factor * float(np.reshape(first.stability, ())),
         divergence=factor * float(np.reshape(first.divergence, ())),

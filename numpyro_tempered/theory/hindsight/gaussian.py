@@ -30,11 +30,7 @@ class GaussianComparator(NamedTuple):
 
 
 def gaussian(
-    expectation: Expectation,
-    prior: Gaussian,
-    step_size: float,
-    *data: ArrayLike,
-    box: Box | None = None,
+    expectation: Expectation, prior: Gaussian, step_size: float, *data: ArrayLike, box: Box | None = None
 ) -> GaussianComparator:
     r"""The q with the least :math:`\sum_tE_q\ell_t + \mathrm{KL}(q, \pi)/\eta`, for CA19, Theorem 2.
 

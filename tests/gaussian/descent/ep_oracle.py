@@ -23,14 +23,10 @@ class Likelihood(NamedTuple):
 
 
 LOGISTIC = Likelihood(
-    lambda u, y: y * u - np.logaddexp(0.0, u),
-    lambda u, y: y - expit(u),
-    lambda u, y: -expit(u) * expit(-u),
+    lambda u, y: y * u - np.logaddexp(0.0, u), lambda u, y: y - expit(u), lambda u, y: -expit(u) * expit(-u)
 )
 POISSON = Likelihood(
-    lambda u, y: y * u - np.exp(u) - gammaln(y + 1.0),
-    lambda u, y: y - np.exp(u),
-    lambda u, y: -np.exp(u),
+    lambda u, y: y * u - np.exp(u) - gammaln(y + 1.0), lambda u, y: y - np.exp(u), lambda u, y: -np.exp(u)
 )
 # Not log-concave: sites of negative precision, several fixed points.
 CAUCHY = Likelihood(
@@ -40,9 +36,7 @@ CAUCHY = Likelihood(
 )
 # With unit variance: the conjugate case.
 NORMAL = Likelihood(
-    lambda u, y: -0.5 * (y - u) ** 2 - 0.5 * np.log(2 * np.pi),
-    lambda u, y: y - u,
-    lambda u, y: -np.ones_like(u),
+    lambda u, y: -0.5 * (y - u) ** 2 - 0.5 * np.log(2 * np.pi), lambda u, y: y - u, lambda u, y: -np.ones_like(u)
 )
 
 

@@ -116,8 +116,7 @@ def optimum_of(model, name):
 @pytest.mark.parametrize(
     ("model", "name"),
     tiered(
-        [(model, name) for model in (regression, logistic) for name in GUIDES],
-        unit=[(regression, "by site")],
+        [(model, name) for model in (regression, logistic) for name in GUIDES], unit=[(regression, "by site")]
     ),
 )
 def test_the_optimum_is_that_of_the_oracle(model, name, x64):

@@ -290,10 +290,7 @@ class TestExact:
         )
         assert bool(fine.converged)
 
-    @pytest.mark.parametrize(
-        ("d", "alpha", "name"),
-        list(itertools.product([2, 10, 50], [0.5, 1.0], METHODS)),
-    )
+    @pytest.mark.parametrize(("d", "alpha", "name"), list(itertools.product([2, 10, 50], [0.5, 1.0], METHODS)))
     @pytest.mark.full
     def test_all_methods_find_the_optimum_of_the_oracle(self, d, alpha, name):
         x, y = logistic_data(d)

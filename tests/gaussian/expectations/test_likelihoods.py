@@ -95,8 +95,7 @@ def test_the_derivative_at_a_kink_is_the_mean_of_both_sides(expectation, slope):
 
 
 @pytest.mark.parametrize(
-    ("expectation", "name"),
-    [(ABSOLUTE, "absolute"), (PINBALL, "quantile_90"), (PROBIT, "probit")],
+    ("expectation", "name"), [(ABSOLUTE, "absolute"), (PINBALL, "quantile_90"), (PROBIT, "probit")]
 )
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e3])
 @pytest.mark.parametrize("margin", [-40.0, 40.0])

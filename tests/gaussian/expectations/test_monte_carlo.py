@@ -190,8 +190,7 @@ def gaussian(name):
 @pytest.mark.parametrize(
     ("name", "curvature"),
     tiered(
-        [("FullRank", "hessian"), ("FullRank", "fisher"), ("LowRank", "fisher")],
-        unit=[("FullRank", "hessian")],
+        [("FullRank", "hessian"), ("FullRank", "fisher"), ("LowRank", "fisher")], unit=[("FullRank", "hessian")]
     ),
 )
 def test_unbiased_on_the_other_families(x64, key, name, curvature):
