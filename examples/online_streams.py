@@ -39,7 +39,7 @@ from streams_data import LOADERS, Stream, prepare
 import numpyro_tempered as nt
 from numpyro_tempered import hindsight
 from numpyro_tempered.online.base import SVBRate
-from numpyro_tempered.online.experts import hedge
+from numpyro_tempered.online.experts.aggregate import exponential_weights, mix_loss
 
 # Losses reach 10^9 on features as they come: what is compared is the rules, not their rounding.
 jax.config.update("jax_enable_x64", True)
@@ -171,9 +171,9 @@ def aggregate_predictions(predictions, y):
         losses, gap = carry
         predictions, y = datum
         rate = jnp.where(gap > 0, jnp.log(len(losses)) / gap, jnp.inf)
-        weights = hedge.exponential_weights(losses, rate)
+        weights = exponential_weights(losses, rate)
         loss, each = (y - weights @ predictions) ** 2, (y - predictions) ** 2
-        gap += jnp.maximum(loss - hedge.mix_loss(weights, each, rate), 0.0)
+        gap += jnp.maximum(loss - mix_loss(weights, each, rate), 0.0)
         return (losses + each, gap), loss
 
     return jax.lax.scan(round_, (jnp.zeros(len(predictions)), jnp.zeros(())), (predictions.T, y))[1]

@@ -21,7 +21,7 @@ from numpyro_tempered.select.compare import compare
 from numpyro_tempered.select.loo import loo
 from numpyro_tempered.select.path import temper_path
 from numpyro_tempered.select.ranking import dyadic
-from numpyro_tempered.sparse.bridge import sparse_as_tempered_fit
+from numpyro_tempered.sparse.predict import sparse_as_tempered_fit
 from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 

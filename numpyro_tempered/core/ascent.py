@@ -1,6 +1,7 @@
 """Coordinate ascent as one compiled loop: of one start, or of several side by side."""
 
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,11 @@ T = TypeVar("T")
 
 
 class Iterate(NamedTuple, Generic[T]):
-    """Where one pass of an algorithm leads.
+    """The result of one pass of an algorithm.
 
     Attributes:
-        point: The state after it.
-        objective: There, shape ``(R,)``, or () of a single start.
+        point: The state after the pass.
+        objective: Its value at ``point``, shape ``(R,)``, or () of a single start.
         rounding: A fall of the objective by no more than this is rounding; () or ``(R,)``.
     """
 
@@ -24,12 +25,8 @@ class Iterate(NamedTuple, Generic[T]):
     rounding: Array
 
 
-class Step(Protocol[T]):
-    """An algorithm."""
-
-    def __call__(self, point: T, /) -> Iterate[T]:
-        """One pass from a state."""
-        ...
+# An algorithm: one pass from a state.
+Step: TypeAlias = Callable[[T], Iterate[T]]
 
 
 class Ascent(NamedTuple, Generic[T]):
@@ -37,7 +34,7 @@ class Ascent(NamedTuple, Generic[T]):
 
     Attributes:
         point: The state of the algorithm.
-        objective: There; -inf before the first pass.
+        objective: Its value at ``point``; -inf before the first pass.
         trace: Objectives ``(max_iter, R)``; NaN after a start has ended.
         num_iter: Passes of each start.
         active: Whether the start goes on.
@@ -60,9 +57,9 @@ def begin(point: T, max_iter: int, *, batched: bool = True) -> Ascent[T]:
     """The ascent before its first pass.
 
     Args:
-        point: Where it starts; ``batched`` says whether its leaves have a leading axis of starts.
+        point: Where it starts.
         max_iter: Length of the trace.
-        batched: As above.
+        batched: Whether the leaves of ``point`` have a leading axis of starts.
     """
     leaf = jax.tree.leaves(point)[0]
     starts, dtype = leaf.shape[: int(batched)], leaf.dtype

@@ -92,20 +92,18 @@ def parquet_chunks(
         ) from error
     with parquet.ParquetFile(path) as file:
         names = _columns(list(file.schema_arrow.names), outcome, features)
-        needed = names if outcome is None else [*names, outcome]
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=needed):
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=names):
                 yield _arrays(batch.to_pandas(), names, outcome)
 
 
 def _columns(present: list[str], outcome: str | None, features: Sequence[str] | None) -> list[str]:
-    names = [name for name in present if name != outcome] if features is None else list(features)
-    needed = names if outcome is None else [*names, outcome]
-    absent = [name for name in needed if name not in present]
-    if absent or not names:
-        raise ValueError(
-            f"the table needs its outcome and at least one feature; {absent} are not among {present}."
-        )
+    """The columns of the features, and last that of the outcome."""
+    inputs = [name for name in present if name != outcome] if features is None else list(features)
+    names = inputs if outcome is None else [*inputs, outcome]
+    absent = [name for name in names if name not in present]
+    if absent or not inputs:
+        raise ValueError(f"a table needs its outcome and at least one feature; {absent} are not among {present}.")
     return names
 
 
@@ -118,8 +116,8 @@ def _arrays(frame: "pd.DataFrame", names: list[str], outcome: str | None) -> Arr
                 f"column {name!r} holds {frame[name].dtype}, not numbers: encode it, or leave it out (features=)."
             ) from error
 
-    x = np.stack([numbers(name) for name in names], axis=1)
-    return x if outcome is None else (x, numbers(outcome))
+    columns = [numbers(name) for name in names]
+    return np.stack(columns, axis=1) if outcome is None else (np.stack(columns[:-1], axis=1), columns[-1])
 
 
 def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[Chunk, int]]:
@@ -157,7 +155,7 @@ def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[
                 parts, num_rows = [], 0
     if model is None:
         raise ValueError(
-            "the stream has no chunk. An iterator is used up by one pass: make it anew for each, or give a list."
+            "the stream has no chunk. An iterator is used up by one pass: give a list, or a new one."
         )
     if num_rows:
         yield jax.tree.map(lambda leaf: grow(leaf, size), join(parts)), num_rows
@@ -171,15 +169,12 @@ def like_first(chunk: Chunk, first: Chunk, number: int) -> Chunk:
     """
     shapes, expected = ([leaf.shape[1:] for leaf in jax.tree.leaves(part)] for part in (chunk, first))
     if shapes != expected or jax.tree.structure(chunk) != jax.tree.structure(first):  # type: ignore[operator]
-        raise ValueError(
-            f"chunk {number} has rows of shapes {shapes}, the first chunk of {expected}: all must agree."
-        )
+        raise ValueError(f"chunk {number} has rows of shapes {shapes}, the first of {expected}: all must agree.")
 
     def cast(leaf: np.ndarray, model: np.ndarray) -> np.ndarray:
         if not np.can_cast(leaf.dtype, model.dtype, "same_kind"):
             raise ValueError(
-                f"chunk {number} holds {leaf.dtype} where the first chunk holds {model.dtype}: give one dtype to "
-                "all, such as float."
+                f"chunk {number} holds {leaf.dtype} where the first chunk holds {model.dtype}: all must agree."
             )
         return leaf.astype(model.dtype, copy=False)
 

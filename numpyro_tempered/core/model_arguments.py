@@ -48,11 +48,8 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:
     """The arguments that :func:`separate` took apart."""
-    remaining = iter(arrays)
-    leaves = [
-        next(remaining) if array else leaf
-        for leaf, array in zip(structure.static, structure.is_array, strict=True)
-    ]
+    remaining, pairs = iter(arrays), zip(structure.static, structure.is_array, strict=True)
+    leaves = [next(remaining) if array else leaf for leaf, array in pairs]
     args, kwargs = jax.tree.unflatten(structure.tree, leaves)
     return args, kwargs
 

@@ -127,11 +127,9 @@ def check_run_arguments(result: object, data: tuple[object, ...], rng_key: Array
     return rng_key
 
 
-VALUES, MOMENTS, COLUMNS = (
-    "number of observed values",
-    "mean and root mean square of the observed values",
-    "column means",
-)
+VALUES = "number of observed values"
+MOMENTS = "mean and root mean square of the observed values"
+COLUMNS = "column means"
 
 
 def summarise_observed(observed: Mapping[str, Array]) -> DataSummary:

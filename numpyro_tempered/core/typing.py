@@ -11,8 +11,8 @@ ArrayLike: TypeAlias = jax.typing.ArrayLike
 Scalar: TypeAlias = Array | float
 # On the host or on a device.
 Numbers: TypeAlias = Array | np.ndarray
+# Any nesting of tuples, lists and dictionaries of arrays.
 PyTree: TypeAlias = Any
-"""Any nesting of tuples, lists and dictionaries of arrays."""
 Params: TypeAlias = dict[str, Array]
 Model: TypeAlias = Callable[..., Any]
 Guide: TypeAlias = Callable[..., Any]

@@ -1,6 +1,7 @@
 """Which sites of a model depend on its local discrete latents, read from the traced program."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -11,35 +12,39 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.handlers.effects import ALPHA, Message, Trace, is_unit, mark, plates_of, wrap_bodies
+from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.likelihood import likelihood_sites
 
 # A latent's name where it stands, and the number of the control flow that it is in, 0 for none.
 Token: TypeAlias = tuple[str, int]
 
-_TOKEN = "_marginalize_token"
-_SCAN = "_marginalize_scan"
+# Keys on the messages of latents: what names one while the model runs, and whether the ``scan`` that it is in, if
+# any, runs forwards with a history.
+TOKEN = "_marginalize_token"
+IN_FORWARD_SCAN = "_marginalize_scan"
 
 
 class Structure(NamedTuple):
     """What a model's local discrete latents are connected to.
 
     Attributes:
-        data: Observed sites, prior terms left out.
-        latents: Messages of the local discrete latents, by name.
+        sites: Messages of all sites, by name, from abstract values.
         depends: Names of the local discrete latents that the log-probability of a sample site, or the
             value of a deterministic one, depends on.
-        plates: Names of the plates of each sample site.
-        scan_factors: Those sites that are factors in the body of a ``scan`` or ``cond``.
-        has_power: Whether a power is on some site.
     """
 
-    data: set[str]
-    latents: Trace
+    sites: effects.Trace
     depends: dict[str, frozenset[str]]
-    plates: dict[str, set[str]]
-    scan_factors: set[str]
-    has_power: bool
+
+    @property
+    def latents(self) -> effects.Trace:
+        """The local discrete latents."""
+        return {name: site for name, site in self.sites.items() if TOKEN in site}
+
+    @property
+    def data(self) -> effects.Trace:
+        """The observed sites, without prior terms."""
+        return likelihood_sites(self.sites)
 
 
 def get_structure(model: Callable[[], object]) -> Structure:
@@ -48,7 +53,7 @@ def get_structure(model: Callable[[], object]) -> Structure:
     Args:
         model: NumPyro model with its arguments.
     """
-    sites: Trace = {}
+    sites: effects.Trace = {}
 
     def run(tokens: dict[Token, Array]) -> dict[str, object]:
         # Only shapes come out of this key.
@@ -63,43 +68,15 @@ def get_structure(model: Callable[[], object]) -> Structure:
         }
 
     jax.eval_shape(run, {})
-    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
-    latents = {name: site for name, site in sites.items() if _TOKEN in site}
     depends: dict[str, frozenset[str]] = {}
-    if latents:
-        names = {site[_TOKEN]: name for name, site in latents.items()}
-        zeros = [jnp.zeros((), jnp.result_type(int)) for _ in names]
-        program, shapes = jax.make_jaxpr(
-            lambda values: run(dict(zip(names, values, strict=True))), return_shape=True
-        )(zeros)
-        start = 0
-        for name, output in shapes.items():
-            stop = start + len(jax.tree.leaves(output))
-            flags = dce_jaxpr(program.jaxpr, [start <= i < stop for i in range(len(program.jaxpr.outvars))])[1]
-            depends[name] = frozenset(
-                latent for latent, is_used in zip(names.values(), flags, strict=True) if is_used
-            )
-            start = stop
-    return Structure(
-        data=set(likelihood_sites(sites)),
-        latents=latents,
-        depends=depends,
-        plates={name: plates_of(site) for name, site in samples.items()},
-        scan_factors={
-            name for name, site in samples.items() if _SCAN in site and site["is_observed"] and is_unit(site)
-        },
-        has_power=any(ALPHA in site for site in sites.values()),
-    )
-
-
-def token(latent: Message) -> Token:
-    """What a latent is known by while the model runs."""
-    return latent[_TOKEN]
-
-
-def is_forward(latent: Message) -> bool:
-    """Whether a latent is in no ``scan``, or in one that runs forwards with a history."""
-    return _SCAN not in latent or latent[_SCAN]
+    names = dict(sorted((site[TOKEN], name) for name, site in sites.items() if TOKEN in site))
+    if names:
+        program, shapes = jax.make_jaxpr(run, return_shape=True)(dict.fromkeys(names, jnp.zeros((), int)))
+        owners = [name for name, output in shapes.items() for _ in jax.tree.leaves(output)]
+        for name in shapes:
+            is_used = dce_jaxpr(program.jaxpr, [owner == name for owner in owners])[1]
+            depends[name] = frozenset(itertools.compress(names.values(), is_used))
+    return Structure(sites, depends)
 
 
 class _abstract(Messenger):
@@ -110,13 +87,13 @@ class _abstract(Messenger):
         self.count = 0
         super().__init__()
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         if msg["type"] == "control_flow":
             self.count += 1
             is_backward = len(msg["args"]) == 5 and bool(msg["args"][4])
             forward = not is_backward and msg["kwargs"].get("history", 1) != 0
             body = functools.partial(_abstract_body, tokens=self.tokens, number=self.count, is_forward=forward)
-            wrap_bodies(msg, body)
+            effects.wrap_bodies(msg, body)
         elif msg["type"] == "sample" and not msg.get("_control_flow_done"):
             _fill(msg, self.tokens, (msg["name"], 0) if msg["cond_indep_stack"] else None)
 
@@ -128,22 +105,19 @@ class _abstract_body(Messenger):
         self.tokens, self.number, self.is_forward = tokens, number, is_forward
         super().__init__(fn)
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         if msg["type"] == "sample":
-            msg[_SCAN] = self.is_forward
+            msg[IN_FORWARD_SCAN] = self.is_forward
             _fill(msg, self.tokens, (msg["name"], self.number))
 
 
-def _fill(msg: Message, tokens: dict[Token, Array], token: Token | None) -> None:
-    mark(msg)
+def _fill(msg: effects.Message, tokens: dict[Token, Array], token: Token | None) -> None:
+    effects.mark(msg)
     if msg["is_observed"] or msg["value"] is not None:
         return
-    fn = msg["fn"]
-    shape = fn.shape(msg["kwargs"].get("sample_shape", ()))
-    if not fn.support.is_discrete:
-        msg["value"] = jnp.zeros(shape)
-        return
-    zeros = jnp.zeros(shape, jnp.result_type(int))
-    msg["value"] = zeros if token is None else zeros + tokens.get(token, 0)
-    if token is not None:
-        msg[_TOKEN] = token
+    is_discrete = msg["fn"].support.is_discrete
+    value = jnp.zeros(effects.draw_shape(msg), int if is_discrete else float)
+    if is_discrete and token is not None:
+        value += tokens.get(token, 0)
+        msg[TOKEN] = token
+    msg["value"] = value

@@ -1,7 +1,10 @@
 """What a message of NumPyro's effect stack is: data, a prior term, or neither."""
 
+import itertools
+import sys
+import traceback
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpyro.distributions as dist
 from numpyro.contrib.control_flow.cond import cond_wrapper
@@ -9,7 +12,6 @@ from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.typing import Model
-from numpyro_tempered.handlers.call_stack import is_inside_a_handler
 from numpyro_tempered.handlers.numpyro_private import STACK
 
 Message: TypeAlias = dict[str, Any]
@@ -49,24 +51,65 @@ def is_prior_factor(msg: Message) -> bool:
     return not msg.get("_control_flow_done") and is_inside_a_handler()
 
 
+def is_inside_a_handler() -> bool:
+    """Whether a message is sent by a handler as it handles another, to be asked from ``process_message``.
+
+    Only the call stack tells: a model may send the very messages that a handler around it sends, in the same
+    order and under the same handlers. Outwards from here comes the ``apply_stack`` of this message, then that of
+    the message being handled. The body of a ``scan`` or ``cond`` runs in ``default_process_message``, which is
+    the model again. Functions are known by module and name, so that wrappers around them change nothing.
+
+    Raises:
+        RuntimeError: If NumPyro's functions are not on the call stack, as where they have been compiled.
+    """
+    steps = (
+        frame.f_code.co_name
+        for frame, _ in traceback.walk_stack(sys._getframe())
+        if frame.f_globals.get("__name__") == "numpyro.primitives"
+        and frame.f_code.co_name in ("apply_stack", "default_process_message")
+    )
+    innermost = list(itertools.islice(steps, 2))
+    if innermost[:1] != ["apply_stack"]:
+        raise RuntimeError(
+            "the call stack shows no apply_stack of numpyro.primitives, without which a Jacobian cannot be told "
+            "from a likelihood factor: this NumPyro is compiled, or newer than numpyro_tempered knows."
+        )
+    return innermost[1:] == ["apply_stack"]
+
+
 def plates_of(msg: Message) -> set[str]:
     """Names of the plates that a site is in."""
     return {frame.name for frame in msg["cond_indep_stack"]}
 
 
-def handler_chain(model: object) -> list[Any]:
-    """A model and the callables under its handlers, outermost first."""
-    chain = [model]
-    while (model := getattr(model, "fn", None)) is not None:
-        chain.append(model)
+def layers(outermost: object, attribute: str) -> list[Any]:
+    """An object, the one that an attribute of it holds, and so on."""
+    chain = [outermost]
+    while (inner := getattr(chain[-1], attribute, None)) is not None:
+        chain.append(inner)
     return chain
 
 
-def reduce_by_name(model: object) -> str | None:
-    """The name that pickles a decorated module-level model, whose function's name is the model's."""
-    function = handler_chain(model)[-1]
-    name = getattr(function, "__qualname__", None)
-    return name if name is not None and getattr(function, "__globals__", {}).get(name) is model else None
+def handler_chain(model: object) -> list[Any]:
+    """A model and the callables under its handlers, outermost first."""
+    return layers(model, "fn")
+
+
+def draw_shape(msg: Message) -> tuple[int, ...]:
+    """The shape of the values that a sample site draws."""
+    return msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
+
+
+class PickledByName:
+    """A decorated model, pickled by the name of its module-level function, which is its own name."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
+        """The name of a decorated module-level model."""
+        function = handler_chain(self)[-1]
+        name = getattr(function, "__qualname__", None)
+        if name is not None and getattr(function, "__globals__", {}).get(name) is self:
+            return name
+        return super().__reduce_ex__(protocol)
 
 
 def mark(msg: Message) -> None:

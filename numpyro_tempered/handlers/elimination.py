@@ -1,6 +1,5 @@
 """Sums over the local discrete latents of a model, by variable elimination in funsor."""
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,8 +11,8 @@ from numpyro import handlers
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure
-from numpyro_tempered.handlers.effects import IS_HIDDEN, Message, Trace, plates_of, wrap_bodies
 from numpyro_tempered.handlers.numpyro_private import STACK, dim_stack, guess_max_plate_nesting, mask_of
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Sum(NamedTuple):
 
 
 class _Factor(NamedTuple):
-    site: Message
+    site: effects.Message
     root: str  # its name without the prefix of a first step
     variables: frozenset[str]  # latents that it depends on, by their roots
 
@@ -63,8 +62,14 @@ class _Factor(NamedTuple):
         return self.site.get("plate_to_scale") or {}
 
 
+class _Term(NamedTuple):
+    factor: _Factor
+    shape: tuple[int, ...]  # of its log-probability, whose dimensions of size 1 funsor drops
+    log_prob: "Funsor"
+
+
 def sum_out(
-    model: Callable[[], object], outer_trace: Trace, structure: Structure, latents: set[str]
+    model: Callable[[], object], outer_trace: effects.Trace, structure: Structure, latents: set[str]
 ) -> list[Sum]:
     """Enumerate the latents of a model and sum them out.
 
@@ -91,9 +96,8 @@ def sum_out(
         # The first step of a scan has no state before it.
         if in_shape != parents and not (name != root and in_shape < parents):
             raise ValueError(
-                f"site {root!r} depends on the local discrete {sorted(parents - in_shape)} not one by one in its "
-                "plate or scan, but on several of its values together (a sum over a plate, a factor in a scan): "
-                "that cannot be summed out."
+                f"site {root!r} depends on several values of the local discrete {sorted(parents - in_shape)} "
+                "together (a sum over a plate, a factor in a scan): that cannot be summed out."
             )
         if not outer_trace[root].get("_control_flow_done"):
             _check_shape(site, outer_trace[root])
@@ -101,12 +105,12 @@ def sum_out(
     return [_eliminate(group) for group in _connected(factors) if any(f.is_data for f in group)]
 
 
-def _is_enumerated(site: Message) -> bool:
-    shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
-    return site["infer"].get("enumerate") == "parallel" and jnp.ndim(site["value"]) > len(shape)
+def _is_enumerated(site: effects.Message) -> bool:
+    ndim = len(effects.draw_shape(site))
+    return site["infer"].get("enumerate") == "parallel" and jnp.ndim(site["value"]) > ndim
 
 
-def _check_shape(site: Message, outer_site: Message) -> None:
+def _check_shape(site: effects.Message, outer_site: effects.Message) -> None:
     """Refuse a site that has more elements in its plates where its latents are enumerated."""
     shape, outer_shape = _batch_shape(site), _batch_shape(outer_site)
     if any(n not in (1, m) for n, m in zip(reversed(shape), reversed(outer_shape), strict=False)):
@@ -116,12 +120,12 @@ def _check_shape(site: Message, outer_site: Message) -> None:
         )
 
 
-def _batch_shape(site: Message) -> tuple[int, ...]:
+def _batch_shape(site: effects.Message) -> tuple[int, ...]:
     fn, shape = site["fn"], jnp.shape(site["value"])
     return jnp.broadcast_shapes(tuple(fn.batch_shape), shape[: len(shape) - fn.event_dim])
 
 
-def _enumerate(model: Callable[[], object], outer_trace: Trace, latents: set[str]) -> Trace:
+def _enumerate(model: Callable[[], object], outer_trace: effects.Trace, latents: set[str]) -> effects.Trace:
     """Funsor's trace of the model with the latents enumerated."""
     try:
         from numpyro.contrib.funsor import enum, infer_config
@@ -141,7 +145,7 @@ def _enumerate(model: Callable[[], object], outer_trace: Trace, latents: set[str
     values = {
         name: site["value"]
         for name, site in outer_trace.items()
-        if not site.get(IS_HIDDEN) and site["type"] != "prng_key" and site["value"] is not None
+        if not site.get(effects.IS_HIDDEN) and site["type"] != "prng_key" and site["value"] is not None
     }
     at_values = handlers.substitute(model, data=values)
     # The model names a latent of a scan without the prefix of its first step.
@@ -154,9 +158,9 @@ def _enumerate(model: Callable[[], object], outer_trace: Trace, latents: set[str
 class _name_plates(Messenger):
     """Give funsor the names of the plates that a site is in, which only its own plates do."""
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: effects.Message) -> None:
         if msg["type"] == "control_flow":
-            wrap_bodies(msg, _name_plates)
+            effects.wrap_bodies(msg, _name_plates)
         if msg["type"] != "sample":
             return
         frame = dim_stack().global_frame
@@ -168,7 +172,7 @@ class _name_plates(Messenger):
             if isinstance(plate, numpyro.plate) and plate.name in self.dims and plate.size > plate.subsample_size:
                 msg.setdefault("plate_to_scale", {})[plate.name] = plate.size / plate.subsample_size
 
-    def postprocess_message(self, msg: Message) -> None:
+    def postprocess_message(self, msg: effects.Message) -> None:
         # The trace outside has read the names by now, and the next site may have other dimensions there.
         if msg["type"] == "sample":
             for name, dim in self.dims.items():
@@ -195,18 +199,18 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     """
     import funsor
 
-    outer = set.intersection(*(plates_of(factor.site) for factor in factors))
+    outer = set.intersection(*(effects.plates_of(factor.site) for factor in factors))
     frames = {frame.name: frame for factor in factors for frame in factor.site["cond_indep_stack"]}
     sum_vars = frozenset(f.site["name"] for f in factors if not f.is_data)
     prod_vars = frozenset(frames) - outer
-    log_probs = [_log_prob(factor, outer) for factor in factors]
-    is_nan = functools.reduce(jnp.logical_or, [jnp.any(jnp.isnan(x)) for x in log_probs], jnp.zeros((), bool))
-    terms = [
-        funsor.to_funsor(x, output=funsor.Real, dim_to_name=f.names)
-        for f, x in zip(factors, log_probs, strict=True)
-    ]
-    log_factors = [term for factor, term in zip(factors, terms, strict=True) if not factor.times]
-    log_factors += _markov_factors(factors, log_probs, terms, sum_vars, prod_vars)
+    is_nan, terms = jnp.zeros((), bool), []
+    for factor in factors:
+        log_prob = _log_prob(factor, outer)
+        is_nan = jnp.logical_or(is_nan, jnp.any(jnp.isnan(log_prob)))
+        term = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=factor.names)
+        terms.append(_Term(factor, log_prob.shape, term))
+    log_factors = [term.log_prob for term in terms if not term.factor.times]
+    log_factors += _markov_factors(terms, sum_vars, prod_vars)
     # Eagerly: all factors of a latent are added before the logarithm of the sum is taken. An optimised
     # contraction shifts each factor by its own maximum, and the product of two that peak apart is 0.
     result = funsor.sum_product.sum_product(
@@ -232,28 +236,23 @@ def _eliminate(factors: list[_Factor]) -> Sum:
     return Sum(observed, plates, jnp.reshape(log_prob, shape), scale)
 
 
-def _markov_factors(
-    factors: list[_Factor],
-    log_probs: list[Array],
-    terms: "list[Funsor]",
-    sum_vars: frozenset[str],
-    prod_vars: frozenset[str],
-) -> "list[Funsor]":
+def _markov_factors(terms: list[_Term], sum_vars: frozenset[str], prod_vars: frozenset[str]) -> "list[Funsor]":
     """The factors of a scan with its steps multiplied."""
     import funsor
     from numpyro.contrib.funsor.infer_util import compute_markov_factors
 
+    factors = [term.factor for term in terms]
     by_name = {factor.site["name"]: factor for factor in factors}
     in_scan = {factor.root for factor in factors if factor.times}
     by_time: dict[Funsor, list[Funsor]] = defaultdict(list)
     first: dict[Funsor, frozenset[str]] = defaultdict(frozenset)
     history = 0
-    for factor, log_prob, term in zip(factors, log_probs, terms, strict=True):
+    for factor, shape, log_prob in terms:
         if factor.times:
             ((dim, name),) = factor.times
             # Funsor's own inputs leave a single step out.
-            time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
-            by_time[time].append(term)
+            time = funsor.Variable(name, funsor.Bint[shape[dim]])
+            by_time[time].append(log_prob)
             first[time] |= frozenset(n for n in factor.names.values() if n.startswith(_PREVIOUS))
             history = max(history, *(n.count(_PREVIOUS) for n in factor.names.values()))
     outside = [f.root for f in factors if f.root not in in_scan and f.variables & in_scan]
@@ -295,17 +294,16 @@ def _log_prob(factor: _Factor, outer: set[str]) -> Array:
     return log_prob
 
 
-def _num_values(latent: Message) -> int:
+def _num_values(latent: effects.Message) -> int:
     return latent["fn"].enumerate_support(expand=False).shape[0]
 
 
 def _mask(fn: dist.Distribution) -> ArrayLike:
     """What the masks around a distribution leave."""
     mask: ArrayLike = True
-    while hasattr(fn, "base_dist"):
-        if isinstance(fn, dist.MaskedDistribution):
-            mask = jnp.logical_and(mask, mask_of(fn))
-        fn = fn.base_dist
+    for layer in effects.layers(fn, "base_dist"):
+        if isinstance(layer, dist.MaskedDistribution):
+            mask = jnp.logical_and(mask, mask_of(layer))
     return mask
 
 

@@ -16,7 +16,7 @@ from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on
-from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, read_powers
+from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
 from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
 
 Site = Message
@@ -30,14 +30,16 @@ class Layout:
 
     sites: tuple[tuple[str, tuple[int, ...]], ...]
 
+    @classmethod
+    def of(cls, values: dict[str, Array]) -> "Layout":
+        """The layout of values by site, in their order."""
+        return cls(tuple((name, jnp.shape(value)) for name, value in values.items()))
+
     def split(self, flat: Array) -> dict[str, Array]:
         """The flat vector as values by site."""
-        values, start = {}, 0
-        for name, shape in self.sites:
-            size = math.prod(shape)
-            values[name] = jnp.reshape(flat[start : start + size], shape)
-            start += size
-        return values
+        ends = np.cumsum([math.prod(shape) for _, shape in self.sites])
+        parts = jnp.split(flat, ends[:-1])
+        return {name: jnp.reshape(part, shape) for (name, shape), part in zip(self.sites, parts, strict=True)}
 
 
 def get_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
@@ -54,6 +56,11 @@ def likelihood_sites(trace: Trace) -> Trace:
     }
 
 
+def observed_sites(trace: Trace) -> Trace:
+    """The sites of the likelihood with an observed value, which ``numpyro.factor`` sites have not."""
+    return {name: site for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+
+
 def latent_sites(trace: Trace) -> Trace:
     """The latent sample sites of a trace."""
     return {name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
@@ -66,7 +73,7 @@ def untempered_log_prob(site: Site) -> Array:
 
 def weight(site: Site) -> float:
     """The factor of a site's log-probability: its power times its other scales."""
-    return site_alpha(site) * other_scale(site)
+    return site.get(ALPHA, 1.0) * other_scale(site)
 
 
 def other_scale(site: Site) -> float:
@@ -74,14 +81,9 @@ def other_scale(site: Site) -> float:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
-def site_alpha(site: Site) -> float:
-    """The power of a site; 1 without ``temper``."""
-    return site.get(ALPHA, 1.0)
-
-
 def common_alpha(trace: Trace) -> float | dict[str, float]:
     """The power of all likelihood sites, or the powers by name where they differ."""
-    alphas = {name: float(site_alpha(site)) for name, site in likelihood_sites(trace).items()}
+    alphas = {name: float(site.get(ALPHA, 1.0)) for name, site in likelihood_sites(trace).items()}
     distinct = set(alphas.values())
     return alphas if len(distinct) > 1 else distinct.pop() if distinct else 1.0
 
@@ -101,7 +103,7 @@ class refuse_subsampling(Messenger):
 
     def process_message(self, msg: Site) -> None:
         """Check a plate."""
-        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+        if _is_subsampled(msg):
             size, subsample_size = msg["args"]
             raise ValueError(
                 f"plate {msg['name']!r} subsamples {subsample_size} of {size}: an online rule takes the "
@@ -123,8 +125,8 @@ def model_loss(
         model: NumPyro model, tempered or not.
         guide: An AutoContinuous guide that has been set up.
         predictor: Name of the deterministic site that the likelihood depends on.
-        num_outputs: K where that site has shape ``(n, K)`` and a datum depends on its K values; None where it has
-            one value a datum.
+        num_outputs: K if that site has shape ``(n, K)`` and a datum depends on K values; None if it has one value
+            for each datum.
         prior_factors: Whether the model may hold factors that are prior terms, which the caller counts.
 
     Returns:
@@ -182,7 +184,7 @@ def model_loss(
         whole = jax.eval_shape(lambda t: predict(t, args, kwargs), theta).shape
         shape = whole if num_outputs is None else whole[:-1]
         sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, whole)}))
-        values = []
+        values, weights = [], []
         for name, site in sites.items():
             value = -untempered_log_prob(site)
             if value.shape != shape:
@@ -192,9 +194,7 @@ def model_loss(
                     "with num_outputs=K. Use monte_carlo() for other models."
                 )
             values.append(jnp.ravel(value).astype(theta.dtype))
-        weights = [
-            jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype) for site in sites.values()
-        ]
+            weights.append(jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype))
         return jnp.stack(values), jnp.stack(weights)
 
     def predict_rows(theta: Array, args: tuple, kwargs: dict) -> Array:
@@ -257,14 +257,9 @@ def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs:
 
     def one(values: dict[str, Array]) -> dict[str, Array]:
         trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
-        return {
-            name: untempered_log_prob(site)
-            for name, site in likelihood_sites(trace).items()
-            if not is_factor(site)
-        }
+        return {name: untempered_log_prob(site) for name, site in observed_sites(trace).items()}
 
-    by_site: dict[str, Array] = compiled_map(one, samples, 64)
-    return by_site
+    return compiled_map(one, samples, 64)
 
 
 def replicate(
@@ -291,13 +286,12 @@ def replicate(
     def one(inputs: tuple[Array, dict[str, Array]]) -> dict[str, Array]:
         key, values = inputs
         trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
-        sites = {name: site for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+        sites = observed_sites(trace)
         keys = jax.random.split(key, max(1, len(sites)))
         return {name: _draw(key, name, site) for key, (name, site) in zip(keys, sites.items(), strict=False)}
 
     keys = jax.random.split(rng_key, len(next(iter(samples.values()))))
-    replicates: dict[str, Array] = compiled_map(one, (keys, samples), 64)
-    return replicates
+    return compiled_map(one, (keys, samples), 64)
 
 
 def _draw(rng_key: Array, name: str, site: Site) -> Array:
@@ -320,21 +314,22 @@ def is_factor(site: Site) -> bool:
 
 def is_masked(fn: dist.Distribution) -> bool:
     """Whether a distribution is masked, perhaps under others."""
-    while not isinstance(fn, dist.MaskedDistribution) and hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return isinstance(fn, dist.MaskedDistribution)
+    return any(isinstance(layer, dist.MaskedDistribution) for layer in layers(fn, "base_dist"))
 
 
 def observed_values(trace: Trace) -> dict[str, Array]:
     """The observed values of a trace by site, factors left out."""
-    return {name: site["value"] for name, site in likelihood_sites(trace).items() if not is_factor(site)}
+    return {name: site["value"] for name, site in observed_sites(trace).items()}
 
 
 def subsamples(trace: Trace) -> bool:
     """Whether a plate of the trace holds a part of its data."""
-    return any(
-        site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]) for site in trace.values()
-    )
+    return any(map(_is_subsampled, trace.values()))
+
+
+def _is_subsampled(site: Site) -> bool:
+    """Whether a site is a plate that holds a part of its data."""
+    return site["type"] == "plate" and site["args"][1] not in (None, site["args"][0])
 
 
 def plain_arrays(tree: T) -> T:

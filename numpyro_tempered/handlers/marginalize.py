@@ -1,7 +1,7 @@
 """Effect handlers: ``marginalize`` sums the local discrete latents of a NumPyro model out."""
 
 import functools
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any
 
 import jax.numpy as jnp
 import numpyro
@@ -12,14 +12,12 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers import effects
-from numpyro_tempered.handlers.dependence import Structure, get_structure, is_forward, token
+from numpyro_tempered.handlers.dependence import IN_FORWARD_SCAN, TOKEN, Structure, get_structure
 from numpyro_tempered.handlers.elimination import Sum, sum_out
 from numpyro_tempered.handlers.numpyro_private import STACK
 from numpyro_tempered.handlers.temper import temper
 
-_INSIDE_OUT = (
-    "marginalize(temper(model)) would put the power inside of the sum: write temper(marginalize(model), alpha)."
-)
+_INSIDE_OUT = "marginalize(temper(model)) puts the power inside the sum: write temper(marginalize(model), alpha)."
 
 
 class MarginalLikelihood(dist.Distribution):
@@ -30,7 +28,6 @@ class MarginalLikelihood(dist.Distribution):
         event_shape: Shape of one datum.
     """
 
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     pytree_data_fields = ("log_probs",)
 
     def __init__(self, log_probs: Array, event_shape: tuple[int, ...] = ()) -> None:
@@ -54,7 +51,7 @@ class MarginalLikelihood(dist.Distribution):
         return self.log_probs
 
 
-class marginalize:
+class marginalize(effects.PickledByName):
     r"""Sum the local discrete latents out of a model, so that its likelihood can be tempered.
 
     The power belongs outside of the sum over the values of a local discrete latent z,
@@ -123,10 +120,6 @@ class marginalize:
         self.fn = fn
         functools.update_wrapper(self, fn, updated=())
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
-        """Pickle a decorated module-level model by its name."""
-        return effects.reduce_by_name(self) or super().__reduce_ex__(protocol)
-
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model without its local discrete latents."""
         if _draws_latents():
@@ -134,15 +127,14 @@ class marginalize:
                 "the local discrete latents are summed out here: draw them by the model without marginalize, "
                 "Predictive(model, posterior_samples, infer_discrete=True)."
             )
-        plates = [handler.name for handler in STACK if isinstance(handler, numpyro.plate)]
-        if plates:
+        if plates := [handler.name for handler in STACK if isinstance(handler, numpyro.plate)]:
             raise ValueError(
                 f"marginalize stands inside of the plates {plates}, whose latents and data it cannot see: put it "
                 "around the whole model."
             )
         model = functools.partial(self.fn, *args, **kwargs)
         structure = get_structure(model)
-        if structure.has_power:
+        if any(effects.ALPHA in site for site in structure.sites.values()):
             raise ValueError(_INSIDE_OUT)
         # Those that no data depend on sum to 1.
         latents = set(structure.latents) if structure.data else set()
@@ -152,7 +144,7 @@ class marginalize:
         _check(structure, latents)
         key = numpyro.prng_key()
         inner = {name for name, parents in structure.depends.items() if parents & latents}
-        with _hide(inner, {token(structure.latents[name]) for name in latents}), handlers.trace() as outer_trace:
+        with _hide(inner, {structure.sites[name][TOKEN] for name in latents}), handlers.trace() as outer_trace:
             result = model()
         for term in sum_out(model if key is None else handlers.seed(model, key), outer_trace, structure, latents):
             _observe(term, outer_trace)
@@ -172,25 +164,27 @@ def _draws_latents() -> bool:
 def _check(structure: Structure, latents: set[str]) -> None:
     """Refuse what cannot be summed out."""
     for name in sorted(latents):
-        _check_latent(name, structure.latents[name])
-    for name in filter(structure.plates.__contains__, structure.depends):
-        parents = sorted(structure.depends[name] & latents)
-        if parents and name in structure.scan_factors:
+        _check_latent(name, structure.sites[name])
+    for name, site in structure.sites.items():
+        parents = sorted(structure.depends.get(name, frozenset()) & latents)
+        if site["type"] != "sample" or not parents:
+            continue
+        if IN_FORWARD_SCAN in site and site["is_observed"] and effects.is_unit(site):
             raise ValueError(
                 f"the factor {name!r} in a scan depends on the local discrete {parents}: "
                 "NumPyro's enumeration counts it in the first step only. Observe a distribution instead."
             )
         for latent in parents:
-            if outside := effects.plates_of(structure.latents[latent]) - structure.plates[name]:
+            if outside := effects.plates_of(structure.sites[latent]) - effects.plates_of(site):
                 raise ValueError(
                     f"site {name!r} depends on the local discrete {latent!r} and is outside of its plates "
-                    f"{sorted(outside)}: several data of one latent stand in a plate inside of that of the "
-                    "latent, not in one of their own by an index. Pad them to an array with a mask."
+                    f"{sorted(outside)}: put several data of one latent in a plate inside the latent's plate, "
+                    "padded to an array with a mask, and not in a plate of their own by an index."
                 )
-        if parents and name not in structure.data | set(structure.latents):
+        if name not in structure.data | structure.latents:
             raise ValueError(
-                f"the latent {name!r} depends on the local discrete {parents}: marginalize sums "
-                "out what stands between parameters and data only. If it is data given from outside, write "
+                f"the latent {name!r} depends on the local discrete {parents}: marginalize sums out only what "
+                "stands between parameters and data. If it is data given from outside, write "
                 "marginalize(condition(model, data)); if it is to be predicted, give no data at all."
             )
 
@@ -208,7 +202,7 @@ def _check_latent(name: str, site: effects.Message) -> None:
             f"the local discrete latent {name!r} is a {type(fn).__name__}: only latents with values 0, 1, "
             "... can be summed out. Draw a Categorical, and compute the value from it."
         )
-    if not is_forward(site):
+    if not site.get(IN_FORWARD_SCAN, True):
         raise ValueError(
             f"the local discrete latent {name!r} is in a scan with reverse=True or history=0, whose chain "
             "NumPyro does not enumerate: scan forwards over reversed data, with history=1."
@@ -242,28 +236,23 @@ class _first_values(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: effects.Message) -> None:
-        if msg["type"] != "sample":
-            return
         effects.mark(msg)
-        if not msg["is_observed"] and msg["name"] in self.names:
+        if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
             _take_first_value(msg)
 
 
 def _take_first_value(msg: effects.Message) -> None:
     """Some value, which nothing that is seen depends on."""
     if msg["value"] is None:
-        msg["value"] = jnp.zeros(msg["fn"].shape(msg["kwargs"].get("sample_shape", ())), jnp.result_type(int))
+        msg["value"] = jnp.zeros(effects.draw_shape(msg), int)
 
 
 class _refuse_data_from_outside(Messenger):
     """Refuse data that an outer handler gives to a site which depends on a local discrete latent."""
 
     def __init__(self, structure: Structure) -> None:
-        self.names = {
-            name
-            for name, parents in structure.depends.items()
-            if parents and name not in structure.latents and name not in structure.data
-        }
+        inside = structure.latents | structure.data
+        self.names = {name for name, parents in structure.depends.items() if parents and name not in inside}
         super().__init__()
         for handler in STACK:
             if isinstance(handler, handlers.condition):
@@ -275,20 +264,14 @@ class _refuse_data_from_outside(Messenger):
             msg[effects.DATA_NAME] = msg["name"]
 
     def postprocess_message(self, msg: effects.Message) -> None:
-        if (
-            msg["type"] == "sample"
-            and msg["is_observed"]
-            and effects.DATA_NAME in msg
-            and "_intervener_id" not in msg
-        ):
+        if effects.DATA_NAME in msg and msg["is_observed"] and "_intervener_id" not in msg:
             self._refuse({msg[effects.DATA_NAME]})
 
     def _refuse(self, names: set[str]) -> None:
         if names:
             raise ValueError(
                 f"sites {sorted(names)} are observed by a handler outside of marginalize, which has not summed "
-                "out the latents that they depend on: write marginalize(condition(model, data)), or pass the "
-                "data to the model."
+                "out their latents: write marginalize(condition(model, data)), or pass the data to the model."
             )
 
 
@@ -323,8 +306,5 @@ def _by_plate(site: effects.Message, term: Sum) -> Array:
     dims = sorted(frame.dim for frame in term.plates)
     rest = [d for d in range(-len(batch), 0) if d not in dims]
     value = jnp.moveaxis(value, [len(batch) + d for d in (*dims, *rest)], range(len(batch)))
-    layout = [1] * jnp.ndim(term.log_prob)
-    for d in dims:
-        layout[d] = batch[d]
     sizes = [batch[d] for d in rest if batch[d] != 1]
-    return jnp.reshape(value, (*layout, *sizes, *jnp.shape(value)[len(batch) :]))
+    return jnp.reshape(value, (*jnp.shape(term.log_prob), *sizes, *jnp.shape(value)[len(batch) :]))

@@ -11,17 +11,17 @@ from numpyro.distributions import MaskedDistribution
 from numpyro.distributions.constraints import _IndependentConstraint as IndependentConstraint
 from numpyro.distributions.distribution import COERCIONS
 from numpyro.infer import MCMC
-from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
+from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.hmc_gibbs import estimate_likelihood
 from numpyro.infer.util import _guess_max_plate_nesting as guess_max_plate_nesting
 from numpyro.infer.util import _unconstrain_reparam as unconstrain_reparam
 from numpyro.optim import _NumPyroOptim as NumPyroOptim
 from numpyro.primitives import _PYRO_STACK as STACK
 
-from numpyro_tempered.core.typing import Array, ArrayLike, Guide
+from numpyro_tempered.core.typing import Array, ArrayLike
 
 __all__ = [
-    "COERCIONS",  # what is called for each new distribution: it sees those inside of handlers.collapse
+    "COERCIONS",  # what is called for each new distribution, those of guides and of handlers.collapse too
     "STACK",  # the handlers around the site that is being handled
     "IndependentConstraint",  # the type of a support with event dimensions, whose constructor is a function
     "NumPyroOptim",  # the base class of optimisers that SVI takes
@@ -45,11 +45,6 @@ def unpacker(guide: Unpacks) -> Callable[[Array], dict[str, Array]]:
 def unpack_and_constrain(guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """The latents in draws of a guide's flat vector, on the scale of the model."""
     return guide._unpack_and_constrain(flat, params)
-
-
-def parts(guides: AutoGuideList) -> list[Guide]:
-    """The guides in an ``AutoGuideList``, which lists them nowhere else."""
-    return list(guides._guides)
 
 
 def mask_of(masked: MaskedDistribution) -> ArrayLike:

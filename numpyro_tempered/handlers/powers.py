@@ -1,18 +1,18 @@
-"""Powers of the likelihood: their validation, their place on a message, and algorithms that would lose them."""
+"""Powers on the sites of a model: their validation, their place on a message, and what would lose them."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeAlias, overload
 
 from numpyro import handlers
-from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import ArrayLike, Guide
-from numpyro_tempered.handlers.call_stack import running
-from numpyro_tempered.handlers.effects import Message, handler_chain, plates_of
-from numpyro_tempered.handlers.numpyro_private import STACK, estimate_likelihood, parts
+from numpyro_tempered.handlers import numpyro_private
+from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, plates_of
+from numpyro_tempered.handlers.numpyro_private import STACK
 
 # Or a tracer of one.
 Power: TypeAlias = float
@@ -20,6 +20,8 @@ Powers: TypeAlias = Power | dict[str, Power]
 
 # Guides whose objective is a density of the model that they keep, not of the model that SVI is given.
 _USE_THEIR_MODEL = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
+# The attribute of a guide's trace that lists those of them which ran.
+_GUIDES = "_temper_guides"
 
 
 @overload
@@ -61,37 +63,116 @@ def scale(msg: Message, alpha: Power) -> None:
     plates[None] = alpha if plates.get(None) is None else alpha * plates[None]
 
 
+class scale_local(Messenger):
+    """Scale a guide's latents in the local plates; see :meth:`temper.guide`."""
+
+    def __init__(self, fn: Guide, alpha: Powers, local_plates: frozenset[str]) -> None:
+        self.alpha = alpha
+        self.local_plates = local_plates
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        """Scale a latent of the local plates."""
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            scale_if_local(msg, self.alpha, self.local_plates)
+
+
+def scale_if_local(msg: Message, alpha: Powers, local_plates: frozenset[str]) -> None:
+    """Multiply the log-probability of a latent by ``alpha`` where it is in a local plate."""
+    if isinstance(alpha, dict) or not local_plates & plates_of(msg):
+        return
+    msg[LOCAL] = alpha * msg[LOCAL] if LOCAL in msg else alpha
+    if not is_reading() and not is_power(alpha, 1.0):
+        scale(msg, alpha)
+
+
 def check_algorithm(handler: Messenger, msg: Message, alpha: Power) -> None:
-    """Refuse HMCECS, and a guide of SVI that would not know of ``alpha``, for it runs another model than SVI's.
+    """Refuse HMCECS, and a guide that would not know of ``alpha``, for it uses another model than the ELBO.
 
     Raises:
         ValueError: If one of them runs the model.
     """
-    if any(_is_ecs(other, msg) for other in STACK):
-        raise ValueError(
-            f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
-            "the untempered posterior. Use NUTS or HMC."
-        )
-    svi = running(SVI)
-    if svi is None or handler not in handler_chain(svi.model):
-        return
-    for guide in _auto_guides(svi.guide):
-        if isinstance(guide, _USE_THEIR_MODEL) and handler not in handler_chain(guide.model):
+    for other in STACK:
+        if _is_ecs(other, msg):
             raise ValueError(
-                f"this {type(guide).__name__} keeps a model without alpha = {alpha} and would ignore it: "
-                "build the guide on the tempered model that SVI is given."
+                f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
+                "the untempered posterior. Use NUTS or HMC."
             )
+        if not (isinstance(other, handlers.replay) and handler in handler_chain(other)):
+            continue
+        for guide in getattr(other.trace, _GUIDES, ()):
+            if handler not in handler_chain(guide.model):
+                raise ValueError(
+                    f"this {type(guide).__name__} keeps a model without alpha = {alpha} and would ignore it: "
+                    "build the guide on the tempered model that SVI is given."
+                )
 
 
 def _is_ecs(handler: Messenger, msg: Message) -> bool:
     """Whether HMCECS put this handler around its model: an estimator, or a condition on the rows of a plate."""
     if isinstance(handler, handlers.condition):
         return not plates_of(msg).isdisjoint(handler.data or ())
-    return isinstance(handler, estimate_likelihood)
+    return isinstance(handler, numpyro_private.estimate_likelihood)
 
 
-def _auto_guides(guide: Guide) -> list[AutoGuide]:
+def _note_guides(*_: object) -> None:
+    """Write on the trace of a guide which of the automatic guides in it use their own model.
+
+    The model is replayed against this trace, when the guide's handlers have left the stack. NumPyro calls this
+    for each new distribution, and every automatic guide makes one.
+    """
+    for handler in STACK:
+        if isinstance(handler, handlers.trace):
+            guides = [guide for guide in _auto_guides(handler.fn) if isinstance(guide, _USE_THEIR_MODEL)]
+            if guides:
+                setattr(handler.trace, _GUIDES, guides)
+
+
+# First, as `handlers.collapse` takes the last one away.
+numpyro_private.COERCIONS.insert(0, _note_guides)
+
+
+def _auto_guides(guide: Guide | None) -> list[AutoGuide]:
     """The automatic guides in a guide."""
     guides = [layer for layer in handler_chain(guide) if isinstance(layer, AutoGuide)]
     lists = [layer for layer in guides if isinstance(layer, AutoGuideList)]
-    return guides + [inner for layer in lists for part in parts(layer) for inner in _auto_guides(part)]
+    return guides + [inner for layer in lists for part in layer for inner in _auto_guides(part)]
+
+
+def check_guide(msg: Message) -> None:
+    """Refuse a guide that does not scale this latent as the model does; warn where MCMC samples it."""
+    name, power = msg["name"], msg.get(LOCAL, 1.0)
+    for handler in STACK:
+        if not (isinstance(handler, handlers.replay) and name in handler.trace):
+            continue
+        guide_power = handler.trace[name].get(LOCAL, 1.0)
+        if is_power(guide_power, 1.0) and not is_power(power, 1.0):
+            raise ValueError(
+                f"the guide does not scale the local latent {name!r} by alpha: pass tempered.guide(guide) to "
+                f"SVI, and give {name!r} the plates {sorted(plates_of(msg))} in the guide (AutoNormal does; a "
+                "guide that holds all latents in one flat vector cannot)."
+            )
+        # Whether two traced powers are equal is not known.
+        floats = isinstance(power, float), isinstance(guide_power, float)
+        if any(floats) and (not all(floats) or power != guide_power):
+            raise ValueError(
+                f"the guide scales the local latent {name!r} by {guide_power} and the model by {power}: wrap the "
+                "guide by the model that SVI is given, which names the local_plates."
+            )
+    if not is_power(power, 1.0) and _is_target_of_mcmc():
+        warnings.warn(
+            f"MCMC samples the local latent {name!r} from a joint density to the power alpha, whose marginal "
+            "is not the tempered marginal likelihood times the prior: integrate the local latents out of "
+            "the model, or fit it by SVI.",
+            stacklevel=2,
+        )
+
+
+def _is_target_of_mcmc() -> bool:
+    """Whether the model runs for its potential energy, and not to set a guide up, which hides its handlers."""
+    for handler in STACK:
+        if isinstance(handler, handlers.block):
+            return False
+        if getattr(getattr(handler, "substitute_fn", None), "func", None) is numpyro_private.unconstrain_reparam:
+            return True
+    return False

@@ -1,44 +1,38 @@
 """Effect handlers: ``temper`` raises the likelihood of a NumPyro model to a power."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, SupportsIndex
+from typing import Any
 
 from numpyro import handlers
 from numpyro.primitives import Messenger, get_mask
 
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
-from numpyro_tempered.handlers import effects
-from numpyro_tempered.handlers.local_latents import check_guide, scale_if_local, scale_local
+from numpyro_tempered.handlers import effects, powers
 from numpyro_tempered.handlers.numpyro_private import COERCIONS, STACK
-from numpyro_tempered.handlers.powers import Power, check_algorithm, check_alpha, is_power, scale
+from numpyro_tempered.handlers.powers import check_alpha, is_power
 
 
 class _Inventory:
-    """What a run of the model has shown."""
+    """What the model has, as one run shows it."""
 
     def __init__(self) -> None:
         self.sites: set[str] = set()
         self.plates: set[str] = set()
         self.factors: set[str] = set()
         self.has_data = False
-        self.collapses: list[handlers.collapse] = []
+        self.collapses: set[handlers.collapse] = set()
 
     def note_collapse(self, *_: object) -> None:
         """List the ``handlers.collapse`` around a new distribution: the messages of its sites end there."""
-        self.collapses += [
-            handler
-            for handler in STACK
-            if isinstance(handler, handlers.collapse) and handler not in self.collapses
-        ]
+        self.collapses |= {handler for handler in STACK if isinstance(handler, handlers.collapse)}
 
     def is_collapsed(self, factor: str) -> bool:
         """Whether a factor has the name of a site in a ``handlers.collapse`` that is over."""
-        return any(
-            factor.endswith(name) for handler in self.collapses if handler not in STACK for name in handler.trace
-        )
+        over = self.collapses.difference(STACK)
+        return any(factor.endswith(name) for handler in over for name in handler.trace)
 
 
-class temper(Messenger):
+class temper(effects.PickledByName, Messenger):
     r"""Raise the likelihood to the power ``alpha`` and leave the prior alone.
 
     The decorated model targets the tempered (fractional) posterior
@@ -66,10 +60,10 @@ class temper(Messenger):
         fn: Model to temper; None for a decorator or a context manager.
         alpha: Power on the likelihood, a scalar >= 0, or a mapping from site names to such scalars, in
             which every likelihood site is named. A scalar may be traced, so that a grid of alphas compiles
-            once under ``vmap``. A traced 0 gives the prior's density, whose derivative in alpha reads 0 there
-            and not the log-likelihood; where the likelihood is 0 because of the parameters its gradient is NaN,
-            so take a concrete 0 for the prior alone. At a concrete 0
-            NumPyro's own ``log_likelihood`` sees no data and gives zeros; ``to_inference_data`` does not.
+            once under ``vmap``. A traced 0 gives the density of the prior, but 0 in place of the
+            log-likelihood for its derivative in alpha, and a NaN gradient where the parameters make the
+            likelihood 0: take a concrete 0 for the prior alone. At a concrete 0 NumPyro's own
+            ``log_likelihood`` sees no data and gives zeros; ``to_inference_data`` does not.
         factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
             the prior (False), or the names of those that are part of the likelihood.
         strict: Raise where a site is observed by a handler outside of this one, which leaves it untempered.
@@ -174,10 +168,6 @@ class temper(Messenger):
     def _copy(self, fn: Model | None) -> "temper":
         return temper(fn, self.alpha, factors=self.factors, strict=self.strict, local_plates=self.local_plates)
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple:
-        """Pickle a decorated module-level model by its name, which is this object's and not the function's."""
-        return effects.reduce_by_name(self) or super().__reduce_ex__(protocol)
-
     def guide(self, guide: Guide) -> Guide:
         """The guide with its latents in ``local_plates`` scaled as those of the model.
 
@@ -202,7 +192,7 @@ class temper(Messenger):
             >>> guide = AutoNormal(tempered)
             >>> svi = SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO())
         """
-        return scale_local(guide, self.alpha, self.local_plates) if self.local_plates else guide
+        return powers.scale_local(guide, self.alpha, self.local_plates) if self.local_plates else guide
 
     def process_message(self, msg: effects.Message) -> None:
         """Scale observed sites and local latents; see the class."""
@@ -222,7 +212,7 @@ class temper(Messenger):
             return
         msg[effects.PLACES] = (*names.items(), (place, msg["name"]))
         if not msg["is_observed"]:
-            scale_if_local(msg, self.alpha, self.local_plates)
+            powers.scale_if_local(msg, self.alpha, self.local_plates)
         elif self._is_likelihood(msg):
             self._raise_to_power(msg)
         else:
@@ -246,22 +236,19 @@ class temper(Messenger):
                     "write temper(condition(model, data), ...), or pass the data to the model."
                 )
         elif not effects.is_reading():
-            is_local = bool(msg["cond_indep_stack"] or msg.get("_control_flow_done"))
-            is_enumerated = msg["infer"].get("enumerate") == "parallel"
-            if is_local and is_enumerated and not is_power(self.alpha, 1.0):
+            is_local = msg["cond_indep_stack"] or msg.get("_control_flow_done")
+            if is_local and msg["infer"].get("enumerate") == "parallel" and not is_power(self.alpha, 1.0):
                 raise ValueError(
                     f"temper met the enumerated local latent {name!r}: the power belongs outside of the sum over "
                     "its values. Write temper(marginalize(model), alpha), with numpyro_tempered.marginalize."
                 )
-            check_guide(msg)
+            powers.check_guide(msg)
 
     def _check_names(self) -> None:
         inventory = self._inventory
-        missing = sorted(self.local_plates - inventory.plates)
-        if missing:
+        if missing := sorted(self.local_plates - inventory.plates):
             raise ValueError(f"the model has no plates {missing}, which local_plates names.")
-        named = set(self.alpha) if isinstance(self.alpha, dict) else set()
-        missing = sorted(named - inventory.sites)
+        missing = sorted(set(self.alpha) - inventory.sites) if isinstance(self.alpha, dict) else []
         if not isinstance(self.factors, bool):
             missing += sorted(self.factors - inventory.factors)
         # Without data the model may leave observed sites out.
@@ -278,7 +265,7 @@ class temper(Messenger):
         msg[effects.ALPHA] = alpha * msg[effects.ALPHA] if effects.ALPHA in msg else alpha
         if effects.is_reading() or is_power(alpha, 1.0):
             return
-        check_algorithm(self, msg, alpha)
+        powers.check_algorithm(self, msg, alpha)
         if is_power(alpha, 0.0):
             msg["fn"] = msg["fn"].mask(False)
             return
@@ -286,17 +273,16 @@ class temper(Messenger):
             # A traced 0 times a log-probability of -inf would be NaN. A mask by the log-probability itself would
             # keep the derivative in alpha at 0, and compute each of them three times.
             msg["fn"] = msg["fn"].mask(alpha != 0)
-        scale(msg, alpha)
+        powers.scale(msg, alpha)
 
-    def _power(self, msg: effects.Message) -> Power:
+    def _power(self, msg: effects.Message) -> powers.Power:
         if not isinstance(self.alpha, dict):
             return self.alpha
         if msg["name"] not in self.alpha:
             kind = "factor" if effects.is_unit(msg) else "observed site"
             raise ValueError(
                 f"{kind} {msg['name']!r} has no alpha: the mapping names {sorted(self.alpha)}. Name every "
-                "likelihood site, with 1.0 for those that are not tempered"
-                + (", or leave factors to the prior by factors=False." if effects.is_unit(msg) else ".")
+                "likelihood site, with 1.0 for those not to temper; factors=False leaves factors to the prior."
             )
         return self.alpha[msg["name"]]
 
@@ -326,8 +312,7 @@ class temper(Messenger):
         parts = {self._is_factor_likelihood(name) for name in factors} | ({True} if has_data else set())
         if len(parts) > 1:
             raise ValueError(
-                f"site {msg['name']!r} is a sum over local discrete latents, in which some of the factors "
-                f"{sorted(factors)} are of the prior, by temper's factors, and the rest of the likelihood: a "
-                "power of a part of the sum is another target."
+                f"site {msg['name']!r} is a sum over local discrete latents, and temper's `factors` leaves "
+                f"some of {sorted(factors)} to the prior: a power of a part of the sum is another target."
             )
         return parts.pop()

@@ -1,20 +1,21 @@
-"""A guide of a tempered model, by a factory or as it comes."""
+"""The guide of a tempered model."""
 
 from collections.abc import Callable, Mapping
 
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_tempered.core.typing import Guide, Model
+from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.temper import temper
 
 
 def build_guide(
     guide: Callable[[Model], Guide] | Guide, model: Model, tempered: temper, alpha: float | Mapping[str, float]
 ) -> Guide:
-    """The guide that a factory makes of the tempered model, or a guide of the model as it comes.
+    """The guide that a factory builds on the tempered model; a guide instance of the model is returned unchanged.
 
     Raises:
-        ValueError: If it is built on another model.
+        ValueError: If the guide is built on another model.
         TypeError: If the factory does not return a guide.
     """
     if isinstance(guide, AutoGuide):
@@ -49,8 +50,4 @@ def build_guide(
 
 def _wraps(model: object, inner: Model) -> bool:
     """Whether ``model`` is ``inner`` or a chain of handlers around it."""
-    while model is not None:
-        if model is inner:
-            return True
-        model = getattr(model, "fn", None)
-    return False
+    return any(layer is inner for layer in handler_chain(model))

@@ -16,7 +16,7 @@ __all__ = ["SpikeAndSlab"]
 
 
 class _RealWithAtom(constraints.Constraint):
-    """The real line, of which the point 0 has a mass of its own."""
+    """The real line with a point mass at 0."""
 
     def __call__(self, x: ArrayLike) -> Array:
         return jnp.isfinite(x)
@@ -57,8 +57,8 @@ class SpikeAndSlab(dist.Distribution):
     As a prior it says that most coefficients are exactly 0. As a factor of a guide it has an analytic KL to such
     a prior (``kl_divergence``), so that ``TraceMeanField_ELBO`` works.
 
-    Draws with exact gates have no derivative in ``probs``: it reads NaN, lest a fit leave the gates where they
-    are and say nothing. (``TraceGraph_ELBO`` takes that gradient by scores.) With a ``temperature`` draws are
+    Draws with exact gates have no derivative in ``probs``: it is NaN, so that no fit silently leaves the gates
+    unchanged. (``TraceGraph_ELBO`` takes that gradient by scores.) With a ``temperature`` draws are
     relaxed, a binary concrete gate times a Normal, and have derivatives. What is computed from such draws, with
     the KL of the exact gates, is a relaxed objective, **not** a bound on the evidence: see
     :class:`numpyro_tempered.guides.AutoSpikeAndSlab`. A relaxed draw is 0 with probability 0, so ``log_prob``
@@ -199,7 +199,7 @@ def _icdf(q: SpikeSlab, level: Array) -> Array:
     below, above = jnp.less_equal(level, negative), jnp.greater(level, negative + (1.0 - q.probs))
     on_slab = jnp.where(above, level - (1.0 - q.probs), level) / jnp.where(jnp.equal(q.probs, 0.0), 1.0, q.probs)
     value = q.loc + q.scale * ndtri(jnp.clip(on_slab, 0.0, 1.0))
-    # Where rounding brings a level of 1 the slab ends at the atom.
+    # Where a level rounds to 1, the slab ends at the atom.
     return jnp.where(below, jnp.minimum(value, 0.0), jnp.where(above, jnp.maximum(value, 0.0), 0.0))
 
 
@@ -243,5 +243,5 @@ def _kl_of_normal(p: dist.Normal, q: SpikeAndSlab) -> jax.Array:
 
 @dist.kl_divergence.register(SpikeAndSlab, dist.Normal)
 def _kl_to_normal(p: SpikeAndSlab, q: dist.Normal) -> jax.Array:
-    # Infinite where p has an atom: without this rule the two densities would be compared as if of one measure.
+    # Infinite where p has an atom: without this rule NumPyro would compare densities of different measures.
     return _kl(p, SpikeAndSlab(1.0, q.loc, q.scale))

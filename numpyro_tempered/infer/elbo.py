@@ -15,14 +15,13 @@ from numpyro.infer.elbo import ELBO
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.checks import check_choice
 from numpyro_tempered.core.result import TemperedELBO
-from numpyro_tempered.core.typing import Array, Guide, Model
-from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, base_distribution
+from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution
 from numpyro_tempered.handlers.numpyro_private import Unpacks
-from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guides.online import check_guide
 
 
 class ExpectedNLL(ELBO):
@@ -56,29 +55,16 @@ class ExpectedNLL(ELBO):
         self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
     ) -> dict[str, Array | None]:
         """The loss at ``param_map``, as SVI asks for it."""
-        if not isinstance(guide, StartsAtPrior) or guide.root_param is None:
-            raise TypeError(
-                "ExpectedNLL works with AutoOnlineDiagonalNormal and AutoOnlineMultivariateNormal, got "
-                f"{type(guide).__name__}."
-            )
-        bound = bind(self.expectation, model, guide)
-        q = guide.from_params(param_map)
+        online_guide = check_guide(guide, "ExpectedNLL")
+        evaluate = bind(self.expectation, model, online_guide).evaluate
+        q = online_guide.from_params(param_map)
         fixed = jax.lax.stop_gradient(q)
-        evaluation = jax.lax.stop_gradient(
-            bound.evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
-        )
-        gradient = require(fixed, "gradient", "ExpectedNLL")
-        if gradient is None:
-            raise TypeError(f"{type(fixed).__name__} has no gradient in its parameters.")
+        evaluation = evaluate(fixed, args, kwargs, rng_key=rng_key, curvature=self.curvature)
+        evaluation = jax.lax.stop_gradient(evaluation)
+        gradient = require(fixed, "gradient", "ExpectedNLL")(fixed, evaluation.grad_loc, evaluation.grad_var)
         # Zero in value, the chosen gradients under differentiation.
-        zeros = jax.tree.map(
-            lambda g, new, old: jnp.sum(g * (new - old)),
-            gradient(fixed, evaluation.grad_loc, evaluation.grad_var),
-            q,
-            fixed,
-        )
-        loss = evaluation.expected + sum(jax.tree.leaves(zeros))
-        return {"loss": loss, "mutable_state": None}
+        zeros = jax.tree.map(lambda g, new, old: jnp.sum(g * (new - old)), gradient, q, fixed)
+        return {"loss": evaluation.expected + sum(jax.tree.leaves(zeros)), "mutable_state": None}
 
 
 def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
@@ -96,14 +82,7 @@ def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
 
 
 def evaluate_elbo(
-    rng_key: Array,
-    model: Model,
-    guide: Guide,
-    params: dict[str, Array],
-    args: tuple,
-    kwargs: dict,
-    *,
-    num_particles: int,
+    rng_key: Array, model: Model, guide: Guide, params: Params, args: tuple, kwargs: dict, *, num_particles: int
 ) -> TemperedELBO:
     """The ELBO of a fitted guide on a tempered model.
 
@@ -116,12 +95,8 @@ def evaluate_elbo(
         kwargs: Their keyword arguments.
         num_particles: Number of draws, at least 2.
     """
-    guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), data=params)).get_trace(
-        *args, **kwargs
-    )
-    model_trace = likelihood.get_trace(
-        handlers.substitute(handlers.replay(handlers.seed(model, rng_key), guide_trace), params), args, kwargs
-    )
+    guide_trace = trace_guide(rng_key, guide, params, args, kwargs)
+    model_trace = trace_model(rng_key, model, guide_trace, params, args, kwargs)
     observed = set(likelihood.likelihood_sites(model_trace))
     loss = _analytic_where_valid(model_trace, guide_trace)
 
@@ -131,16 +106,10 @@ def evaluate_elbo(
         kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
         # The same split of the key as in NumPyro's losses, so the same draws.
         model_key, guide_key = jax.random.split(key)
-        draws = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), data=params)).get_trace(
-            *args, **kwargs
-        )
-        replayed = handlers.substitute(handlers.replay(handlers.seed(model, model_key), draws), params)
-        sites = likelihood.likelihood_sites(likelihood.get_trace(replayed, args, kwargs)).values()
-        log_lik = sum(
-            (jnp.sum(likelihood.other_scale(site) * likelihood.untempered_log_prob(site)) for site in sites),
-            jnp.zeros(()),
-        )
-        return weighted - kl, log_lik, kl
+        draw = trace_guide(guide_key, guide, params, args, kwargs)
+        sites = likelihood.likelihood_sites(trace_model(model_key, model, draw, params, args, kwargs)).values()
+        log_liks = (likelihood.other_scale(site) * likelihood.untempered_log_prob(site) for site in sites)
+        return weighted - kl, sum((jnp.sum(log_lik) for log_lik in log_liks), jnp.zeros(())), kl
 
     keys = jax.random.split(rng_key, num_particles)
     elbos, log_liks, kls = (np.asarray(part, np.float64) for part in compiled_map(particle, keys, 32))
@@ -154,7 +123,7 @@ def evaluate_elbo(
 def gaussian_of_laplace(
     guide: Guide, model: Model, params: dict, rng_key: Array, args: tuple, kwargs: dict
 ) -> tuple[Guide, dict]:
-    """Guide and parameters to evaluate; for a Laplace approximation its Gaussian, not its mode."""
+    """Guide and parameters to evaluate: of a Laplace approximation the Gaussian, not the mode."""
     if not isinstance(guide, AutoLaplaceApproximation):
         return guide, params
     q = guide.get_posterior(params)
@@ -163,48 +132,44 @@ def gaussian_of_laplace(
     return gaussian, {**params, f"{guide.prefix}_loc": q.loc, f"{guide.prefix}_scale_tril": q.scale_tril}
 
 
-def posterior_trace(rng_key: Array, model: Model, guide: Guide, params: dict, args: tuple, kwargs: dict) -> dict:
-    """A trace of the model at one draw of the guide."""
-    draw = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
+def trace_guide(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> Trace:
+    """A trace of the guide at one draw."""
+    return handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
+
+
+def trace_model(rng_key: Array, model: Model, draw: Trace, params: dict, args: tuple, kwargs: dict) -> Trace:
+    """A trace of the model at a draw of the guide."""
     replayed = handlers.replay(handlers.seed(model, rng_key), draw)
     return likelihood.get_trace(handlers.substitute(replayed, params), args, kwargs)
 
 
 def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
     """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
-
-    def draw(key: Array) -> dict:
-        seeded = handlers.substitute(handlers.seed(guide, key), data=params)
-        return handlers.trace(seeded).get_trace(*args, **kwargs)
-
-    one, two = (draw(key) for key in jax.random.split(rng_key))
+    one, two = (trace_guide(key, guide, params, args, kwargs) for key in jax.random.split(rng_key))
     return any(
         isinstance(base_distribution(site["fn"]), dist.Delta)
         and jnp.array_equal(site["value"], two[name]["value"])
-        for name, site in one.items()
-        if site["type"] == "sample" and not site["is_observed"]
+        for name, site in likelihood.latent_sites(one).items()
     )
 
 
-def _analytic_where_valid(model_trace: dict, guide_trace: dict) -> ELBO:
-    """The loss with analytic KLs where sites stand in one order, which its mean-field form needs."""
+def _analytic_where_valid(model_trace: Trace, guide_trace: Trace) -> ELBO:
+    """The loss with analytic KLs where model and guide order their sites alike, as its mean-field form needs."""
 
-    def names(trace: dict, other: dict) -> list[str]:
+    def names(trace: Trace, other: Trace) -> list[str]:
         return [k for k, site in trace.items() if site["type"] == "sample" and k in other]
 
-    def scale(site: likelihood.Site) -> np.ndarray:
-        return np.asarray(likelihood.other_scale(site)) * np.asarray(site.get(LOCAL, 1.0))
+    def same_scale(prior: likelihood.Site, factor: likelihood.Site) -> bool:
+        scale = np.asarray(likelihood.other_scale(prior)) * np.asarray(prior.get(LOCAL, 1.0))
+        return bool(np.all(scale == np.asarray(likelihood.other_scale(factor))))
 
     shared = names(model_trace, guide_trace)
     # An analytic KL knows the guide's scale alone.
-    same_scale = all(
-        bool(np.all(scale(model_trace[k]) == np.asarray(likelihood.other_scale(guide_trace[k])))) for k in shared
-    )
-    if not same_scale:
+    if not all(same_scale(model_trace[k], guide_trace[k]) for k in shared):
         return Trace_ELBO(sum_sites=False)
     if shared == names(guide_trace, model_trace):
         return TraceMeanField_ELBO(sum_sites=False)
     warnings.warn(
-        "guide and model order their sites differently: the KL of the ELBO is taken by draws.", stacklevel=3
+        "guide and model order their sites differently: the KL of the ELBO is estimated by draws.", stacklevel=3
     )
     return Trace_ELBO(sum_sites=False)

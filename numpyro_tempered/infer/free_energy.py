@@ -9,39 +9,22 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.model_arguments import join, separate
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
-from numpyro_tempered.gaussian.descent.base import Derivatives
-from numpyro_tempered.gaussian.descent.objective import (
-    Evaluate,
-    GaussianTerm,
-    Objective,
-    add,
-    derivatives_of,
-    of_evaluation,
-)
-from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
+from numpyro_tempered.gaussian.descent import Derivatives, Objective
+from numpyro_tempered.gaussian.descent.objective import GaussianTerm, add, derivatives_of, of_evaluation
+from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
+from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on, which_depend
-from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.gaussian.families.base import Gaussian
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR
-from numpyro_tempered.handlers.likelihood import (
-    Site,
-    check_likelihood,
-    get_trace,
-    latent_sites,
-    likelihood_sites,
-    log_prob_of_each,
-    model_loss,
-    refuse_subsampling,
-)
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guides.prior import unindexed
-from numpyro_tempered.infer.online_checks import check_rows_apart
+from numpyro_tempered.infer.online_checks import check_rows_apart, trace_unconstrained
 
 
 class Latents(NamedTuple):
@@ -56,7 +39,7 @@ class Latents(NamedTuple):
     unpack: Callable[[Array], Params]
 
     def _unpack_latent(self, flat: Array) -> Params:
-        """What ``model_loss`` asks of a guide."""
+        """``unpack``, under the name that ``model_loss`` calls."""
         return self.unpack(flat)
 
 
@@ -67,7 +50,7 @@ class without(Messenger):
         self.names = names
         super().__init__(fn)
 
-    def process_message(self, msg: Site) -> None:
+    def process_message(self, msg: likelihood.Site) -> None:
         """Mask a site."""
         if msg["type"] == "sample" and msg["name"] in self.names and not msg["is_observed"]:
             msg["fn"] = msg["fn"].mask(False)
@@ -85,13 +68,13 @@ def model_objective(
 ) -> tuple[Objective, bool]:
     """The function f = -α log L - log π of a tempered model, on its flat unconstrained scale.
 
-    Priors that are Normal or multivariate Normal with fixed parameters are integrated in closed form. The
-    likelihood is taken by ``expectation``; without one it is drawn, together with all other prior terms.
+    Priors that are Normal or multivariate Normal with fixed parameters are integrated in closed form, the
+    likelihood by ``expectation``. All other terms are averaged over draws, as is the likelihood without one.
 
     Args:
         model: The tempered model.
         latents: Its latent sites.
-        q: A Gaussian, for shapes and for two points to look at the model.
+        q: A Gaussian, for shapes and for a point to trace the model at.
         args: Positional arguments of the model.
         kwargs: Its keyword arguments.
         expectation: Of a model's likelihood, or None.
@@ -102,31 +85,30 @@ def model_objective(
 
     Raises:
         TypeError: If the expectation is of a bare loss.
-        ValueError: If the model has params, subsamples, observes nothing or scales local latents, or its data
-            cannot be taken one by one by the expectation.
+        ValueError: If the model has params, subsamples, observes nothing or scales local latents, or a datum
+            depends on the predictor of another.
     """
     arrays, structure = separate(args, kwargs)
     with numpyro.validation_enabled(False):
         term, exact, has_factors = gaussian_sites(model, latents, q, args, kwargs)
     needs_draws = expectation is None or has_factors or len(exact) < len(latents.names)
-    parts: list[Evaluate] = []
-    loss: ModelLoss | None = None
+    parts, loss = [], None
     if expectation is not None:
         if expectation.bind is None:
             raise TypeError(
                 "this expectation is of a bare loss: take gauss_hermite(predictor=...) or monte_carlo() for a "
                 "model's likelihood, or nt.descent.objective and minimise for a loss."
             )
-        loss = model_loss(model, latents, expectation.predictor, expectation.num_outputs, prior_factors=True)
-        if expectation.predictor is not None:
-            with numpyro.validation_enabled(False):
-                check_rows_apart(loss, q.loc, args, kwargs)
+        predictor, num_outputs = expectation.predictor, expectation.num_outputs
+        loss = likelihood.model_loss(model, latents, predictor, num_outputs, prior_factors=True)
+        with numpyro.validation_enabled(False):
+            check_rows_apart(loss, q.loc, args, kwargs)
         bound = expectation.bind(weigh(loss))
 
-        def likelihood(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
+        def expected_loss(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
             return of_evaluation(q, bound.evaluate(q, *join(data, structure), rng_key=rng_key))
 
-        parts.append(likelihood)
+        parts.append(expected_loss)
     if needs_draws:
         rest = without(model if expectation is None else temper(model, alpha=0.0), exact)
 
@@ -174,9 +156,7 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
     u = predict(q.loc, args, kwargs)
     if u.ndim != 1:
         return False
-
-    def slopes(v: Array) -> Array:
-        return jax.grad(lambda v: jnp.sum(weighted(v, q.loc, args, kwargs)[0]))(v)
+    slopes = jax.grad(lambda v: jnp.sum(weighted(v, q.loc, args, kwargs)[0]))
 
     def curvature(at: Array) -> Array:
         v = jnp.full_like(u, 0.0) + at
@@ -211,22 +191,22 @@ def gaussian_sites(
     model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict
 ) -> tuple[GaussianTerm, frozenset[str], bool]:
     """The prior of the sites that are Normal with fixed parameters, their names, and whether it has factors."""
-    one = _look(model, latents, q.loc, args, kwargs)
-    check_likelihood(one, prior_factors=True)
-    for site in likelihood_sites(one).values():
-        log_prob_of_each(site)
-    unknown = sorted(set(latent_sites(one)) ^ set(latents.names))
-    if unknown:
-        raise ValueError(
-            f"latent sites {unknown} are not both in model and guide: build the guide on this model."
-        )
+
+    def trace_at(flat: Array) -> Trace:
+        with handlers.block(), likelihood.refuse_subsampling():
+            return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
+
+    def parameters(flat: Array) -> dict[str, tuple[Array, ...]]:
+        return {name: _parameters(site) for name, site in likelihood.latent_sites(trace_at(flat)).items()}
+
+    one = trace_at(q.loc)
+    likelihood.check_likelihood(one, prior_factors=True)
+    for site in likelihood.likelihood_sites(one).values():
+        likelihood.log_prob_of_each(site)
+    if unknown := sorted(set(likelihood.latent_sites(one)) ^ set(latents.names)):
+        raise ValueError(f"latent sites {unknown} are not in model and guide: build the guide on this model.")
     # By the traced program: values that agree at two points may still depend on other latents.
-    depends = which_depend(
-        lambda flat: {
-            k: _parameters(s) for k, s in latent_sites(_look(model, latents, flat, args, kwargs)).items()
-        },
-        q.loc,
-    )
+    depends = which_depend(parameters, q.loc)
     d, dtype = q.loc.shape[0], q.loc.dtype
     places = latents.unpack(jnp.arange(d))
     loc, diagonal, blocks, constant, exact = np.zeros(d), np.zeros(d), [], 0.0, set()
@@ -266,19 +246,7 @@ def gaussian_sites(
     return term, frozenset(exact), has_factors
 
 
-def _look(model: Model, latents: Latents, flat: Array, args: tuple, kwargs: dict) -> dict[str, Site]:
-    values = latents.unpack(flat)
-
-    def constrain(site: Site) -> Array | None:
-        if site["type"] != "sample" or site["name"] not in values:
-            return None
-        return biject_to(site["fn"].support)(values[site["name"]])
-
-    with handlers.block(), refuse_subsampling():
-        return get_trace(handlers.substitute(model, substitute_fn=constrain), args, kwargs)
-
-
-def _parameters(site: Site) -> tuple[Array, ...]:
+def _parameters(site: likelihood.Site) -> tuple[Array, ...]:
     """Mean and spread of a Gaussian site."""
     fn = unindexed(site["fn"])
     if type(fn) is dist.Normal:
@@ -286,7 +254,7 @@ def _parameters(site: Site) -> tuple[Array, ...]:
     return (fn.mean, fn.precision_matrix) if type(fn) is dist.MultivariateNormal else ()
 
 
-def _moments(site: Site) -> tuple[np.ndarray, np.ndarray] | None:
+def _moments(site: likelihood.Site) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``."""
     fn, shape = unindexed(site["fn"]), jnp.shape(site["value"])
     if site["scale"] is not None:

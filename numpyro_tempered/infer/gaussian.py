@@ -12,11 +12,10 @@ from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMult
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.descent import Method, Result, minimise, natural_gradient
-from numpyro_tempered.gaussian.expectations.base import Expectation
+from numpyro_tempered.gaussian.expectations import Expectation
+from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, supports
-from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.mean_field import MeanField
-from numpyro_tempered.handlers.likelihood import plain_arrays
+from numpyro_tempered.handlers.likelihood import Layout, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
@@ -116,13 +115,9 @@ def fit_gaussian(
     objective, linearised = model_objective(
         tempered, latents, start, args, kwargs, expectation=expectation, num_draws=num_draws
     )
+    method = natural_gradient() if method is None else method
     result = minimise(
-        objective,
-        start,
-        method=natural_gradient() if method is None else method,
-        tolerance=tolerance,
-        max_evaluations=max_evaluations,
-        rng_key=run_key,
+        objective, start, method=method, tolerance=tolerance, max_evaluations=max_evaluations, rng_key=run_key
     )
     used = int(result.num_evaluations)
     result = result._replace(trace=jax.tree.map(lambda column: column[:used], result.trace))
@@ -141,8 +136,8 @@ def warn_unless_converged(result: Result, tolerance: float) -> None:
         warnings.warn(
             f"the fit ended after {int(result.num_evaluations)} evaluations with a stationarity of "
             f"{float(result.stationarity):.2g} nats, above the tolerance {tolerance:.2g}: {result.reason}. "
-            "Take more max_evaluations, a larger tolerance (float32 resolves about "
-            "1e-7 of the ELBO), another start, or more num_draws.",
+            "Take more max_evaluations, a larger tolerance (float32 resolves about 1e-7 of the ELBO), another "
+            "start, or more num_draws.",
             stacklevel=3,
         )
 
@@ -153,17 +148,16 @@ def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linea
     if linearised:
         # A Gaussian that is wrong has heavy tails of log-ratios: a large standard error excuses nothing.
         mismatch = abs(elbo - value) > 0.5 + 2.0 * min(se, 0.25) or se > 0.5
+        advice = (
+            "The predictor is not affine in the latents, and its linearisation at the mean misleads: take "
+            "monte_carlo(predictor=..., num_particles=64, antithetic=True)."
+        )
     else:
         # The maximised value has the noise of its draws, and is the best of them.
         noise = 0.0 if num_draws is None else 1.0 + 5.0 * se * np.sqrt(NUM_PARTICLES / num_draws)
         mismatch = abs(elbo - value) > 0.5 + 5.0 * se + noise
+        advice = "Take more num_draws, or another start."
     if mismatch:
-        advice = (
-            "The predictor is not affine in the latents, and its linearisation at the mean misleads: take "
-            "monte_carlo(predictor=..., num_particles=64, antithetic=True)."
-            if linearised
-            else "Take more num_draws, or another start."
-        )
         warnings.warn(
             f"the ELBO that was maximised is {elbo:.4g}, and {value:.4g} ± {se:.2g} by fresh draws. {advice}",
             stacklevel=3,
@@ -196,40 +190,30 @@ def read_guide(
     params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
     if not params:
         raise ValueError("the model has no latent site to fit.")
-    prefix = guide.prefix
     if type(guide) is AutoNormal:
-        return _read_by_site(params, prefix)
+        q, layout = read_normals(params, guide.prefix)
+
+        def to_params(q: MeanField) -> Params:
+            loc, scale = layout.split(q.loc), layout.split(q.scale)
+            params = {f"{name}_{guide.prefix}_loc": value for name, value in loc.items()}
+            return params | {f"{name}_{guide.prefix}_scale": value for name, value in scale.items()}
+
+        return q, Latents(tuple(name for name, _ in layout.sites), layout.split), to_params
     names = tuple(unpacker(guide)(jnp.zeros(guide.latent_dim)))
     latents = Latents(names, unpacker(guide))
     if online:
         if not supports(guide.prior, "from_root"):
             raise other
         return guide.from_params(params), latents, guide.to_params
-    loc, second = f"{prefix}_loc", f"{prefix}_scale_tril" if full else f"{prefix}_scale"
+    loc, second = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril" if full else f"{guide.prefix}_scale"
     start = (FullRank if full else MeanField)(params[loc], params[second])
     return start, latents, lambda q: {loc: q.loc, second: q.scale_tril if full else q.scale}
 
 
-def _read_by_site(
-    params: dict[str, Array], prefix: str
-) -> tuple[MeanField, Latents, Callable[[MeanField], Params]]:
-    """AutoNormal, which has a pair of parameters for each site."""
+def read_normals(params: Params, prefix: str) -> tuple[MeanField, Layout]:
+    """The Gaussian of AutoNormal, which has two parameters for each site, and the order of its coordinates."""
     ending = f"_{prefix}_loc"
-    names = tuple(name.removesuffix(ending) for name in params if name.endswith(ending))
-    shapes = [jnp.shape(params[f"{name}{ending}"]) for name in names]
-    stops = np.cumsum([0] + [int(np.prod(shape)) for shape in shapes])
-
-    def unpack(flat: Array) -> dict[str, Array]:
-        return {
-            name: jnp.reshape(flat[a:b], shape)
-            for name, shape, a, b in zip(names, shapes, stops[:-1], stops[1:], strict=True)
-        }
-
-    def pack(kind: str) -> Array:
-        return jnp.concatenate([jnp.ravel(params[f"{name}_{prefix}_{kind}"]) for name in names])
-
-    def to_params(q: MeanField) -> dict[str, Array]:
-        by_kind = {"loc": unpack(q.loc), "scale": unpack(q.scale)}
-        return {f"{name}_{prefix}_{kind}": values[name] for kind, values in by_kind.items() for name in names}
-
-    return MeanField(pack("loc"), pack("scale")), Latents(names, unpack), to_params
+    means = {name.removesuffix(ending): value for name, value in params.items() if name.endswith(ending)}
+    loc = jnp.concatenate([jnp.ravel(mean) for mean in means.values()])
+    scale = jnp.concatenate([jnp.ravel(params[f"{name}_{prefix}_scale"]) for name in means])
+    return MeanField(loc, scale), Layout.of(means)

@@ -13,8 +13,7 @@ from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.model_arguments import on_arrays, separate
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
-from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.likelihood import latent_sites, likelihood_sites, plain_arrays
@@ -25,9 +24,7 @@ from numpyro_tempered.infer.online_checks import check_batch, set_up_guide
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.online import stream
-from numpyro_tempered.online.base import Losses, Rule
-from numpyro_tempered.online.chunked import run_chunks
+from numpyro_tempered.online import Losses, Rule, run_chunks, stream
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params, trace_at_first_draw
 
 
@@ -95,7 +92,7 @@ class OnlineVI:
         prior: OnlineVIState | TemperedFit | Gaussian | None = None,
         **kwargs: object,
     ) -> OnlineVIState:
-        """The state before any datum, at q = prior.
+        """The state before the first datum, at q = prior.
 
         Args:
             rng_key: Key of the run.
@@ -142,7 +139,7 @@ class OnlineVI:
 
         Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
         """
-        return self._update(state, None, args, kwargs)
+        return self.update_masked(state, None, *args, **kwargs)
 
     def update_masked(
         self, state: OnlineVIState, mask: Numbers | None, *args: object, **kwargs: object
@@ -153,25 +150,24 @@ class OnlineVI:
 
         Args:
             state: From :meth:`init`, or an earlier round.
-            mask: Booleans, shape ``(n,)``.
-            *args: Arguments of the model, a batch of n rows. What rows that are off hold does not matter.
+            mask: Booleans, shape ``(n,)``; None for all rows.
+            *args: Arguments of the model, a batch of n rows. Values in rows that are off do not matter.
             **kwargs: Keyword arguments of the model.
 
         Returns:
             The state, and the scalar :class:`Losses` before the update, of the rows that are on.
 
         Raises:
-            ValueError: As :meth:`update`; and if an observed site has not one log-probability a row.
+            ValueError: As :meth:`update`; and if an observed site has not one log-probability for each row.
         """
-        return self._update(state, mask, args, kwargs)
-
-    def _update(
-        self, state: OnlineVIState, mask: Numbers | None, args: tuple, kwargs: dict
-    ) -> tuple[OnlineVIState, Losses]:
         self.require_set_up()
         args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
-        self._check_batch(arrays, args, kwargs, mask)
+        # Once for each shape.
+        shapes = (mask is None, *(array.shape for array in arrays))
+        if shapes not in self._checked_shapes and not is_traced(arrays):
+            check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
+            self._checked_shapes.add(shapes)
         rule_state, losses = stream.update(
             self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key, mask=mask
         )
@@ -199,12 +195,7 @@ class OnlineVI:
         args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
         num_rounds = stream.check_rows([a for a in arrays if a.ndim])
-        if isinstance(rng_key, OnlineVIState):
-            state = rng_key
-        else:
-            first = jax.tree.map(lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs))
-            state = self.init(rng_key, *first[0], **first[1])
-        self.require_set_up()
+        state = self._start(rng_key, args, kwargs)
         # Rows keep a leading axis of 1, so that the model sees a batch.
         rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
         rule_state, losses = stream.run(self.rule, expectation, state.rule_state, *rows, rng_key=state.rng_key)
@@ -213,7 +204,7 @@ class OnlineVI:
     def run_chunks(
         self, rng_key: Array | OnlineVIState, chunks: Iterable[tuple[ArrayLike, ...]], **options: Any
     ) -> tuple[OnlineVIState, Losses | None]:
-        """One pass over a stream that comes in chunks, such as a file in row groups: memory for a few of them.
+        """One pass over a stream in chunks, such as a file in row groups, with memory for a few of them.
 
         Args:
             rng_key: Key of the run, or a state to go on from.
@@ -225,18 +216,17 @@ class OnlineVI:
             The state, and the :class:`Losses` of the rounds asked for.
 
         Raises:
-            ValueError: As :meth:`run`, and if there is no chunk or a chunk does not look like the first.
+            ValueError: As :meth:`run`, and if there is no chunk or a chunk differs in form from the first.
         """
         iterator = (tuple(plain_arrays(chunk)) for chunk in chunks)
         first = next(iterator, None)
         if first is None:
             raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
         one = tuple(np.asarray(leaf)[:1] for leaf in first)
-        state = rng_key if isinstance(rng_key, OnlineVIState) else self.init(rng_key, *one)
-        self.require_set_up()
+        state = self._start(rng_key, one, {})
         _, expectation = self._split(one, {})
-        whole = itertools.chain([first], iterator)
-        rows = (tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in whole)
+        chunks = itertools.chain([first], iterator)
+        rows = (tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in chunks)
         rule_state, losses = run_chunks(
             self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
         )
@@ -294,13 +284,13 @@ class OnlineVI:
         """Parameters for ``Predictive`` and the guide's own methods, such as ``median``."""
         return self.guide.to_params(state.posterior)
 
-    def _check_batch(self, arrays: tuple[Array, ...], args: tuple, kwargs: dict, mask: Numbers | None) -> None:
-        """Check once for each shape that the rows of a batch can be separated."""
-        shapes = (mask is None, *(array.shape for array in arrays))
-        if shapes in self._checked_shapes or is_traced(arrays):
-            return
-        check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
-        self._checked_shapes.add(shapes)
+    def _start(self, rng_key: Array | OnlineVIState, args: tuple, kwargs: dict) -> OnlineVIState:
+        """The state to go on from, or that before the first row."""
+        if isinstance(rng_key, OnlineVIState):
+            self.require_set_up()
+            return rng_key
+        args, kwargs = jax.tree.map(lambda a: a[:1] if jnp.ndim(a) else a, (args, kwargs))
+        return self.init(rng_key, *args, **kwargs)
 
     def require_set_up(self) -> None:
         """Raise ValueError if :meth:`init` has not been called."""
@@ -346,5 +336,5 @@ class OnlineVI:
         attrs = {"algorithm": "online", "rule": self.rule.name, "guide": name_of(self.guide)}
         run = Run(self.model, one_chain(samples), args, kwargs, key, {"variational": variational}, attrs)
         if not likelihood_sites(trace_at_first_draw(run)):
-            raise ValueError("the model has no observed site on these data: pass what the run has seen.")
+            raise ValueError("the model has no observed site on these data: pass those of the run.")
         return run

@@ -1,4 +1,4 @@
-"""Which models an online rule can take, and which batches an expectation."""
+"""Checks of models for the online rules, and of batches for masks and quadratures."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.typing import Array, Model, Numbers
+from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
@@ -103,33 +103,40 @@ def _depend_on_others(losses: Callable[[Array], Array], u: Array) -> Array:
     return jnp.any(jax.lax.map(coupled, jax.random.split(jax.random.key(0), _SPLITS)))
 
 
+def trace_unconstrained(model: Model, values: Params, args: tuple, kwargs: dict) -> likelihood.Trace:
+    """A trace of the model at unconstrained values of its latent sites."""
+
+    def constrain(site: likelihood.Site) -> Array | None:
+        if site["type"] != "sample" or site["name"] not in values:
+            return None
+        # The site's own support, which may depend on other latents.
+        return biject_to(site["fn"].support)(values[site["name"]])
+
+    return likelihood.get_trace(handlers.substitute(model, substitute_fn=constrain), args, kwargs)
+
+
 def check_one_loss_a_row(model: Model, guide: StartsAtPrior, num_rows: int, args: tuple, kwargs: dict) -> None:
     """Raise where an observed site has not one log-probability for each row of a batch.
 
     Raises:
-        ValueError: If there is such a site: its rows cannot be masked.
+        ValueError: If there is such a site, whose rows cannot be masked.
     """
 
     def log_probs() -> dict[str, Array]:
         values = {site: jnp.zeros(shape) for site, shape in guide.layout.sites}
-        constrained = {k: biject_to(guide.prototype_trace[k]["fn"].support)(v) for k, v in values.items()}
-        trace = likelihood.get_trace(handlers.substitute(model, data=constrained), args, kwargs)
-        return {
-            name: likelihood.untempered_log_prob(site)
-            for name, site in likelihood.likelihood_sites(trace).items()
-        }
+        sites = likelihood.likelihood_sites(trace_unconstrained(model, values, args, kwargs))
+        return {name: likelihood.untempered_log_prob(site) for name, site in sites.items()}
 
     for name, value in jax.eval_shape(log_probs).items():
-        shape = value.shape
-        if shape != (num_rows,):
+        if value.shape != (num_rows,):
             raise ValueError(
-                f"observed site {name!r} has log-probabilities of shape {shape}, the mask has {num_rows} rows: "
-                "leaving rows out needs one log-probability a row."
+                f"observed site {name!r} has log-probabilities of shape {value.shape}, the mask has {num_rows} "
+                "rows: to leave rows out there must be one log-probability for each row."
             )
 
 
 def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
-    """Raise where a latent's shape follows the number of data, tried on the data twice over.
+    """Raise where the shape of a latent grows when the data are repeated.
 
     Raises:
         ValueError: If there is such a local latent.
@@ -162,14 +169,13 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
 def check_batch(
     model: Model, guide: StartsAtPrior, expectation: Expectation, mask: Numbers | None, args: tuple, kwargs: dict
 ) -> None:
-    """Raise where the rows of a batch cannot be separated, as a mask or a quadrature does.
+    """Raise where the rows of a batch cannot be separated, as a mask or a quadrature needs.
 
     Raises:
-        ValueError: If there is such a site.
+        ValueError: If a site depends on several rows at once.
     """
     with numpyro.validation_enabled(False):
         if mask is not None:
             check_one_loss_a_row(model, guide, len(mask), args, kwargs)
-        if expectation.predictor is not None:
-            loss = likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs)
-            check_rows_apart(loss, guide.prior.loc, args, kwargs)
+        loss = likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs)
+        check_rows_apart(loss, guide.prior.loc, args, kwargs)

@@ -1,23 +1,26 @@
 """The prior of an online run: another posterior in the guide's terms, and what its Gaussian leaves out."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
+from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families import FullRank, Gain, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, convert, family_of, is_gaussian
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.gaussian import read_normals
 from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.online_state import OnlineVIState
-from numpyro_tempered.infer.svi import TemperedFit, unconstrained_moments
+from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import OnlineState, Rule
 
 
@@ -58,16 +61,27 @@ def as_prior(prior: OnlineVIState | TemperedFit | Gaussian, guide: StartsAtPrior
 
 
 def of_fit(fit: TemperedFit) -> tuple[Gaussian, Layout]:
-    """The Gaussian of a fit and the order of its coordinates: with its covariance where it has one."""
+    """The Gaussian of a fit and the order of its coordinates: with its covariance where it has one.
+
+    Raises:
+        TypeError: If the guide is not a Gaussian on the unconstrained scale.
+    """
     guide = fit.guide
+    if isinstance(guide, AutoNormal) and not isinstance(guide, AutoSpikeAndSlab):
+        return read_normals(fit.params, guide.prefix)
     if isinstance(guide, AutoContinuous):
-        q = guide.get_posterior(fit.params)
-        if isinstance(q, dist.MultivariateNormal):
-            sites = unpacker(guide)(q.loc)
-            return FullRank(q.loc, q.scale_tril), Layout(tuple((k, jnp.shape(v)) for k, v in sites.items()))
-    moments = unconstrained_moments(fit)
-    flat = MeanField(*(jnp.concatenate([jnp.ravel(v[i]) for v in moments.values()]) for i in (0, 1)))
-    return flat, Layout(tuple((name, jnp.shape(v.loc)) for name, v in moments.items()))
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            q = guide.get_posterior(fit.params)
+            layout = Layout.of(unpacker(guide)(q.mean))
+            if isinstance(q, dist.MultivariateNormal):
+                return FullRank(q.loc, q.scale_tril), layout
+            moments = MeanField(q.mean, jnp.sqrt(q.variance))
+            if all(np.all(np.isfinite(leaf)) for leaf in moments):
+                return moments, layout
+    raise TypeError(
+        f"a posterior by {type(guide).__name__} is not a Gaussian on the unconstrained scale, so it "
+        "cannot be the prior of an online run. Fit with AutoNormal or AutoMultivariateNormal."
+    )
 
 
 def reorder(q: Q, old: Layout, new: Layout) -> Q:

@@ -23,7 +23,7 @@ class OnlineVIState(NamedTuple):
     layout: Layout
 
     def as_run(self, *data: object, **options: Any) -> Run:
-        """Draws, for :func:`to_inference_data`: the data are the ``OnlineVI`` of the run, then what it has seen.
+        """Draws, for :func:`to_inference_data`, of the ``OnlineVI`` of the run and its data.
 
         Raises:
             ValueError: If the ``OnlineVI`` is missing.
@@ -35,7 +35,7 @@ class OnlineVIState(NamedTuple):
         return data[0].as_run(self, *data[1:], **options)
 
     def totals(self, losses: Losses | None = None) -> dict[str, Array]:
-        """Counts of the rounds and sums of their losses, by name; and losses by round, where there are."""
+        """Counts of the rounds and sums of their losses, by name, and the losses of each round if passed."""
         by_round = {} if losses is None else {f"loss_{k}": v for k, v in losses._asdict().items()}
         return {
             "count": self.count,

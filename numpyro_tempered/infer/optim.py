@@ -26,11 +26,9 @@ from numpyro_tempered.gaussian.descent.objective import add, derivatives_of, of_
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, curvature_from_root, family_of
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
-from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
+from numpyro_tempered.online import ngvi, sva, svb
 from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
-from numpyro_tempered.online.rules.ngvi import ngvi
-from numpyro_tempered.online.rules.sva import sva
-from numpyro_tempered.online.rules.svb import svb
 from numpyro_tempered.online.stream import accept_finite
 
 __all__ = ["NGVI", "SVA", "SVB", "ForwardBackward", "NaturalGradient"]
@@ -40,20 +38,15 @@ class _RuleOptim(NumPyroOptim):
     """An online rule with the interface of a NumPyro optimiser."""
 
     def __init__(self, guide: StartsAtPrior, rule: Rule) -> None:
-        if not isinstance(guide, StartsAtPrior) or guide.root_param is None:
-            raise TypeError(
-                "the online optimisers take the guide they step, an AutoOnlineDiagonalNormal or an "
-                f"AutoOnlineMultivariateNormal, got {type(guide).__name__}: use OnlineVI for the others."
-            )
-        transform = biject_to(getattr(guide, f"{guide.root_param}_constraint"))
-        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_{guide.root_param}"
+        root = check_guide(guide, "an online optimiser").root_param
+        transform = biject_to(getattr(guide, f"{root}_constraint"))
+        loc, scale = f"{guide.prefix}_loc", f"{guide.prefix}_{root}"
 
         def init(params: Params) -> OnlineState:
-            others = sorted(set(params) - {loc, scale})
-            if others:
+            if others := sorted(set(params) - {loc, scale}):
                 raise ValueError(
-                    f"the online optimisers step {loc!r} and {scale!r} only, but the model or guide has "
-                    f"also the params {others}. Give those a prior, or fit them by fit_svi."
+                    f"an online optimiser steps {loc!r} and {scale!r} only, the model or guide has also the "
+                    f"params {others}: give those a prior, or fit them by fit_svi."
                 )
             return rule.init(guide.from_params({loc: params[loc], scale: transform(params[scale])}))
 

@@ -1,4 +1,4 @@
-"""A fit with gates of 0 and 1 in place of probabilities between."""
+"""Gates of a fit, rounded to 0 and 1."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from numpyro.optim import Adam
 
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.svi import Optim, TemperedFit, finish
 
@@ -38,8 +39,8 @@ def round_and_refit(
     Args:
         rng_key: Key of the refit.
         fit: Result of :func:`fit_svi` with an ``AutoSpikeAndSlab`` guide. Its means and scales are the start.
-        threshold: Probability φ from which on a gate is 1, in (0, 1).
-        num_steps: Steps of the optimiser; 0 rounds and evaluates alone.
+        threshold: Probability φ at and above which a gate becomes 1, in (0, 1).
+        num_steps: Steps of the optimiser; 0 only rounds and evaluates.
         optim: NumPyro or optax optimiser; by default Adam, with a step size that falls from 0.02 to 0.0002.
         loss: ``TraceMeanField_ELBO()`` by default, which may be given with more particles.
         num_particles: Draws for the ELBO.
@@ -74,31 +75,19 @@ def round_and_refit(
         name = type(fit if guide is None else guide).__name__
         raise TypeError(f"round_and_refit takes a fit by AutoSpikeAndSlab, got {name}.")
     check_number(threshold, "threshold", "(0, 1)")
-    fit_key, *keys = jax.random.split(rng_key, 3)
-    names = {name: f"{name}_{guide.prefix}_probs" for name in guide.sparse_sites}
-    gates = {
-        name: jnp.greater_equal(fit.params[param], threshold).astype(fit.params[param].dtype)
-        for name, param in names.items()
-    }
-    rounded = {param: gates[name] for name, param in names.items()}
-    params = {name: value for name, value in fit.params.items() if name not in rounded}
-    losses = jnp.zeros(0)
+    fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
+    params, gates, rounded = dict(fit.params), {}, {}
+    for name in guide.sparse_sites:
+        param = f"{name}_{guide.prefix}_probs"
+        probs = params.pop(param)
+        gates[name] = rounded[param] = jnp.greater_equal(probs, threshold).astype(probs.dtype)
+    model: temper = fit.model  # type: ignore[assignment]
+    args, kwargs, losses = fit.args, fit.kwargs, jnp.zeros(0)
     if num_steps:
-        svi = SVI(
-            fit.model,
-            fit.model.guide(guide.with_gates(gates)),  # type: ignore[attr-defined]
-            Adam(lambda step: 0.02 * 0.01 ** (step / num_steps)) if optim is None else optim,
-            TraceMeanField_ELBO() if loss is None else loss,
-        )
-        result = svi.run(fit_key, num_steps, *fit.args, progress_bar=False, init_params=params, **fit.kwargs)
+        optim = Adam(lambda step: 0.02 * 0.01 ** (step / num_steps)) if optim is None else optim
+        loss = TraceMeanField_ELBO() if loss is None else loss
+        svi = SVI(model, model.guide(guide.with_gates(gates)), optim, loss)
+        result = svi.run(fit_key, num_steps, *args, progress_bar=False, init_params=params, **kwargs)
         params, losses = result.params, result.losses
-    return finish(
-        (keys[0], keys[1]),
-        fit.model,  # type: ignore[arg-type]
-        guide,
-        params | rounded,
-        losses,
-        fit.args,
-        kwargs=fit.kwargs,
-        num_particles=num_particles,
-    )
+    keys, params = (elbo_key, later_key), params | rounded
+    return finish(keys, model, guide, params, losses, args, kwargs=kwargs, num_particles=num_particles)

@@ -9,21 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO, fit_attrs, summarise_observed
-from numpyro_tempered.core.typing import Array, Guide, Model, PyTree
+from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
-from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.numpyro_private import NumPyroOptim, unpacker
+from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
-from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, posterior_trace
+from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 
@@ -192,7 +191,7 @@ def finish(
     rng_keys: tuple[Array, Array],
     tempered: temper,
     guide: Guide,
-    params: dict[str, Array],
+    params: Params,
     losses: Array,
     args: tuple,
     *,
@@ -212,27 +211,17 @@ def finish(
             "the fit ended in parameters that are not finite: check the data for NaN, or take a smaller "
             "step size."
         )
-    trace = posterior_trace(elbo_key, tempered, guide, params, args, kwargs)
+    draw = trace_guide(elbo_key, guide, params, args, kwargs)
+    trace = trace_model(elbo_key, tempered, draw, params, args, kwargs)
     if not likelihood.likelihood_sites(trace):
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
     for site in likelihood.likelihood_sites(trace).values():
         likelihood.log_prob_of_each(site)
+    alpha, observed = likelihood.common_alpha(trace), likelihood.observed_values(trace)
     gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
-    elbo = evaluate_elbo(
-        elbo_key, tempered, tempered.guide(gaussian), evaluated, args, kwargs, num_particles=num_particles
-    )
-    return TemperedFit(
-        model=tempered,
-        guide=guide,
-        params=params,
-        alpha=likelihood.common_alpha(trace),
-        losses=losses,
-        elbo=elbo,
-        observed=likelihood.observed_values(trace),
-        args=args,
-        kwargs=kwargs,
-        rng_key=later_key,
-    )
+    gaussian = tempered.guide(gaussian)
+    elbo = evaluate_elbo(elbo_key, tempered, gaussian, evaluated, args, kwargs, num_particles=num_particles)
+    return TemperedFit(tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key)
 
 
 def default_optim(num_steps: int | Array) -> Adam:
@@ -287,49 +276,16 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
 
 def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict[str, Array]:
     """Draws of the latent sites from a fit, ``(num_samples, ...)`` each."""
-    trace = posterior_trace(rng_key, fit.model, fit.guide, fit.params, fit.args, fit.kwargs)
-    names = likelihood.latent_sites(trace)
-    if isinstance(fit.guide, AutoGuide):
-        draws = fit.guide.sample_posterior(
-            rng_key, fit.params, *fit.args, sample_shape=(num_samples,), **fit.kwargs
-        )
+    guide, params, args, kwargs = fit.guide, fit.params, fit.args, fit.kwargs
+    draw = trace_guide(rng_key, guide, params, args, kwargs)
+    names = likelihood.latent_sites(trace_model(rng_key, fit.model, draw, params, args, kwargs))
+    if isinstance(guide, AutoGuide):
+        draws = guide.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
     else:
 
-        def one(key: Array) -> dict[str, Array]:
-            sites = handlers.trace(handlers.substitute(handlers.seed(fit.guide, key), fit.params)).get_trace(
-                *fit.args, **fit.kwargs
-            )
-            return {k: sites[k]["value"] for k in names}
+        def one(key: Array) -> Params:
+            sites = trace_guide(key, guide, params, args, kwargs)
+            return {name: sites[name]["value"] for name in names}
 
         draws = map_batches(one, jax.random.split(rng_key, num_samples), 64)
     return {name: draws[name] for name in names}
-
-
-def unconstrained_moments(fit: TemperedFit) -> dict[str, MeanField]:
-    """Mean and standard deviation of each latent site on the unconstrained scale.
-
-    Raises:
-        TypeError: If the guide is not a Gaussian there.
-    """
-    guide, params = fit.guide, fit.params
-    if isinstance(guide, AutoNormal) and not isinstance(guide, AutoSpikeAndSlab):
-        names = [
-            k for k, site in guide.prototype_trace.items() if site["type"] == "sample" and not site["is_observed"]
-        ]
-        return {
-            k: MeanField(params[f"{k}_{guide.prefix}_loc"], params[f"{k}_{guide.prefix}_scale"]) for k in names
-        }
-    if isinstance(guide, AutoContinuous):
-        try:
-            q = guide.get_posterior(params)
-            mean, scale = q.mean, jnp.sqrt(q.variance)
-        except (NotImplementedError, AttributeError):
-            pass
-        else:
-            means, scales = unpacker(guide)(mean), unpacker(guide)(scale)
-            if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((means, scales))):
-                return {k: MeanField(means[k], scales[k]) for k in means}
-    raise TypeError(
-        f"a posterior by {type(guide).__name__} is not a Gaussian on the unconstrained scale, so it "
-        "cannot be the prior of an online run. Fit with AutoNormal or AutoMultivariateNormal."
-    )

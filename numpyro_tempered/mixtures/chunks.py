@@ -1,8 +1,8 @@
-"""Rows in chunks: data that do not fit the memory, which every pass reads again."""
+"""Rows in chunks: data larger than memory, read anew in each pass."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,15 @@ import numpy as np
 from numpyro_tempered.core.ascent import Ascent, Iterate, record
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.chunks import blocks
-from numpyro_tempered.core.precision import CompensatedSum, double_precision
+from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.ascent import Visit, begin, rounding_error
-from numpyro_tempered.mixtures.components.base import Component, as_dtype, check_is_component, missing_form
-from numpyro_tempered.mixtures.evidence import BoundEstimate, draw_coefficients, final_sums, objective_and_gaps
+from numpyro_tempered.mixtures import ascent, sweep
+from numpyro_tempered.mixtures.ascent import Limits, Visit, for_restarts
+from numpyro_tempered.mixtures.components.base import Component, check_is_component, missing_form
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, objective, update
 from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, weight_of
-from numpyro_tempered.mixtures.source import Limits, array_source, progress
+from numpyro_tempered.mixtures.source import array_source
 from numpyro_tempered.mixtures.starts import Start
-from numpyro_tempered.mixtures.sweep import (
-    Coefficients,
-    Sums,
-    add_terms,
-    base_sum,
-    block_size,
-    make_blocks,
-    sweep,
-    total_of,
-)
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -41,8 +31,7 @@ class ChunkSource(NamedTuple):
     """Rows in chunks.
 
     Attributes:
-        data: Of all rows, with ``rows`` drawn at random without replacement, or all of them where they are few,
-            in their order.
+        data: Of all rows; its ``rows`` are a sample without replacement, in order, or all where they are few.
         chunks: The chunks.
         num_rows: Of all chunks.
         size: Rows in a block, the unit that is compiled and moved to the device.
@@ -56,10 +45,10 @@ class ChunkSource(NamedTuple):
     inner: int
 
     def read(self) -> Iterator[Block]:
-        """Blocks of exactly ``size`` rows with the centre taken off, and their weights, 0 where a row is padding.
+        """Blocks of exactly ``size`` rows less the centre, and their weights, 0 for padding.
 
         Raises:
-            ValueError: If the pass has other rows than the first.
+            ValueError: If the pass has another number of rows than the first.
         """
         centre, dtype = self.data.centre, self.data.rows.dtype
         count = 0
@@ -77,17 +66,21 @@ class ChunkSource(NamedTuple):
                 "the same rows. Give a function that makes new chunks for each pass."
             )
 
-    def base(self) -> Array:
-        """The weighted sum of log h."""
-        return sum_over(partial(add_base, component=self.data.component, size=self.inner), self.read())
+    def sum_over(self, block_sums: Callable[..., T], *arguments: Any) -> T:
+        """The sums ``block_sums(component, blocks, *arguments)`` of all rows, compensated from block to block."""
+        component, running = self.data.component, None
+        for rows, weight in self.read():
+            # A reader that is faster than the sums would fill the memory with blocks that wait.
+            jax.block_until_ready(running)
+            block = jnp.asarray(rows), jnp.asarray(weight)
+            running = add_block(block_sums, running, *block, *arguments, component=component, size=self.inner)
+        return _total(running)
 
-    def sums(self, factors: Factors) -> Sums:
+    def sums(self, factors: Factors) -> sweep.Sums:
         """The sums of a pass at factors with leading axis R."""
-        mixtures = _coefficients(self.data.component, factors)
-        add = partial(add_sums, mixtures, component=self.data.component, size=self.inner)
-        return sum_over(add, self.read())
+        return self.sum_over(_sweeps, factors)
 
-    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> Sums:
+    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
         """The sums under first responsibilities of the sample, scaled to all data, with leading axis R."""
         sample = array_source(self.data, num_components * num_restarts)
         sums = sample.first_sums(rng_key, num_components, start, num_restarts)
@@ -96,32 +89,14 @@ class ChunkSource(NamedTuple):
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
-        dtype = self.data.rows.dtype
-        tolerance, total = jnp.asarray(limits.tolerance_at(dtype), dtype), jnp.asarray(self.data.total, dtype)
-        state = begin(factors, limits.max_iter)
-        with progress(limits.max_iter, "passes", limits.progress_bar) as bar:
-            for _ in range(limits.max_iter):
-                sums = self.sums(state.point.update)
-                state = _after_pass(state, problem, sums, tolerance, total, component=self.data.component)
-                bar.update()
-                if not np.any(state.active):
-                    break
-        return state
+        component, dtype = self.data.component, self.data.rows.dtype
+        tolerance, total = (jnp.asarray(each, dtype) for each in (limits.tolerance_at(dtype), self.data.total))
 
-    def evaluate(
-        self, rng_key: Array, problem: MixtureProblem, factors: Factors, num_samples: int
-    ) -> tuple[float, np.ndarray, BoundEstimate | None]:
-        """F, the counts and E1 at given factors, in double precision, in one pass."""
-        component = self.data.component
-        with double_precision():
-            problem, factors = as_dtype((problem, factors), jnp.float64)
-            mixture, draws = _mixture_and_draws(rng_key, component, factors, num_samples)
-            add = partial(add_final, mixture, draws, component=component, size=self.inner)
-            sums, base, log_likelihoods = sum_over(add, self.read())
-            problem = problem._replace(base=base)
-            value, gaps = _objective_and_gaps(component, problem, factors, sums, draws, log_likelihoods)
-            bound = BoundEstimate.of(float(value), np.asarray(gaps))
-            return float(value), np.asarray(sums.counts), bound
+        def advance(state: Ascent[Visit[Factors]], until: int) -> Ascent[Visit[Factors]]:
+            sums = self.sums(state.point.update)
+            return _after_pass(state, problem, sums, tolerance, total, component=component)
+
+        return ascent.ascend(advance, factors, limits, stride=1)
 
 
 def open_chunks(chunks: Chunks) -> Iterator[Chunk]:
@@ -222,98 +197,45 @@ def chunk_source(
     data = centre_data(component, form, rows, sample_weight, centre, total)
     multiple_of = min(multiple_of, num_rows)
     size = max(-(-min(size, num_rows) // multiple_of) * multiple_of, 2)
-    return ChunkSource(data, chunks, num_rows, size, block_size(size, num_together))
+    return ChunkSource(data, chunks, num_rows, size, sweep.block_size(size, num_together))
 
 
-def sum_over(add: Callable[[T | None, Array, Array], T], row_blocks: Iterable[Block]) -> T:
-    """The sums that ``add`` makes of each block, compensated from block to block.
-
-    Args:
-        add: Compiled; ``(running, rows, weight)`` to the running sums, None before the first.
-        row_blocks: Rows and weights, all of one shape.
-    """
-    running = None
-    for rows, weight in row_blocks:
-        # A reader that is faster than the sums would fill the memory with blocks that wait.
-        jax.block_until_ready(running)
-        running = add(running, jnp.asarray(rows), jnp.asarray(weight))
-    return _total(running)
-
-
-_total = jax.jit(total_of)
-
-
-def _include(running: T | None, terms: T) -> T:
-    """Running sums with one more term each."""
-    return jax.tree.map(CompensatedSum.start, terms) if running is None else add_terms(running, terms)
-
-
-@partial(jax.jit, static_argnames=("component", "size"))
-def add_sums(
-    mixtures: Coefficients, running: Sums | None, rows: Array, weight: Array, *, component: Component, size: int
-) -> Sums:
-    """The sums of a block for each of R mixtures."""
-    row_blocks = make_blocks(rows, weight, size)
-    return _include(running, jax.vmap(lambda mixture: sweep(component, mixture, row_blocks))(mixtures))
-
-
-@partial(jax.jit, static_argnames=("component", "size"))
-def add_base(running: Array | None, rows: Array, weight: Array, *, component: Component, size: int) -> Array:
-    """The weighted sum of log h of a block."""
-    return _include(running, base_sum(component, make_blocks(rows, weight, size)))
-
-
-@partial(jax.jit, static_argnames=("component", "size"))
-def add_final(
-    mixture: Coefficients,
-    draws: Coefficients,
-    running: tuple[Sums, Array, Array] | None,
+@partial(jax.jit, static_argnames=("block_sums", "component", "size"))
+def add_block(
+    block_sums: Callable[..., T],
+    running: T | None,
     rows: Array,
     weight: Array,
-    *,
+    *arguments: object,
     component: Component,
     size: int,
-) -> tuple[Sums, Array, Array]:
-    """The sums of a block, that of log h, and log L of S draws without log h, in double precision."""
-    row_blocks = make_blocks(rows.astype(jnp.float64), weight.astype(jnp.float64), size)
-    return _include(running, final_sums(component, mixture, draws, row_blocks))
+) -> T:
+    """The running sums, None before the first block, with those of one more."""
+    terms = block_sums(component, sweep.make_blocks(rows, weight, size), *arguments)
+    return jax.tree.map(CompensatedSum.start, terms) if running is None else sweep.add_terms(running, terms)
 
 
-@partial(jax.jit, static_argnames="component")
-def _coefficients(component: Component, factors: Factors) -> Coefficients:
-    return jax.vmap(lambda each: coefficients(component, each))(factors)
+_total = jax.jit(sweep.total_of)
 
 
-@partial(jax.jit, static_argnames="component")
-def all_objectives(component: Component, problem: MixtureProblem, factors: Factors, sums: Sums) -> Array:
-    """F of factors and sums with leading axis R."""
-    return jax.vmap(lambda q, s: objective(component, problem, q, s))(factors, sums)
+def _sweeps(component: Component, row_blocks: sweep.Blocks, factors: Factors) -> sweep.Sums:
+    """The sums at factors with leading axis R."""
+    mixtures = jax.vmap(partial(coefficients, component))(factors)
+    return jax.vmap(lambda mixture: sweep.sweep(component, mixture, row_blocks))(mixtures)
 
 
 @partial(jax.jit, static_argnames="component")
 def _after_pass(
     state: Ascent[Visit[Factors]],
     problem: MixtureProblem,
-    sums: Sums,
+    sums: sweep.Sums,
     tolerance: Array,
     total: Array,
     *,
     component: Component,
 ) -> Ascent[Visit[Factors]]:
     """The state of the ascent after a pass over the data with these sums, leading axis R."""
-    value = all_objectives(component, problem, state.point.update, sums)
-    following = jax.vmap(lambda each: update(component, problem, each))(sums)
-    rounding = rounding_error(problem.base, total, problem.alpha)
+    value = for_restarts(objective, component, problem, state.point.update, sums)
+    following = for_restarts(update, component, problem, sums)
+    rounding = ascent.rounding_error(problem.base, total, problem.alpha)
     return record(state, Iterate(Visit(state.point.update, following), value, rounding), tolerance * total)
-
-
-@partial(jax.jit, static_argnames=("component", "num_samples"))
-def _mixture_and_draws(
-    rng_key: Array, component: Component, factors: Factors, num_samples: int
-) -> tuple[Coefficients, Coefficients]:
-    keys = jax.random.split(rng_key, num_samples)
-    draws = jax.lax.map(lambda key: draw_coefficients(key, component, factors), keys)
-    return coefficients(component, factors), draws
-
-
-_objective_and_gaps = jax.jit(objective_and_gaps, static_argnames="component")

@@ -9,18 +9,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
-from numpyro_tempered.core.ascent import Ascent
-from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.ascent import Ascent, Step
+from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures import em_steps
+from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Visit
 from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, as_dtype
 from numpyro_tempered.mixtures.evidence import aic, bic, icl
-from numpyro_tempered.mixtures.prepare import check_counts, prepare
-from numpyro_tempered.mixtures.source import array_source, ascend, check_limits, finite_or_least, restart
+from numpyro_tempered.mixtures.prepare import prepare
+from numpyro_tempered.mixtures.source import array_source, ascend
 from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.sweep import Blocks, base_sum, sweep
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums
+
+# Nats that rounding may take from the log density of a datum before a component counts as collapsed.
+RESOLUTION = 0.1
+
+
+class Point(NamedTuple):
+    """Parameters of a mixture.
+
+    Attributes:
+        log_weights: log p_j, ``(K,)``; -inf for a component without data.
+        parameters: Of the components by name, K first.
+    """
+
+    log_weights: Array
+    parameters: Parameters
+
+
+class EMProblem(NamedTuple):
+    """What the objective depends on apart from the responsibilities; all arrays.
+
+    Attributes:
+        prior: Of one component, for what is known of its parameters.
+        pseudo_data: Data that each component is given.
+        statistics: The mean of T(x), ``(F,)``: theirs.
+        sizes: The mean of |T(x)|, ``(F,)``.
+        base: The weighted sum of log h(x_i).
+    """
+
+    prior: Hyperparameters
+    pseudo_data: Array
+    statistics: Array
+    sizes: Array
+    base: Array
 
 
 class MixtureEM(NamedTuple):
@@ -30,13 +64,13 @@ class MixtureEM(NamedTuple):
         component: The family, without its prior.
         weights: p_j, ``(K,)``.
         parameters: Of the components by name, K first, in the data's own coordinates.
-        point: The same for data with ``centre`` taken off.
-        centre: What is taken off the data, ``(d,)``, or None.
+        point: The same for data less ``centre``.
+        centre: What is subtracted from the data, ``(d,)``, or None.
         log_likelihood: log L at the parameters, in double precision.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
         entropy: The weighted sum of the entropies of the responsibilities, in nats.
         num_parameters: Free parameters, K - 1 weights included.
-        pseudo_data: What was asked for.
+        pseudo_data: s, as given.
         trace: The objective at every pass of the best restart, in the precision of the data: log L, and the
             share of the pseudo-data.
         objectives: That of every restart, ``(R,)``; -inf for one that collapsed.
@@ -45,10 +79,10 @@ class MixtureEM(NamedTuple):
         total: The sum of the weights of the data.
     """
 
-    component: components.Component
+    component: Component
     weights: np.ndarray
     parameters: dict[str, np.ndarray]
-    point: em_steps.Point
+    point: Point
     centre: np.ndarray | None
     log_likelihood: float
     counts: np.ndarray
@@ -85,7 +119,7 @@ class MixtureEM(NamedTuple):
 def em(
     rng_key: Array,
     x: ArrayLike,
-    component: components.Component,
+    component: Component,
     *,
     num_components: int,
     sample_weight: ArrayLike | None = None,
@@ -147,8 +181,8 @@ def em(
         >>> print(np.sort(fit.parameters["loc"][:, 0]).round(2), fit.num_parameters)
         [0.05 9.05] 3
     """
-    num_components, *_ = check_counts(num_components=num_components)
-    limits = check_limits(num_restarts, max_iter, tolerance)
+    num_components = check_count(num_components, "num_components")
+    limits = ascent.check_limits(num_restarts, max_iter, tolerance)
     pseudo_data = float(check_number(pseudo_data, "pseudo_data", "[0, inf)"))
     data = prepare(x, component, sample_weight)
     if data.component.maximum_likelihood is None:
@@ -156,74 +190,122 @@ def em(
     source = array_source(data, num_components * limits.num_restarts)
     dtype = data.rows.dtype
     share, total = jnp.asarray(pseudo_data, dtype), jnp.asarray(data.total, dtype)
-    problem = em_steps.em_problem(data.component, data.prior, source.blocks, share, total)
-    if not bool(em_steps.is_resolved(data.component, problem)):
+    problem = source.sum_over(em_problem, data.prior, share, total)
+    if not bool(is_resolved(data.component, problem)):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
     sums = source.first_sums(rng_key, num_components, start_or_default(start), limits.num_restarts)
-    points = em_steps.first_points(data.component, problem, sums)
-    state = ascend(source, problem, points, limits, em_steps.expectation_maximisation)
-    objectives = finite_or_least(state.objective)
+    points = ascent.for_restarts(first_point, data.component, problem, sums)
+    state = ascend(source, problem, points, limits, expectation_maximisation)
+    objectives = ascent.finite_or_least(state.objective)
     best = int(np.argmax(objectives))
-    loss = np.asarray(_rounding_losses(data.component, problem, state.point.factors)) * data.total
-    check_em(state, best, objectives, loss)
-    point = restart(state.point.factors, best)
+    losses = ascent.for_restarts(rounding_loss, data.component, problem, state.point.factors)
+    check_em(state, best, objectives, np.asarray(losses) * data.total)
+    point = ascent.restart(state.point.factors, best)
     with double_precision():
-        point64 = components.as_dtype(point, jnp.float64)
-        log_likelihood, counts, entropy = _evaluate(data.component, point64, source.blocks)
+        point64 = as_dtype(point, jnp.float64)
+        log_likelihood, counts, entropy = source.sum_over(final_sums, point64)
         parameters = move_parameters(data.component, data.prior, point64.parameters, data.centre)
         weights = np.exp(np.asarray(point64.log_weights))
-        log_likelihood, counts, entropy = float(log_likelihood), np.asarray(counts), float(entropy)
-    num_iter = int(state.num_iter[best])
     return MixtureEM(
         component=data.component,
         weights=weights / weights.sum(),
         parameters=parameters,
         point=point,
         centre=data.centre,
-        log_likelihood=log_likelihood,
-        counts=counts,
-        entropy=entropy,
+        log_likelihood=float(log_likelihood),
+        counts=np.asarray(counts),
+        entropy=float(entropy),
         num_parameters=num_components - 1 + data.component.num_parameters(num_components),
         pseudo_data=pseudo_data,
-        trace=np.asarray(state.trace[:num_iter, best]),
-        objectives=objectives,
-        converged=bool(state.converged[best]),
-        num_iter=num_iter,
         total=data.total,
+        **ascent.History.of(state, best, objectives)._asdict(),
     )
 
 
-@partial(jax.jit, static_argnames="component")
-def _rounding_losses(
-    component: components.Component, problem: em_steps.EMProblem, points: em_steps.Point
-) -> Array:
-    return jax.vmap(lambda point: em_steps.rounding_loss(problem, em_steps.coefficients(component, point)))(
-        points
-    )
+def coefficients(component: Component, point: Point) -> Coefficients:
+    """Log p_j and log q_j, as a function linear in the statistics."""
+    return Coefficients(point.log_weights, *component.coefficients_at(point.parameters))
 
 
-@partial(jax.jit, static_argnames="component")
-def _evaluate(
-    component: components.Component, point: em_steps.Point, blocks: Blocks
-) -> tuple[Array, Array, Array]:
-    """Log L, the counts and the entropy of the responsibilities."""
-    blocks = components.as_dtype(blocks, jnp.float64)
-    mixture = em_steps.coefficients(component, point)
-    sums = sweep(component, mixture, blocks)
+def maximise(component: Component, problem: EMProblem, sums: Sums) -> Point:
+    """The M step."""
+    counts = sums.counts + problem.pseudo_data
+    statistics = sums.statistics + problem.pseudo_data * problem.statistics
+    parameters = component.maximum_likelihood(problem.prior, counts, statistics)  # type: ignore[misc]
+    return Point(jnp.log(sums.counts) - jnp.log(jnp.sum(sums.counts)), parameters)
+
+
+def rounding_loss(component: Component, problem: EMProblem, point: Point) -> Array:
+    """What rounding takes from the log density of a datum, in the worst component, in nats; may be NaN."""
+    mixture = coefficients(component, point)
+    size = jnp.max(jnp.sum(jnp.abs(mixture.weights) * problem.sizes, axis=-1))
+    return jnp.finfo(size.dtype).eps * size
+
+
+def expectation_maximisation(
+    component: Component, problem: EMProblem, blocks: Blocks, total: Array
+) -> Step[Visit[Point]]:
+    """EM for :func:`numpyro_tempered.core.ascent.advance`; the objective of collapsed components is NaN."""
+
+    def visit(point: Point) -> tuple[Array, Point]:
+        mixture = coefficients(component, point)
+        sums = sweep.sweep(component, mixture, blocks)
+        penalty = jnp.sum(mixture.constant + jnp.sum(mixture.weights * problem.statistics, axis=-1))
+        value = sums.log_sum + problem.base + problem.pseudo_data * penalty
+        objective = jnp.where(rounding_loss(component, problem, point) <= RESOLUTION, value, jnp.nan)
+        return objective, maximise(component, problem, sums)
+
+    return ascent.step_of(visit, ascent.rounding_error(problem.base, total))
+
+
+def em_problem(
+    component: Component, blocks: Blocks, prior: Hyperparameters, pseudo_data: Array, total: Array
+) -> EMProblem:
+    """The problem, by one pass over the data."""
+
+    def block_sums(columns: Array, weight: Array) -> tuple[Array, Array]:
+        statistics = component.statistics(columns)
+        return jnp.sum(weight * statistics, axis=1), jnp.sum(weight * jnp.abs(statistics), axis=1)
+
+    mean, sizes = (each / total for each in sweep.over_blocks(block_sums, blocks))
+    least = jnp.finfo(total.dtype).eps
+    return EMProblem(prior, jnp.maximum(pseudo_data, least), mean, sizes, sweep.base_sum(component, blocks))
+
+
+def final_sums(component: Component, blocks: Blocks, point: Point) -> tuple[Array, Array, Array]:
+    """Log L, the counts and the entropy of the responsibilities, in double precision."""
+    blocks = as_dtype(blocks, jnp.float64)
+    mixture = coefficients(component, point)
+    sums = sweep.sweep(component, mixture, blocks)
     # A component without data has weight 0 and log weight -inf.
     complete = jnp.sum(xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant)
     entropy = sums.log_sum - complete - jnp.sum(sums.statistics * mixture.weights)
-    return sums.log_sum + base_sum(component, blocks), sums.counts, jnp.maximum(entropy, 0.0)
+    return sums.log_sum + sweep.base_sum(component, blocks), sums.counts, jnp.maximum(entropy, 0.0)
+
+
+@partial(jax.jit, static_argnames="component")
+def is_resolved(component: Component, problem: EMProblem) -> Array:
+    """Whether the data as a whole have a maximum."""
+    one = jnp.ones(1, problem.statistics.dtype)
+    point = maximise(component, problem, Sums(one[0], one, problem.statistics[None]))
+    is_finite = jnp.all(jnp.isfinite(coefficients(component, point).constant))
+    return (rounding_loss(component, problem, point) <= RESOLUTION) & is_finite
+
+
+def first_point(component: Component, problem: EMProblem, sums: Sums) -> Point:
+    """The first M step of a restart, with one pseudo-datum where it would collapse."""
+    point = maximise(component, problem, sums)
+    smooth_problem = problem._replace(pseudo_data=jnp.maximum(problem.pseudo_data, 1.0))
+    smooth_point = maximise(component, smooth_problem, sums)
+    resolved = rounding_loss(component, problem, point) <= RESOLUTION
+    return jax.tree.map(lambda a, b: jnp.where(resolved, a, b), point, smooth_point)
 
 
 def move_parameters(
-    component: components.Component,
-    prior: components.Hyperparameters,
-    parameters: components.Parameters,
-    centre: np.ndarray | None,
+    component: Component, prior: Hyperparameters, parameters: Parameters, centre: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """Parameters of data with the centre added.
 
@@ -232,16 +314,14 @@ def move_parameters(
     """
     if centre is not None:
         num_components = jax.tree.leaves(parameters)[0].shape[0]
-        priors = components.broadcast_prior(components.as_dtype(prior, jnp.float64), num_components)
+        priors = components.broadcast_prior(as_dtype(prior, jnp.float64), num_components)
         translated = components.translate_by(component, priors, jnp.asarray(centre))
         before, after = (component.draw(lambda _, fn: fn.mean, q) for q in (priors, translated))
         parameters = {name: value + (after[name] - before[name]) for name, value in parameters.items()}
     return {name: np.asarray(value) for name, value in parameters.items()}
 
 
-def check_em(
-    state: Ascent[Visit[em_steps.Point]], best: int, objectives: np.ndarray, rounding: np.ndarray
-) -> None:
+def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
     """Raise where EM went wrong, warn where it is unfinished.
 
     Raises:

@@ -10,8 +10,10 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures.ascent import for_keys
 from numpyro_tempered.mixtures.components.base import Component, Parameters, as_dtype
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, entropy, objective
+from numpyro_tempered.mixtures.source import Source
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, sweep
 
 
@@ -34,57 +36,60 @@ class BoundEstimate(NamedTuple):
         return cls(objective + float(np.mean(gaps)), se)
 
 
+class FinalSums(NamedTuple):
+    """What the last pass over the data leaves, in double precision.
+
+    Attributes:
+        sums: At the factors.
+        base: The weighted sum of log h.
+        log_likelihoods: log L of S draws, without log h.
+    """
+
+    sums: Sums
+    base: Array
+    log_likelihoods: Array
+
+
 def evaluate(
-    rng_key: Array,
-    component: Component,
-    problem: MixtureProblem,
-    factors: Factors,
-    blocks: Blocks,
-    num_samples: int,
+    rng_key: Array, source: Source, problem: MixtureProblem, factors: Factors, num_samples: int
 ) -> tuple[float, np.ndarray, BoundEstimate | None]:
     """F, the counts and E1 at given factors, in double precision; without draws no E1."""
+    component, draws = source.data.component, None
     with double_precision():
         problem, factors = as_dtype((problem, factors), jnp.float64)
-        draws = draw_many(rng_key, component, factors, num_samples) if num_samples else None
-        value, counts, gaps = _evaluate(component, problem, factors, draws, blocks)
+        if num_samples:
+            # Compiled by itself: samplers of gammas take longer to compile than the rest, and depend on no data.
+            keys = jax.random.split(rng_key, num_samples)
+            draws = for_keys(draw_coefficients, component, keys, factors)
+        final = source.sum_over(final_sums, _coefficients(component, factors), draws)
+        value, gaps = _objective_and_gaps(component, problem, factors, draws, final)
         bound = BoundEstimate.of(float(value), np.asarray(gaps)) if num_samples else None
-        return float(value), np.asarray(counts), bound
-
-
-@partial(jax.jit, static_argnames="component")
-def _evaluate(
-    component: Component, problem: MixtureProblem, factors: Factors, draws: Coefficients | None, blocks: Blocks
-) -> tuple[Array, Array, Array]:
-    sums, base, values = final_sums(
-        component, coefficients(component, factors), draws, as_dtype(blocks, jnp.float64)
-    )
-    value, gaps = objective_and_gaps(component, problem._replace(base=base), factors, sums, draws, values)
-    return value, sums.counts, gaps
+        return float(value), np.asarray(final.sums.counts), bound
 
 
 def final_sums(
-    component: Component, mixture: Coefficients, draws: Coefficients | None, blocks: Blocks
-) -> tuple[Sums, Array, Array]:
-    """The sums of a pass, that of log h, and log L of S draws without log h."""
-    values = jnp.zeros(0)
+    component: Component, blocks: Blocks, mixture: Coefficients, draws: Coefficients | None
+) -> FinalSums:
+    """The last pass over the data, and one more for each draw."""
+    blocks, log_likelihoods = as_dtype(blocks, jnp.float64), jnp.zeros(0)
     if draws is not None:
-        values = jax.lax.map(lambda draw: sweep(component, draw, blocks).log_sum, draws)
-    return sweep(component, mixture, blocks), base_sum(component, blocks), values
+        log_likelihoods = jax.lax.map(lambda draw: sweep(component, draw, blocks).log_sum, draws)
+    return FinalSums(sweep(component, mixture, blocks), base_sum(component, blocks), log_likelihoods)
 
 
-def objective_and_gaps(
-    component: Component,
-    problem: MixtureProblem,
-    factors: Factors,
-    sums: Sums,
-    draws: Coefficients | None,
-    log_likelihoods: Array,
+_coefficients = jax.jit(coefficients, static_argnames="component")
+
+
+@partial(jax.jit, static_argnames="component")
+def _objective_and_gaps(
+    component: Component, problem: MixtureProblem, factors: Factors, draws: Coefficients | None, final: FinalSums
 ) -> tuple[Array, Array]:
     """F, and E1 - F at each of S draws."""
-    value, gaps = objective(component, problem, factors, sums), log_likelihoods
+    sums, base, gaps = final
+    value = objective(component, problem._replace(base=base), factors, sums)
     if draws is not None:
         gap = partial(bound_gap, problem, sums, entropy(component, factors, sums))
-        gaps = jax.vmap(gap)(draws, log_likelihoods)
+        gaps = jax.vmap(gap)(draws, final.log_likelihoods)
     return value, gaps
 
 
@@ -116,16 +121,6 @@ def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> t
     # The gammas of a Dirichlet underflow for small concentrations, their logarithms do not.
     log_weights = jax.nn.log_softmax(jax.random.loggamma(key, factors.concentration))
     return log_weights, component.draw(lambda name, fn: fn.sample(next(keys)), factors.posterior)
-
-
-@partial(jax.jit, static_argnames=("component", "num_samples"))
-def draw_many(rng_key: Array, component: Component, factors: Factors, num_samples: int) -> Coefficients:
-    """Draws from rho, with leading axis S.
-
-    Compiled by itself: samplers of gammas take longer to compile than the rest, and depend on no data.
-    """
-    keys = jax.random.split(rng_key, num_samples)
-    return jax.lax.map(lambda key: draw_coefficients(key, component, factors), keys)
 
 
 def draw_coefficients(rng_key: Array, component: Component, factors: Factors) -> Coefficients:

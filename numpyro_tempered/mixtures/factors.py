@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.ascent import Step
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Visit, step_of
+from numpyro_tempered.mixtures.ascent import Visit, rounding_error, step_of
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, sweep
@@ -63,22 +63,6 @@ def objective(component: Component, problem: MixtureProblem, factors: Factors, s
     return problem.alpha * (sums.log_sum + problem.base) - penalty(component, problem, factors)
 
 
-def objective_after_update(component: Component, problem: MixtureProblem, entropy: Array, sums: Sums) -> Array:
-    """F after the step of the factors: alpha H(omega) + the log evidence of the weighted statistics.
-
-    Args:
-        component: The component.
-        problem: The problem.
-        entropy: The weighted sum of the entropies of the responsibilities.
-        sums: Counts and statistics under the responsibilities.
-    """
-    counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
-    a = problem.concentration
-    weights = special.dirichlet_log_normaliser(a + counts) - special.dirichlet_log_normaliser(a)
-    evidence = component.log_evidence(problem.prior, counts, statistics)
-    return problem.alpha * (entropy + problem.base) + weights + evidence
-
-
 def entropy(component: Component, factors: Factors, sums: Sums) -> Array:
     """The weighted sum of the entropies of the responsibilities that a sweep at these factors made."""
     mixture = coefficients(component, factors)
@@ -87,12 +71,12 @@ def entropy(component: Component, factors: Factors, sums: Sums) -> Array:
 
 
 def tempered_cavi(
-    component: Component, problem: MixtureProblem, blocks: Blocks, rounding: Array
+    component: Component, problem: MixtureProblem, blocks: Blocks, total: Array
 ) -> Step[Visit[Factors]]:
-    """Algorithm 1 of CA18 for :func:`numpyro_tempered.core.ascent.advance`."""
+    """CA18, Algorithm 1 for :func:`numpyro_tempered.core.ascent.advance`; ``total`` is the sum of the weights."""
 
     def visit(factors: Factors) -> tuple[Array, Factors]:
         sums = sweep(component, coefficients(component, factors), blocks)
         return objective(component, problem, factors, sums), update(component, problem, sums)
 
-    return step_of(visit, rounding)
+    return step_of(visit, rounding_error(problem.base, total, problem.alpha))

@@ -2,13 +2,15 @@
 
 import jax
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.ascent import check_limits
 from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.prepare import check_alpha, check_concentration, check_counts, prepare
+from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import run
-from numpyro_tempered.mixtures.source import array_source, check_limits
+from numpyro_tempered.mixtures.source import array_source
 from numpyro_tempered.mixtures.starts import Start
 
 
@@ -81,22 +83,12 @@ def fit(
         >>> print(np.sort(fit.posterior.loc[:, 0]).round(1))
         [0. 9.]
     """
-    num_components, *_ = check_counts(num_components=num_components)
+    settings = check_settings(num_components, alpha, concentration)
     num_samples, num_moves = check_counts(0, num_samples=num_samples, num_moves=num_moves)
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
-    alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
-    source = array_source(prepare(x, component, sample_weight), num_components * limits.num_restarts)
-    return run(
-        jax.random.split(rng_key, 3),
-        source,
-        weights,
-        alpha,
-        limits,
-        start=start,
-        warm_start=warm_start,
-        num_samples=num_samples,
-        num_moves=num_moves,
-    )
+    source = array_source(prepare(x, component, sample_weight), settings.num_components * limits.num_restarts)
+    keys = jax.random.split(rng_key, 3)
+    return run(keys, source, settings, limits, start, warm_start, num_samples=num_samples, num_moves=num_moves)
 
 
 def fit_chunks(
@@ -167,17 +159,12 @@ def fit_chunks(
         >>> print(np.sort(fit.posterior.loc[:, 0]).round(1))
         [0. 9.]
     """
-    num_components, *_ = check_counts(num_components=num_components)
-    num_samples, *_ = check_counts(2, num_samples=num_samples)
+    settings = check_settings(num_components, alpha, concentration)
+    num_samples = check_count(num_samples, "num_samples", 2)
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
-    alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
     keys = jax.random.split(rng_key, 3)
+    together = settings.num_components * limits.num_restarts
     source = chunk_source(
-        keys[1],
-        chunks,
-        component,
-        num_start_rows=num_start_rows,
-        size=size,
-        num_together=num_components * limits.num_restarts,
+        keys[1], chunks, component, num_start_rows=num_start_rows, size=size, num_together=together
     )
-    return run(keys, source, weights, alpha, limits, start=start, warm_start=warm_start, num_samples=num_samples)
+    return run(keys, source, settings, limits, start, warm_start, num_samples=num_samples)

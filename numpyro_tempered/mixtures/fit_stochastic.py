@@ -6,15 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures import stochastic
-from numpyro_tempered.mixtures.chunks import Chunks, all_objectives, chunk_source
+from numpyro_tempered.mixtures import ascent, stochastic
+from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
-from numpyro_tempered.mixtures.prepare import check_alpha, check_concentration, check_counts
+from numpyro_tempered.mixtures.factors import MixtureProblem, objective
+from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import History, assemble
-from numpyro_tempered.mixtures.source import finite_or_least, problem_of, progress, restart
+from numpyro_tempered.mixtures.search import assemble
+from numpyro_tempered.mixtures.source import problem_of
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 
@@ -89,18 +90,14 @@ def fit_stochastic(
         >>> sorted(round(float(m)) for m in fit.posterior.loc[:, 0])
         [0, 10]
     """
-    num_components, num_restarts, num_passes, num_inner, batch_size = check_counts(
-        num_components=num_components,
-        num_restarts=num_restarts,
-        num_passes=num_passes,
-        num_inner=num_inner,
-        batch_size=batch_size,
+    settings = check_settings(num_components, alpha, concentration)
+    num_restarts, num_passes, num_inner, batch_size = check_counts(
+        num_restarts=num_restarts, num_passes=num_passes, num_inner=num_inner, batch_size=batch_size
     )
-    num_samples, *_ = check_counts(2, num_samples=num_samples)
+    num_samples = check_count(num_samples, "num_samples", 2)
     stochastic.check_step_size(step_size)
     if step_size is None:
         raise TypeError("step_size is None, which is for streams: expected a number in (0, 1] or a function.")
-    alpha, weights = check_alpha(alpha), check_concentration(concentration, num_components)
     start_key, sample_key, draw_key = jax.random.split(rng_key, 3)
     order_key, sample_key = jax.random.split(sample_key)
     source = chunk_source(
@@ -109,59 +106,50 @@ def fit_stochastic(
         component,
         num_start_rows=num_start_rows,
         size=size,
-        num_together=num_components * num_restarts,
+        num_together=settings.num_components * num_restarts,
         multiple_of=batch_size,
     )
-    data, size = source.data, source.size
-    problem = problem_of(source, weights, alpha)
-    total = jnp.asarray(data.total, data.rows.dtype)
-    sums = source.first_sums(start_key, num_components, start_or_default(start), num_restarts)
-    states = jax.vmap(lambda each: stochastic.start_state(each, total))(sums)
+    batch_size = min(batch_size, source.num_rows)
+    component, problem = source.data.component, problem_of(source, settings.concentration, settings.alpha)
+    total = jnp.asarray(source.data.total, source.data.rows.dtype)
+    sums = source.first_sums(start_key, settings.num_components, start_or_default(start), num_restarts)
+    totals = jnp.full(num_restarts, total)
+    states = jax.vmap(stochastic.start_state)(sums, totals)
     generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
-    num_blocks = num_passes * -(-source.num_rows // size)
-    with progress(num_blocks, "blocks", progress_bar) as bar:
+    num_blocks = num_passes * -(-source.num_rows // source.size)
+    with ascent.progress(num_blocks, "blocks", progress_bar) as bar:
         for _ in range(num_passes):
-            for block in source.read():
-                order = generator.permutation(size)
+            for rows, weight in source.read():
+                order = generator.permutation(source.size).reshape(-1, batch_size)
                 jax.block_until_ready(states)
+                batches = jnp.asarray(rows[order]), jnp.asarray(weight[order])
                 states = _steps(
-                    states,
-                    problem,
-                    *(jnp.asarray(each[order]) for each in block),
-                    total,
-                    component=data.component,
-                    step_size=step_size,
-                    batch_size=min(batch_size, source.num_rows),
-                    num_inner=num_inner,
+                    states, problem, batches, total, component=component, step_size=step_size, num_inner=num_inner
                 )
                 bar.update()
-    factors = _all_factors(data.component, problem, states, total)
-    objectives = finite_or_least(all_objectives(data.component, problem, factors, source.sums(factors)))
+    factors = ascent.for_restarts(stochastic.factors_at, component, problem, states, totals)
+    values = ascent.for_restarts(objective, component, problem, factors, source.sums(factors))
+    objectives = ascent.finite_or_least(values)
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
-    history = History(objectives[best : best + 1].astype(total.dtype), objectives, False, num_passes)
-    factors = restart(factors, best)
-    return assemble(draw_key, source, problem, alpha, factors, history=history, num_samples=num_samples)
+    history = ascent.History(objectives[best : best + 1].astype(total.dtype), objectives, False, num_passes)
+    factors = ascent.restart(factors, best)
+    return assemble(draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples)
 
 
-@partial(jax.jit, static_argnames=("component", "step_size", "batch_size", "num_inner"))
+@partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))
 def _steps(
     states: stochastic.StochasticState,
     problem: MixtureProblem,
-    rows: Array,
-    weight: Array,
+    batches: tuple[Array, Array],
     total: Array,
     *,
     component: Component,
     step_size: stochastic.StepSize,
-    batch_size: int,
     num_inner: int,
 ) -> stochastic.StochasticState:
-    """All batches of a block, for states with leading axis R."""
-    restarts, num_components = states.counts.shape
-    batches = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, batch_size, *leaf.shape[1:])), (rows, weight))
-    inner = block_size(batch_size, num_components * restarts)
-
+    """All batches of a block, on the first axis of rows and weights, for states with leading axis R."""
+    size = block_size(batches[0].shape[1], states.counts.size)
     step = partial(
         stochastic.stochastic_step, component, problem, step_size=step_size, total=total, num_inner=num_inner
     )
@@ -169,17 +157,10 @@ def _steps(
     def body(
         states: stochastic.StochasticState, batch: tuple[Array, Array]
     ) -> tuple[stochastic.StochasticState, None]:
-        blocks = make_blocks(*batch, inner)
+        blocks = make_blocks(*batch, size)
         return jax.vmap(lambda state: step(state, blocks)[0])(states), None
 
     return jax.lax.scan(body, states, batches)[0]
-
-
-@partial(jax.jit, static_argnames="component")
-def _all_factors(
-    component: Component, problem: MixtureProblem, states: stochastic.StochasticState, total: Array
-) -> Factors:
-    return jax.vmap(lambda state: stochastic.factors_at(component, problem, state, total))(states)
 
 
 def check_end(rejected: np.ndarray, objectives: np.ndarray) -> None:

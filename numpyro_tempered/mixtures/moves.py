@@ -1,7 +1,5 @@
 """Moves out of a local optimum: merge or death of one component, and birth by the split of another."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
@@ -10,32 +8,11 @@ from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, update
 from numpyro_tempered.mixtures.starts import draw_row, squared_distance
-
-
-@partial(jax.jit, static_argnames="component")
-def proposals(
-    keys: Array,
-    component: Component,
-    problem: MixtureProblem,
-    factors: Factors,
-    rows: Array,
-    weight: Array,
-    *,
-    blocks: sweep.Blocks,
-) -> Factors:
-    """One move for each key, with leading axis R."""
-    return jax.lax.map(lambda key: propose(key, component, problem, factors, rows, weight, blocks=blocks), keys)
+from numpyro_tempered.mixtures.sweep import Blocks
 
 
 def propose(
-    rng_key: Array,
-    component: Component,
-    problem: MixtureProblem,
-    factors: Factors,
-    rows: Array,
-    weight: Array,
-    *,
-    blocks: sweep.Blocks,
+    rng_key: Array, component: Component, problem: MixtureProblem, factors: Factors, rows: Array, blocks: Blocks
 ) -> Factors:
     """Factors after one random move, from which to ascend.
 
@@ -50,8 +27,7 @@ def propose(
         problem: The problem.
         factors: Those at a local optimum.
         rows: Data ``(n, d)``.
-        weight: Of the rows, ``(n,)``.
-        blocks: The same data in blocks.
+        blocks: The same rows, and their weights, in blocks.
 
     Returns:
         The factors that the new responsibilities give.
@@ -84,7 +60,7 @@ def propose(
 
     points = component.coordinates(rows)
     of_parent = jax.vmap(lambda shard: jax.lax.map(lambda columns: without_donor(columns)[parent], shard))
-    mass = weight * sweep.out_of_blocks(of_parent(blocks.columns), rows.shape[0])
+    mass = sweep.out_of_blocks(blocks.weight * of_parent(blocks.columns), rows.shape[0])
     first = squared_distance(points, points[draw_row(first_key, mass)])
     second = squared_distance(points, points[draw_row(second_key, mass * first)])
     shards, _, size = blocks.weight.shape
@@ -99,7 +75,7 @@ def propose(
     return update(component, problem, sweep.accumulate(component, omega, blocks))
 
 
-def affinities(component: Component, mixture: sweep.Coefficients, blocks: sweep.Blocks) -> Array:
+def affinities(component: Component, mixture: sweep.Coefficients, blocks: Blocks) -> Array:
     """Σ_i w_i omega_ij omega_ik, ``(K, K)``: how much two components share."""
 
     def block_sums(columns: Array, weight: Array) -> Array:

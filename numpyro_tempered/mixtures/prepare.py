@@ -1,4 +1,4 @@
-"""Checks of what a user gives a mixture; rows and weights in the form that the drivers read."""
+"""Checks of arguments; rows and weights in the form that the drivers use."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class MixtureData(NamedTuple):
     Attributes:
         component: Without its prior, for data with missing entries where there are some.
         prior: Of data moved by ``-centre``.
-        rows: ``(n, d)``, with ``centre`` taken off; of chunks, those that starts see.
+        rows: ``(n, d)`` less ``centre``; of chunks, those that starts see.
         weight: ``(n,)``; 0 for rows without an observed entry.
         centre: ``(d,)``; None where the data may not be moved.
         total: The sum of the weights of all data.
@@ -90,7 +90,7 @@ def column_means(rows: components.Rows, weight: components.Rows) -> np.ndarray:
 
 
 def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
-    """Rows with the centre taken off, in double precision where they are on the host, and then on the device."""
+    """Rows less the centre, on the device; on the host the difference is taken in double precision."""
     if centre is None:
         return jnp.asarray(rows)
     if isinstance(rows, np.ndarray):
@@ -129,9 +129,33 @@ def check_weight(weight: components.Rows, rows: components.Rows) -> None:
         raise ValueError("sample_weight must be finite and not negative.")
 
 
-def check_alpha(alpha: float) -> float:
-    """The power on the likelihood, positive and finite."""
-    return float(check_number(alpha, "alpha", "(0, inf)"))
+class Settings(NamedTuple):
+    """The settings of a fit that its objective depends on.
+
+    Attributes:
+        alpha: Power on the likelihood.
+        concentration: Dirichlet prior of the weights, ``(K,)``.
+    """
+
+    alpha: float
+    concentration: np.ndarray
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return len(self.concentration)
+
+
+def check_settings(num_components: int, alpha: float, concentration: ArrayLike) -> Settings:
+    """The settings of a fit.
+
+    Raises:
+        TypeError: If one is not a number.
+        ValueError: If one is out of its range, or the concentration has another shape than () or (K,).
+    """
+    num_components = check_count(num_components, "num_components")
+    alpha = float(check_number(alpha, "alpha", "(0, inf)"))
+    return Settings(alpha, check_concentration(concentration, num_components))
 
 
 def check_counts(least: int = 1, **values: int) -> tuple[int, ...]:
@@ -191,7 +215,7 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
 
 
 def automatic(x: ArrayLike) -> ArrayLike:
-    """The same array under a mesh whose axes are the compiler's business; other values as they are.
+    """The same array under a mesh whose axes the compiler shards; other values as they are.
 
     Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
     sharding of its result.

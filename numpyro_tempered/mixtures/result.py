@@ -1,8 +1,7 @@
-"""A fitted mixture, and what it is to other algorithms: a fit of a guide, and draws with their model."""
+"""A fitted mixture, also as a fit of a guide and as draws with their model."""
 
 import math
 import warnings
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,12 +32,12 @@ class MixtureFit(NamedTuple):
     Attributes:
         component: The family, without its prior.
         alpha: Power on the likelihood.
-        factors: The Dirichlet and the posteriors of the components, of data with ``centre`` taken off.
+        factors: The Dirichlet and the posteriors of the components, of data less ``centre``.
         problem: Prior, Dirichlet prior, alpha and the sum of log h, of the same data.
-        centre: What is taken off the data, ``(d,)``, or None.
+        centre: What is subtracted from the data, ``(d,)``, or None.
         objective: F, in double precision: the bound that the ascent maximises. F <= ``bound.value``.
-        bound: E1 = alpha E[log L] - KL(rho, prior), which model selection is about, by Monte Carlo with its
-            standard error; None where no draws were asked for.
+        bound: E1 = alpha E[log L] - KL(rho, prior), which ranks models, by Monte Carlo with its standard error;
+            None without draws.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
         trace: F at every pass of the best restart, in the precision of the data.
         objectives: F of every restart, ``(R,)``, in the precision of the data; -inf for one that failed.
@@ -105,7 +104,7 @@ class MixtureFit(NamedTuple):
         return from_mixture(key, self, data[0], num_samples=num_samples, **kwargs)
 
     def as_elbo(self) -> TemperedELBO:
-        """E1, which model selection is about, for :func:`compare`.
+        """E1, which ranks models, for :func:`compare`.
 
         Raises:
             ValueError: If the fit has none.
@@ -121,19 +120,17 @@ class MixtureFit(NamedTuple):
         return DataSummary(numbers={"sum of the weights": self.total, **means})
 
 
-@partial(jax.jit, static_argnames="component")
-def _penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
-    return penalty(component, problem, factors)
+_penalty = jax.jit(penalty, static_argnames="component")
 
 
 def _shift(fit: MixtureFit) -> Array | None:
     return None if fit.centre is None else jnp.asarray(fit.centre, fit.factors.concentration.dtype)
 
 
-def check_fit(fit: object) -> None:
-    """Raise TypeError where this is not a fitted mixture."""
+def check_fit(fit: object, name: str = "fit") -> None:
+    """Raise TypeError where this is not a fitted mixture; ``name`` is that of the argument."""
     if not isinstance(fit, MixtureFit):
-        raise TypeError(f"expected the result of nt.mixtures.fit, got a {type(fit).__name__}.")
+        raise TypeError(f"{name} is a {type(fit).__name__}; expected the result of nt.mixtures.fit.")
 
 
 def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
@@ -302,7 +299,10 @@ def _dims(fit: TemperedFit) -> dict[str, list[str]]:
             continue
         shape = jnp.shape(site["value"])
         dims = ["component"] if any(frame.name == COMPONENTS for frame in site["cond_indep_stack"]) else []
-        is_matrix = _base(site["fn"].support) is constraints.positive_definite
+        support = site["fn"].support
+        while isinstance(support, IndependentConstraint):
+            support = support.base_constraint
+        is_matrix = support is constraints.positive_definite
         dims += ["feature", "other_feature" if is_matrix else "level"][: len(shape) - len(dims)]
         # Two sites may have different columns, or different levels.
         names[name] = [
@@ -310,9 +310,3 @@ def _dims(fit: TemperedFit) -> dict[str, list[str]]:
             for dim, size in zip(dims, shape, strict=True)
         ]
     return names
-
-
-def _base(support: constraints.Constraint) -> constraints.Constraint:
-    while isinstance(support, IndependentConstraint):
-        support = support.base_constraint
-    return support

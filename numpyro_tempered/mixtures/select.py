@@ -11,7 +11,7 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.em import MixtureEM, em
+from numpyro_tempered.mixtures.em import em
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.report.arviz import assemble, dataset, versions, with_group
@@ -202,21 +202,18 @@ def baseline_columns(
 ) -> dict[str, np.ndarray]:
     """Log-likelihood, BIC and ICL of maximum likelihood by K."""
     weight = options.get("sample_weight")
-    if component.maximum_likelihood is None:
-        return {name: np.full(len(orders), math.nan) for name in ("log_lik", "bic", "icl")}
 
-    def baseline(key: Array, k: int) -> MixtureEM | None:
+    def baseline(key: Array, k: int) -> tuple[float, float, float]:
+        if component.maximum_likelihood is None:
+            return math.nan, math.nan, math.nan
         try:
-            return em(key, x, component, num_components=k, num_restarts=num_restarts, sample_weight=weight)
+            result = em(key, x, component, num_components=k, num_restarts=num_restarts, sample_weight=weight)
         except FloatingPointError:
-            return None
+            return math.nan, math.nan, math.nan
+        return result.log_likelihood, result.bic, result.icl
 
-    results = [baseline(key, k) for key, k in zip(keys, orders, strict=True)]
-    return {
-        "log_lik": np.array([math.nan if r is None else r.log_likelihood for r in results]),
-        "bic": np.array([math.nan if r is None else r.bic for r in results]),
-        "icl": np.array([math.nan if r is None else r.icl for r in results]),
-    }
+    rows = [baseline(key, k) for key, k in zip(keys, orders, strict=True)]
+    return dict(zip(("log_lik", "bic", "icl"), np.array(rows).T, strict=True))
 
 
 def num_components_path(
@@ -276,23 +273,12 @@ def num_components_path(
     grid = sorted((float(a) for a in alphas), reverse=True)
     if not grid or len(set(grid)) < len(grid):
         raise ValueError(f"alphas must be different numbers, at least one, got {alphas}.")
-    warm: dict[int, MixtureFit | None] = dict.fromkeys(orders)
+    fits: dict[int, MixtureFit] = {}
     tables = []
+    options["num_restarts"] = num_restarts
     for key, alpha in zip(jax.random.split(rng_key, len(grid)), grid, strict=True):
-        fits = {
-            k: fit(
-                k_key,
-                x,
-                component,
-                num_components=k,
-                alpha=alpha,
-                num_restarts=num_restarts,
-                warm_start=warm[k],
-                **options,
-            )
-            for k, k_key in zip(orders, jax.random.split(key, len(orders)), strict=True)
-        }
-        warm |= fits
+        for k, k_key in zip(orders, jax.random.split(key, len(orders)), strict=True):
+            fits[k] = fit(k_key, x, component, num_components=k, alpha=alpha, warm_start=fits.get(k), **options)
         tables.append(criterion_columns(fits, log_weights, label_multiplicity))
     tables.reverse()
     columns = {name: np.stack([table[name] for table in tables]) for name in tables[0]}

@@ -1,4 +1,4 @@
-"""Where rows come from: what the drivers ask of an array, and of chunks that each pass reads again."""
+"""Sources of rows: the protocol that the drivers use, and rows in memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,78 +9,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent, Step, advance
-from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures import sweep
-from numpyro_tempered.mixtures.ascent import Visit, begin, rounding_error
+from numpyro_tempered.mixtures import ascent, sweep
+from numpyro_tempered.mixtures.ascent import Limits, Visit
 from numpyro_tempered.mixtures.components.base import Component, as_dtype
-from numpyro_tempered.mixtures.em_steps import EMProblem
-from numpyro_tempered.mixtures.evidence import BoundEstimate, evaluate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, tempered_cavi
-from numpyro_tempered.mixtures.prepare import MixtureData, check_counts
+from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.starts import Assign, Start
 
 T = TypeVar("T")
-P = TypeVar("P", MixtureProblem, EMProblem)
-# Component, problem, blocks and rounding error to the step of an ascent.
+P = TypeVar("P")
+# Component, problem, blocks and the sum of the weights to the step of an ascent.
 Algorithm: TypeAlias = Callable[[Component, P, sweep.Blocks, Array], Step[Visit[T]]]
 # Passes between two updates of the progress bar.
 STRIDE = 20
 
 
-class Limits(NamedTuple):
-    """When an ascent ends.
-
-    Attributes:
-        num_restarts: Starts, ascended side by side.
-        max_iter: Upper limit of passes over the data.
-        tolerance: Rise of the objective per datum at which a restart has converged; None for the default.
-        progress_bar: Whether to show the passes.
-    """
-
-    num_restarts: int
-    max_iter: int
-    tolerance: float | None
-    progress_bar: bool
-
-    def tolerance_at(self, dtype: np.dtype) -> float:
-        """The tolerance for data of a precision."""
-        default = 1e-8 if dtype == jnp.float64 else 1e-6
-        return default if self.tolerance is None else self.tolerance
-
-
-def check_limits(num_restarts: int, max_iter: int, tolerance: float | None, progress_bar: bool = False) -> Limits:
-    """The limits of an ascent.
-
-    Raises:
-        ValueError: If one is out of its range.
-    """
-    num_restarts, max_iter = check_counts(num_restarts=num_restarts, max_iter=max_iter)
-    if tolerance is not None:
-        tolerance = float(check_number(tolerance, "tolerance", "[0, inf)"))
-    return Limits(num_restarts, max_iter, tolerance, progress_bar)
-
-
 class Source(Protocol):
-    """Rows, as the drivers read them: an array on one or several devices, or chunks."""
+    """Rows as the drivers use them: an array on one or several devices, or chunks."""
 
     @property
     def data(self) -> MixtureData:
         """Component, prior and centre, and the rows that starts see."""
 
-    def base(self) -> Array:
-        """The weighted sum of log h."""
+    def sum_over(self, block_sums: Callable[..., T], *arguments: Any) -> T:
+        """The sums ``block_sums(component, blocks, *arguments)`` of all rows, compiled."""
 
     def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
         """The sums under first responsibilities, with leading axis R."""
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
         """All restarts to their ends, from factors with leading axis R."""
-
-    def evaluate(
-        self, rng_key: Array, problem: MixtureProblem, factors: Factors, num_samples: int
-    ) -> tuple[float, np.ndarray, BoundEstimate | None]:
-        """F, the counts and E1 at given factors, in double precision."""
 
 
 class ArraySource(NamedTuple):
@@ -94,9 +53,9 @@ class ArraySource(NamedTuple):
     data: MixtureData
     blocks: sweep.Blocks
 
-    def base(self) -> Array:
-        """The weighted sum of log h."""
-        return _base_sum(self.data.component, self.blocks)
+    def sum_over(self, block_sums: Callable[..., T], *arguments: Any) -> T:
+        """The sums ``block_sums(component, blocks, *arguments)`` of all rows."""
+        return _sum_over(block_sums, self.data.component, self.blocks, *arguments)
 
     def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
         """The sums under first responsibilities, with leading axis R.
@@ -123,12 +82,6 @@ class ArraySource(NamedTuple):
         """All restarts to their ends."""
         return ascend(self, problem, factors, limits, tempered_cavi)
 
-    def evaluate(
-        self, rng_key: Array, problem: MixtureProblem, factors: Factors, num_samples: int
-    ) -> tuple[float, np.ndarray, BoundEstimate | None]:
-        """F, the counts and E1 at given factors, in double precision; without draws no E1."""
-        return evaluate(rng_key, self.data.component, problem, factors, self.blocks, num_samples)
-
 
 def array_source(data: MixtureData, num_together: int) -> ArraySource:
     """Rows in blocks that fit the cache with ``num_together`` components, of all restarts."""
@@ -141,24 +94,14 @@ def ascend(
     source: ArraySource, problem: P, factors: T, limits: Limits, algorithm: Algorithm[P, T]
 ) -> Ascent[Visit[T]]:
     """All restarts to their ends, in one compiled call or, to show progress, in several."""
-    component, dtype, max_iter = source.data.component, source.blocks.columns.dtype, limits.max_iter
+    component, dtype = source.data.component, source.blocks.columns.dtype
     tolerance, total = (jnp.asarray(each, dtype) for each in (limits.tolerance_at(dtype), source.data.total))
-    state = begin(factors, max_iter)
-    stride = STRIDE if limits.progress_bar else max_iter
-    with progress(max_iter, "passes", limits.progress_bar) as bar:
-        for until in range(stride, max_iter + stride, stride):
-            last = jnp.int32(min(until, max_iter))
-            state = compiled_ascent(
-                state, problem, source.blocks, last, tolerance, total, component=component, algorithm=algorithm
-            )
-            if limits.progress_bar:
-                bar.update(int(state.num_steps) - bar.n)
-                bar.set_postfix(
-                    objective=f"{float(jnp.max(state.objective)):.6g}", active=int(jnp.sum(state.active))
-                )
-            if not np.any(state.active):
-                break
-    return state
+
+    def advance_to(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
+        options = {"component": component, "algorithm": algorithm}
+        return compiled_ascent(state, problem, source.blocks, jnp.int32(until), tolerance, total, **options)
+
+    return ascent.ascend(advance_to, factors, limits, STRIDE if limits.progress_bar else limits.max_iter)
 
 
 def problem_of(source: Source, concentration: np.ndarray, alpha: float) -> MixtureProblem:
@@ -166,30 +109,12 @@ def problem_of(source: Source, concentration: np.ndarray, alpha: float) -> Mixtu
     data = source.data
     dtype = data.rows.dtype
     prior, weights = as_dtype(data.prior, dtype), jnp.asarray(concentration, dtype)
-    return MixtureProblem(prior, weights, jnp.asarray(alpha, dtype), source.base())
+    return MixtureProblem(prior, weights, jnp.asarray(alpha, dtype), source.sum_over(sweep.base_sum))
 
 
-def progress(total: int, unit: str, show: bool) -> Any:
-    """A bar of tqdm, which does nothing unless it is to be shown."""
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, unit=f" {unit}", disable=not show)
-
-
-def restart(tree: T, index: int) -> T:
-    """The leaves of one restart."""
-    return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def finite_or_least(objectives: Array) -> np.ndarray:
-    """The objectives of the restarts in double precision; -inf where one is not finite."""
-    values = np.asarray(objectives, np.float64)
-    return np.where(np.isfinite(values), values, -np.inf)
-
-
-@partial(jax.jit, static_argnames="component")
-def _base_sum(component: Component, blocks: sweep.Blocks) -> Array:
-    return sweep.base_sum(component, blocks)
+@partial(jax.jit, static_argnames=("block_sums", "component"))
+def _sum_over(block_sums: Callable[..., T], component: Component, blocks: sweep.Blocks, *arguments: object) -> T:
+    return block_sums(component, blocks, *arguments)
 
 
 @partial(jax.jit, static_argnames=("component", "assign", "num_components"))
@@ -232,5 +157,4 @@ def compiled_ascent(
     algorithm: Algorithm[P, T],
 ) -> Ascent[Visit[T]]:
     """All restarts until they have ended, or ``until`` passes are done; ``tolerance`` is that of one datum."""
-    step = algorithm(component, problem, blocks, rounding_error(problem.base, total, problem.alpha))
-    return advance(step, state, until, tolerance * total)
+    return advance(algorithm(component, problem, blocks, total), state, until, tolerance * total)

@@ -7,23 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate_by
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, update
-from numpyro_tempered.mixtures.prepare import check_alpha, check_concentration, check_counts
+from numpyro_tempered.mixtures.prepare import check_settings, check_weight
 from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.sweep import (
-    Blocks,
-    Sums,
-    accumulate,
-    base_sum,
-    block_size,
-    in_blocks,
-    make_blocks,
-    sweep,
-)
 
 
 class Schedule(Protocol):
@@ -200,7 +191,8 @@ def stochastic(
         >>> print(float(state.total_weight.value), np.sort(factors.posterior.loc[:, 0]).round(1))
         20.0 [0.1 8.9]
     """
-    num_components, num_inner = check_counts(num_components=num_components, num_inner=num_inner)
+    settings = check_settings(num_components, alpha, concentration)
+    num_inner = check_count(num_inner, "num_inner")
     check_step_size(step_size)
     if total is not None:
         check_number(total, "total", "(0, inf)")
@@ -211,37 +203,35 @@ def stochastic(
     form = (component.with_missing() if missing and component.with_missing else component)._replace(prior=None)
     shift = None if centre is None else jnp.asarray(centre, float)
     prior = translate_by(component, component.prior, None if shift is None else -shift)
-    weights, power = check_concentration(concentration, num_components), check_alpha(alpha)
     start = start_or_default(start)
 
-    def batch(x: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
+    def batch(x: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array, sweep.Blocks]:
+        """Rows less the centre, their weights, and both in blocks."""
         rows = jnp.asarray(component.check(x))
         if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
             raise ValueError(f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True).")
         weight = jnp.ones(rows.shape[0], rows.dtype) if sample_weight is None else jnp.asarray(sample_weight)
-        if weight.shape != rows.shape[:1]:
-            raise ValueError(f"sample_weight has shape {weight.shape}; expected {rows.shape[:1]}.")
+        check_weight(weight, rows)
         weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight.astype(rows.dtype))
-        return (rows if shift is None else rows - shift.astype(rows.dtype)), weight
+        rows = rows if shift is None else rows - shift.astype(rows.dtype)
+        return rows, weight, sweep.make_blocks(rows, weight, sweep.block_size(rows.shape[0], num_components))
 
     def problem(dtype: np.dtype) -> MixtureProblem:
-        numbers = (jnp.asarray(value, dtype) for value in (weights, power, 0.0))
+        numbers = (jnp.asarray(value, dtype) for value in (settings.concentration, settings.alpha, 0.0))
         return MixtureProblem(as_dtype(prior, dtype), *numbers)
 
     def init(rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None) -> StochasticState:
-        rows, weight = batch(x, sample_weight)
+        rows, weight, blocks = batch(x, sample_weight)
         labels = start.assign(rng_key, start.data, form.coordinates(rows), weight, num_components)
         if labels.ndim == 1:
             labels = jax.nn.one_hot(labels, num_components)
-        size = block_size(rows.shape[0], num_components)
-        omega = in_blocks(labels.astype(rows.dtype), size)
-        return start_state(accumulate(form, omega, make_blocks(rows, weight, size)), jnp.sum(weight))
+        omega = sweep.in_blocks(labels.astype(rows.dtype), blocks.weight.shape[-1])
+        return start_state(sweep.accumulate(form, omega, blocks), jnp.sum(weight))
 
     def step(
         state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> tuple[StochasticState, Array]:
-        rows, weight = batch(x, sample_weight)
-        blocks = make_blocks(rows, weight, block_size(rows.shape[0], num_components))
+        rows, _, blocks = batch(x, sample_weight)
         return stochastic_step(
             form, problem(rows.dtype), state, blocks, step_size=step_size, total=total, num_inner=num_inner
         )
@@ -251,15 +241,14 @@ def stochastic(
         return result._replace(posterior=translate_by(form, result.posterior, shift))
 
     def log_density(state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None) -> Array:
-        rows, weight = batch(x, sample_weight)
-        blocks = make_blocks(rows, weight, block_size(rows.shape[0], num_components))
+        rows, weight, blocks = batch(x, sample_weight)
         mixture = coefficients(form, factors_at(form, problem(rows.dtype), state, total))
-        return (sweep(form, mixture, blocks).log_sum + base_sum(form, blocks)) / jnp.sum(weight)
+        return (sweep.sweep(form, mixture, blocks).log_sum + sweep.base_sum(form, blocks)) / jnp.sum(weight)
 
     return StochasticRule(init, step, factors, log_density)
 
 
-def start_state(sums: Sums, total: Array) -> StochasticState:
+def start_state(sums: sweep.Sums, total: Array) -> StochasticState:
     """The state before the first batch, of sums under first responsibilities of data of weight ``total``."""
     zero = jnp.zeros((), jnp.int32)
     nothing = CompensatedSum.start(jnp.zeros_like(total))
@@ -271,14 +260,14 @@ def factors_at(
 ) -> Factors:
     """The factors of a state, for ``total`` data or, without it, for those so far."""
     n = state.total_weight.value if total is None else jnp.asarray(total, state.counts.dtype)
-    return update(component, problem, Sums(problem.base, n * state.counts, n * state.statistics))
+    return update(component, problem, sweep.Sums(problem.base, n * state.counts, n * state.statistics))
 
 
 def stochastic_step(
     component: Component,
     problem: MixtureProblem,
     state: StochasticState,
-    blocks: Blocks,
+    blocks: sweep.Blocks,
     *,
     step_size: StepSize | None,
     total: ArrayLike | None,
@@ -302,10 +291,10 @@ def stochastic_step(
         n = jnp.where(state.total_weight.value > 0, state.total_weight.value, weight)
         before = state._replace(total_weight=CompensatedSum.start(n))
 
-    def sums_at(at: StochasticState) -> Sums:
-        return sweep(component, coefficients(component, factors_at(component, problem, at, total)), blocks)
+    def sums_at(at: StochasticState) -> sweep.Sums:
+        return sweep.sweep(component, coefficients(component, factors_at(component, problem, at, total)), blocks)
 
-    def towards(sums: Sums) -> StochasticState:
+    def towards(sums: sweep.Sums) -> StochasticState:
         def average(old: Array, new: Array) -> Array:
             return (1.0 - rate) * old + rate * (new / weight)
 
@@ -313,7 +302,7 @@ def stochastic_step(
         return StochasticState(counts, statistics, total_weight, state.num_steps + 1, state.rejected)
 
     sums = sums_at(before)
-    log_density = (sums.log_sum + base_sum(component, blocks)) / weight
+    log_density = (sums.log_sum + sweep.base_sum(component, blocks)) / weight
     after = towards(sums)
     if num_inner > 1:
         after = jax.lax.fori_loop(1, num_inner, lambda _, at: towards(sums_at(at)), after)

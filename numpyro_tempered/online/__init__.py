@@ -23,8 +23,7 @@ from numpyro_tempered.online.rates import (
     svb_constant,
     svb_strongly_convex_rate,
 )
-from numpyro_tempered.online.rules.ewa import ewa
-from numpyro_tempered.online.rules.ewa_grid import ewa_grid
+from numpyro_tempered.online.rules.ewa import ewa, ewa_grid
 from numpyro_tempered.online.rules.forgetting import Forgetting, power, random_walk, to_prior
 from numpyro_tempered.online.rules.ngvi import ngvi
 from numpyro_tempered.online.rules.oga import oga, oga_el

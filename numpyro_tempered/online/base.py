@@ -1,10 +1,10 @@
-"""What the online rules share: state, step sizes, the box, compensated sums."""
+"""What the online rules share: states, step sizes, boxes, and the bookkeeping of a round."""
 
 import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
+from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 
 T = TypeVar("T")
@@ -71,31 +71,9 @@ class Box(NamedTuple):
     scale: ArrayLike = math.inf
 
 
-Data: TypeAlias = tuple[PyTree, ...]
-
-
-class Step(Protocol):
-    """A round as a whole."""
-
-    def __call__(
-        self,
-        expectation: Expectation,
-        state: OnlineState,
-        data: Data,
-        rng_key: Array | None,
-        mask: Array | None,
-        /,
-    ) -> tuple[OnlineState, Losses]:
-        """The next state, and the losses before it."""
-
-
-class Refine(Protocol):
-    """Another evaluation of a datum, at posteriors that it leads to."""
-
-    def __call__(
-        self, evaluate: Callable[[Gaussian], Evaluation], first: Evaluation, state: OnlineState, /
-    ) -> Evaluation:
-        """The evaluation to update with."""
+Step: TypeAlias = Callable[
+    [Expectation, OnlineState, Data, Array | None, Array | None], tuple[OnlineState, Losses]
+]
 
 
 class Rule(NamedTuple):
@@ -108,8 +86,8 @@ class Rule(NamedTuple):
             σ².
         name: Short name, for reports.
         point: Whether the rule moves a point, so that its posterior has scale 0.
-        step: ``(expectation, state, data, rng_key, mask) -> (state, losses)``, a round as a whole, for rules
-            that are more than an evaluation and an update; None for these.
+        step: ``(expectation, state, data, rng_key, mask) -> (state, losses)``, a whole round with the losses
+            before its update, for rules that are more than an evaluation and an update; None for others.
         quadratic: Whether the rule is only for losses that are quadratic in the parameters.
         refine: ``(evaluate, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
             again at posteriors that it leads to; None for others.
@@ -124,12 +102,12 @@ class Rule(NamedTuple):
     point: bool = False
     step: Step | None = None
     quadratic: bool = False
-    refine: Refine | None = None
+    refine: Callable[[Callable[[Gaussian], Evaluation], Evaluation, OnlineState], Evaluation] | None = None
     holds_evidence: bool = False
     box: Box | None = None
 
 
-# A number, or a function of the count, or of the count and q.
+# A number, or a function of the count or of the count and q.
 StepSize: TypeAlias = float | Callable[..., Scalar]
 Schedule: TypeAlias = Callable[[Array, Gaussian], Scalar]
 
@@ -175,7 +153,7 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Schedule:
 
     Args:
         step_size: A positive float, a callable of the count, or of ``(count, q)``.
-        name: The argument's name, for error messages.
+        name: Name of the argument, for messages.
 
     Raises:
         ValueError: If it is an array, or a number that is not positive and finite. Where a callable returns a
@@ -193,9 +171,8 @@ def as_schedule(step_size: StepSize, name: str = "step_size") -> Schedule:
     parameters = inspect.signature(step_size).parameters.values()
     num_required = sum(p.default is p.empty and p.kind in positional for p in parameters)
     if num_required not in (1, 2):
-        raise TypeError(
-            f"{name} must take the count or (count, q), but {step_size!r} requires {num_required} arguments."
-        )
+        required = f"requires {num_required} arguments"
+        raise TypeError(f"{name} must take the count or (count, q), but {step_size!r} {required}.")
     return lambda count, q: _not_negative(step_size(*(count, q)[:num_required]), q)
 
 
@@ -270,19 +247,13 @@ def choose(condition: Array, new: T, old: T) -> T:
     return jax.tree.map(partial(jnp.where, condition), new, old)
 
 
-def start(prior: Gaussian, posterior: Gaussian, memory: PyTree) -> OnlineState:
+def start(prior: Gaussian, posterior: Gaussian, memory: PyTree = ()) -> OnlineState:
     """A state before the first round."""
     # Distinct buffers, so that the state can be donated to a compiled update.
     zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(4)]
-    return OnlineState(
-        posterior=posterior,
-        prior=prior,
-        memory=memory,
-        count=jnp.zeros((), jnp.int32),
-        rejected=jnp.zeros((), jnp.int32),
-        cumulative=CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:])),
-        floored=jnp.zeros((), jnp.int32),
-    )
+    count, rejected, floored = (jnp.zeros((), jnp.int32) for _ in range(3))
+    cumulative = CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:]))
+    return OnlineState(posterior, prior, memory, count, rejected, cumulative, floored)
 
 
 def advance(
@@ -291,3 +262,32 @@ def advance(
     """The state after a round that led to ``posterior``."""
     state = state._replace(posterior=posterior, memory=memory, count=state.count + 1)
     return state if floored is None else state._replace(floored=state.floored + floored.astype(jnp.int32))
+
+
+def close_round(state: OnlineState, losses: Losses, accept: Array) -> OnlineState:
+    """The state with the losses of a round that is accepted, or with one more rejection."""
+    sums = CumulativeLosses(*(total.add(loss) for total, loss in zip(state.cumulative, losses, strict=True)))
+    return state._replace(
+        rejected=state.rejected + (~accept).astype(state.rejected.dtype),
+        cumulative=choose(accept, sums, state.cumulative),
+    )
+
+
+def memory_of(state: OnlineState, kind: type[T], maker: str) -> T:
+    """The memory of a state, for functions that read the states of one rule.
+
+    Args:
+        state: The state.
+        kind: Type of the memory of that rule.
+        maker: What makes such a rule, for the message.
+
+    Raises:
+        TypeError: If the state is of another rule.
+    """
+    memory = getattr(state, "memory", None)
+    if not isinstance(memory, kind):
+        raise TypeError(
+            f"the state must be that of a rule made by {maker} (OnlineVI's is state.rule_state), whose memory is "
+            f"{kind.__name__}; got {type(memory).__name__}."
+        )
+    return memory

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,8 @@ from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
-from numpyro_tempered.online.stream import check_data, compiled_loop
+from numpyro_tempered.online.stream import Rounds, check_data, compiled_loop
 from numpyro_tempered.online.streams.diagnose import diagnose
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-KEEP = ("rounds", "blocks", "nothing")
 
 
 def run_chunks(
@@ -39,8 +33,8 @@ def run_chunks(
     """One pass over a stream that comes in chunks, each row a round.
 
     The numbers are those of :func:`run` on all rows at once, to the last bit, however the rows are cut. Memory
-    is that of a few chunks and blocks, whatever the number of rows. Posteriors that have collapsed and the
-    other findings of :func:`diagnose` are warned of at the end of the pass.
+    is that of a few chunks and blocks, whatever the number of rows. The end of the pass warns of posteriors that
+    have collapsed and of the other findings of :func:`diagnose`.
 
     A second pass counts the data a second time: an accumulating posterior then holds them twice. To go over
     the data k times and hold them once, divide the step size by k.
@@ -79,28 +73,35 @@ def run_chunks(
         >>> int(state.count), losses.at_mean.shape
         (3, (3,))
     """
-    check_choice(keep, "keep", KEEP)
+    check_choice(keep, "keep", ("rounds", "blocks", "nothing"))
     history: list[list[np.ndarray]] = []
 
-    def collect(losses: Losses) -> int:
+    def collect(losses: Losses) -> None:
         on_host = [np.asarray(loss) for loss in losses]
         if keep != "nothing":
             history.append(on_host if keep == "rounds" else [_average(loss) for loss in on_host])
-        return len(on_host[0])
+        if bar is not None:
+            bar.update(len(on_host[0]))
 
+    bar = None
+    if progress_bar:
+        from tqdm.auto import tqdm
+
+        bar = tqdm(total=total, unit=" rows", unit_scale=True, mininterval=0.5)
     iterator = iter(chunks)
-    first = next(iterator, None)
-    stream = iterator if first is None else itertools.chain([first], iterator)
-    pending: Losses | None = None
-    with _bar(total) if progress_bar else contextlib.nullcontext() as bar:
+    first = list(itertools.islice(iterator, 1))
+    stream = itertools.chain(first, iterator)
+    pending: list[Losses] = []
+    with contextlib.nullcontext() if bar is None else bar:
         passes = iterate_chunks(rule, expectation, state, stream, rng_key=rng_key, size=size, skip=skip)
-        # The losses of a block are waited for while the next one is under way.
-        for after, losses in itertools.chain(passes, [(None, None)]):
-            state = state if after is None else after
-            num_rows = 0 if pending is None else collect(pending)
-            pending = losses
-            if bar is not None:
-                bar.update(num_rows)
+        for after, losses in passes:
+            state = after
+            pending.append(losses)
+            # This waits for the losses of a block while the next one is under way.
+            if len(pending) > 1:
+                collect(pending.pop(0))
+        for losses in pending:
+            collect(losses)
     if isinstance(state, OnlineState):
         diagnose(rule, state, _features(first, size))
     if keep == "nothing":
@@ -119,7 +120,7 @@ def iterate_chunks(
     size: int = 16384,
     skip: int = 0,
 ) -> Iterator[tuple[OnlineState, Losses]]:
-    """:func:`run_chunks` as an iterator over blocks, for what is to be done in between, such as :func:`save`.
+    """:func:`run_chunks` as an iterator over blocks, for work in between, such as :func:`save`.
 
     Args:
         rule: An online rule.
@@ -152,10 +153,11 @@ def iterate_chunks(
     before: Losses | None = None
     for block, num_rounds in blocks(chunks, size, skip):
         check_data(expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
+        # Without a name of its own the block on the device is freed before the next one is made.
         state, losses = compiled_loop(
-            rule, expectation, state, jax.tree.map(jnp.asarray, block), rng_key, num_rounds, mask=None
+            rule, expectation, state, Rounds(jax.tree.map(jnp.asarray, block), None, num_rounds), rng_key
         )
-        # A reader that is faster than the rule would fill the memory with blocks that wait.
+        # A reader faster than the rule would fill the memory with blocks that wait.
         jax.block_until_ready(before)
         before = losses
         yield state, losses if num_rounds == size else jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], losses)
@@ -166,16 +168,10 @@ def _average(loss: np.ndarray) -> np.ndarray:
     return np.asarray([finite.mean() if finite.size else np.nan])
 
 
-def _features(chunk: Data | None, size: int) -> np.ndarray | None:
-    """The first rows of a chunk's first array, where that is a matrix of features."""
-    leaves = jax.tree.leaves(chunk)
+def _features(chunks: list[Data], size: int) -> np.ndarray | None:
+    """The first rows of the first array, where that is a matrix of features."""
+    leaves = jax.tree.leaves(chunks)
     if not leaves or np.ndim(leaves[0]) < 2:
         return None
     x = np.asarray(leaves[0][:size])
     return np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None
-
-
-def _bar(total: int | None) -> "tqdm":
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, unit=" rows", unit_scale=True, mininterval=0.5)

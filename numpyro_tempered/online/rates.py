@@ -177,9 +177,7 @@ def doubling(make_rule: Callable[[StepSize], Rule], rate: float) -> Rule:
     """
     check_positive(rate=rate)
     if make_rule(rate).step is not None:
-        raise TypeError(
-            "doubling starts rules again that are an evaluation and an update, not aggregates of them."
-        )
+        raise TypeError("doubling restarts a rule that is an evaluation and an update, not an aggregate.")
 
     def schedule(count: Array) -> Array:
         # The position of the highest bit is k: a logarithm in floating point could miss a power of two.

@@ -1,6 +1,7 @@
 """Drivers: one round, and a compiled loop over many."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from numpyro_tempered.core.chunks import common_rows
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.online.base import CumulativeLosses, Data, Gaussian, Losses, OnlineState, Rule, choose
+from numpyro_tempered.online.base import Data, Gaussian, Losses, OnlineState, Rule, choose, close_round
 
 
 def step(
@@ -22,25 +23,32 @@ def step(
     rng_key: Array | None,
     mask: Array | None = None,
 ) -> tuple[OnlineState, Losses]:
-    """One round: evaluate, update, and keep the old q where anything is not finite.
+    """One round: evaluate, update, and leave q as it was where anything is not finite.
 
-    A pure function; :func:`update` and :func:`run` compile it. Where a ``mask`` ``(n,)`` is given, the data
-    are a batch and the rows that are off count nothing; one of shape () turns the round on or off as a whole.
-    A round without a row leaves the state as it is, and its losses are 0.
+    A pure function; :func:`update` and :func:`run` compile it. With a ``mask`` ``(n,)`` the data are a batch,
+    whose rows that are off count nothing; one of shape () turns the whole round on or off. A round without a
+    row leaves the state as it is, and its losses are 0.
+
+    Raises:
+        TypeError: If the rule is exact on quadratic losses alone, and this is another.
+        ValueError: If the expectation draws, and there is no key.
     """
-    require_quadratic(rule, expectation)
+    if rule.quadratic and not expectation.quadratic:
+        raise TypeError(
+            f"{rule.name} is exact on losses that are quadratic in the parameters, such as "
+            "nt.expectations.squared(); for this one take ngvi."
+        )
     rows = None if mask is None or jnp.ndim(mask) == 0 else mask
     if rows is not None:
         data = fill_rows(data, rows)
     if rule.step is not None:
         after, losses = rule.step(expectation, state, data, rng_key, rows)
     else:
-        if expectation.needs_key:
-            rng_key = round_key(rng_key, state.count + state.rejected)
+        key = round_key(expectation, state, rng_key)
         options = {} if rows is None else {"mask": rows}
 
         def evaluate(q: Gaussian) -> Evaluation:
-            return expectation.evaluate(q, *data, rng_key=rng_key, curvature=rule.curvature, **options)
+            return expectation.evaluate(q, *data, rng_key=key, curvature=rule.curvature, **options)
 
         evaluation = evaluate(state.posterior)
         gradients = evaluation if rule.refine is None else rule.refine(evaluate, evaluation, state)
@@ -52,28 +60,21 @@ def step(
     return choose(some, after, state), choose(some, losses, jax.tree.map(jnp.zeros_like, losses))
 
 
-def round_key(rng_key: Array | None, number: Array) -> Array:
-    """The key of one round of a stream.
+def round_key(expectation: Expectation, state: OnlineState, rng_key: Array | None) -> Array | None:
+    """The key of one round, for an expectation that draws; the key of the stream for others.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the expectation draws, and there is no key.
     """
+    if not expectation.needs_key:
+        return rng_key
     if rng_key is None:
         raise ValueError("this expectation draws random numbers: pass rng_key=.")
-    return jax.random.fold_in(rng_key, number)
-
-
-def require_quadratic(rule: Rule, expectation: Expectation) -> None:
-    """Raise TypeError where a rule that is exact on quadratic losses meets another."""
-    if rule.quadratic and not expectation.quadratic:
-        raise TypeError(
-            f"{rule.name} is exact on losses that are quadratic in the parameters, such as "
-            "nt.expectations.squared(); for this one take ngvi."
-        )
+    return jax.random.fold_in(rng_key, state.count + state.rejected)
 
 
 def fill_rows(data: Data, mask: Array) -> Data:
-    """Data whose rows that are off are copies of the first that is on, so that no NaN reaches the sums."""
+    """The data with a copy of the first row that is on in place of each that is off: no NaN reaches the sums."""
     first = jnp.argmax(mask)
 
     def fill(leaf: Array) -> Array:
@@ -89,7 +90,6 @@ def accept_finite(
     state: OnlineState, proposal: OnlineState, evaluation: Evaluation, data: Data = ()
 ) -> OnlineState:
     """The proposal, or the old state with one more rejection where anything is not finite."""
-    losses = Losses(evaluation.at_mean, evaluation.expected)
     # Sums propagate every NaN and infinity. The last leaf of rows is their weights: the data are checked below.
     q, curvature = proposal.posterior, jax.tree.leaves(evaluation.grad_var)[-1]
     terms = evaluation.grad_loc + family_of(q).witness(q)
@@ -100,73 +100,66 @@ def accept_finite(
         rest = jnp.sum(curvature)
     # A product with ones, which is vectorised where a sum over the last axis is not.
     witness = jnp.dot(terms, jnp.ones_like(terms)) + rest
-    accept = jnp.isfinite(losses.at_mean + losses.expected + witness)
+    accept = jnp.isfinite(evaluation.at_mean + evaluation.expected + witness)
     for leaf in jax.tree.leaves(data):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             accept = accept & jnp.all(jnp.isfinite(leaf))
+    books = close_round(state, Losses(evaluation.at_mean, evaluation.expected), accept)
+    after = choose(accept, proposal, state)
+    return after._replace(prior=state.prior, rejected=books.rejected, cumulative=books.cumulative)
 
-    cumulative = CumulativeLosses(*(c.add(loss) for c, loss in zip(state.cumulative, losses, strict=True)))
-    after = OnlineState(*(choose(accept, new, old) for new, old in zip(proposal, state, strict=True)))
-    return after._replace(
-        prior=state.prior,
-        rejected=state.rejected + (~accept).astype(state.rejected.dtype),
-        cumulative=choose(accept, cumulative, state.cumulative),
-    )
+
+class Rounds(NamedTuple):
+    """The rounds of a compiled loop: the first rows of its data.
+
+    Attributes:
+        data: The data, a row for each round.
+        mask: Which rounds, or rows of their batches, are on; None for all.
+        number: How many of the rows to take.
+    """
+
+    data: Data
+    mask: Array | None
+    number: Array | int
 
 
 def loop(
-    rule: Rule,
-    expectation: Expectation,
-    state: OnlineState,
-    data: Data,
-    rng_key: Array | None,
-    num_rounds: Array | int,
-    *,
-    mask: Array | None,
+    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
 ) -> tuple[OnlineState, Losses]:
-    """The first ``num_rounds`` rows of ``data`` and ``mask``, one after the other, as one loop to trace.
+    """Rounds one after the other, as one loop to trace.
 
-    The trip count is an argument of the compiled program and ``data`` has at least two rows, so that
+    The trip count is an argument of the compiled program and the data have at least two rows, so that
     the compiler builds one and the same body for one round and for many: ``update`` and ``run`` agree
     to the last bit.
     """
+    rows = (rounds.data, rounds.mask)
 
     def one(state: OnlineState, i: Array | int) -> tuple[OnlineState, Losses]:
-        row, on = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), (data, mask))
+        row, on = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), rows)
         return step(rule, expectation, state, row, rng_key, on)
 
-    length = jax.tree.leaves(data)[0].shape[0]
-    shapes = jax.eval_shape(lambda s: one(s, 0)[1], state)
+    length = jax.tree.leaves(rounds.data)[0].shape[0]
+    _, shapes = jax.eval_shape(one, state, 0)
     # A zero of the state's own, so that buffers of mapped states are sharded as the states are.
     zero = state.count - state.count
     losses = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), (length, *leaf.shape)), shapes)
 
-    def body(carry: tuple[Array, OnlineState, Losses]) -> tuple[Array, OnlineState, Losses]:
-        i, state, losses = carry
-        state, loss = one(state, i)
+    def body(i: Array, carry: tuple[OnlineState, Losses]) -> tuple[OnlineState, Losses]:
+        state, loss = one(carry[0], i)
         put = partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return i + 1, state, jax.tree.map(put, losses, loss)
+        return state, jax.tree.map(put, carry[1], loss)
 
-    carry = (jnp.zeros((), jnp.int32), state, losses)
-    _, state, losses = jax.lax.while_loop(lambda c: c[0] < num_rounds, body, carry)
-    return state, losses
+    return jax.lax.fori_loop(0, rounds.number, body, (state, losses))
 
 
 def single(
-    rule: Rule,
-    expectation: Expectation,
-    state: OnlineState,
-    data: Data,
-    rng_key: Array | None,
-    num_rounds: Array | int,
-    *,
-    mask: Array | None,
+    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
 ) -> tuple[OnlineState, Losses]:
-    """One round by :func:`loop`, on the only row of ``data``."""
-    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (data, mask))
+    """One round by :func:`loop`, on data and a mask without an axis of rounds."""
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (rounds.data, rounds.mask))
     # The barrier keeps the compiler from seeing that both rows are one.
-    twice, masks = jax.lax.optimization_barrier(twice)
-    state, losses = loop(rule, expectation, state, twice, rng_key, num_rounds, mask=masks)
+    data, mask = jax.lax.optimization_barrier(twice)
+    state, losses = loop(rule, expectation, state, Rounds(data, mask, rounds.number), rng_key)
     return state, jax.tree.map(lambda leaf: leaf[0], losses)
 
 
@@ -174,7 +167,7 @@ compiled_loop, compiled_single = (jax.jit(f, static_argnums=(0, 1)) for f in (lo
 
 
 def check_data(expectation: Expectation, data: Data, mask: Array | None = None) -> None:
-    """Raise ValueError where concrete data, in rows that are on, are not what the loss admits."""
+    """Raise ValueError where the loss does not admit concrete data in rows that are on."""
     if expectation.check is None or is_traced(data, mask):
         return
     if mask is not None:
@@ -246,7 +239,7 @@ def update(
     arrays = jax.tree.map(jnp.asarray, data)
     rows = check_mask(mask, arrays, num_axes=1)
     check_data(expectation, arrays, rows)
-    return compiled_single(rule, expectation, state, arrays, rng_key, 1, mask=rows)
+    return compiled_single(rule, expectation, state, Rounds(arrays, rows, 1), rng_key)
 
 
 def run(
@@ -301,7 +294,7 @@ def run(
         row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))
         state, losses = update(rule, expectation, state, *row, mask=on, rng_key=rng_key)
         return state, jax.tree.map(lambda leaf: leaf[None], losses)
-    return compiled_loop(rule, expectation, state, arrays, rng_key, num_rounds, mask=rows)
+    return compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
 
 
 def check_rows(arrays: list[Array]) -> int:

@@ -1,10 +1,8 @@
 """Plots that ArviZ does not have; importing them does not import matplotlib."""
 
-from numpyro_tempered.plots.alpha import plot_alpha
-from numpyro_tempered.plots.comparison import plot_comparison
 from numpyro_tempered.plots.mixture import plot_mixture, plot_num_components_path
-from numpyro_tempered.plots.path import plot_path
 from numpyro_tempered.plots.regret import plot_regret
+from numpyro_tempered.plots.selection import plot_alpha, plot_comparison, plot_path
 
 __all__ = [
     "plot_alpha",

@@ -15,7 +15,7 @@ def plot_mixture(
     """The data and a fitted mixture of them.
 
     One column: a histogram, the predictive density (Student's t for Gaussian components) and the parts of the
-    occupied components; for counts, which may not be moved, masses at whole numbers. Two columns: the rows by
+    occupied components; for counts, masses at whole numbers. Two columns: the rows by
     component, with contours of the predictive density at a half, a tenth and a hundredth of its peak. More:
     the rows by component in two of the columns.
 
@@ -59,7 +59,7 @@ def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
         ax.bar(grid, mass, color="0.85", label="data")
     else:
         margin = 0.08 * np.ptp(x) or 1.0
-        # Data that may not be moved may have a bound, such as 0.
+        # Data without translations may have a bound, such as 0.
         lower = x.min() if fit.component.translate is None else x.min() - margin
         grid = np.linspace(lower, x.max() + margin, 500)
         # The interquartile range that the rule goes by spans the modes: twice as many bins.
@@ -123,7 +123,7 @@ def plot_num_components_path(data: ArviZData, axes: "TwoAxes | None" = None) -> 
         >>> left.get_xlabel()
         'alpha'
     """
-    from matplotlib import colormaps
+    from matplotlib.cm import viridis
 
     if "num_components_path" not in group_names(data):
         raise ValueError(
@@ -138,23 +138,16 @@ def plot_num_components_path(data: ArviZData, axes: "TwoAxes | None" = None) -> 
     left.plot(alpha, occupied, "x", color="C1", label="of these occupied")
     left.set(xlabel="alpha", ylabel="number of components", ylim=(0.5, orders.max() + 0.5))
     left.locator_params(axis="y", integer=True)
-    left.grid(alpha=0.3)
     left.legend(frameon=False)
     for row, value in enumerate(alpha):
         criterion = path["criterion"].to_numpy()[row]
-        shade = 0.2 + 0.7 * row / max(len(alpha) - 1, 1)
-        right.plot(
-            orders,
-            (criterion - criterion.max()) / value,
-            "o-",
-            markersize=3.5,
-            label=f"{value:g}",
-            color=colormaps["viridis"](shade),
-        )
+        curve, color = (criterion - criterion.max()) / value, viridis(0.2 + 0.7 * row / max(len(alpha) - 1, 1))
+        right.plot(orders, curve, "o-", markersize=3.5, label=f"{value:g}", color=color)
     right.set(xlabel="number of components K", ylabel="(criterion - its maximum) / alpha, nats")
-    # Far below the best all curves fall alike.
+    # Far below the best, all curves look the same.
     right.set_ylim(-60.0, 3.0)
     right.locator_params(axis="x", integer=True)
-    right.grid(alpha=0.3)
     right.legend(frameon=False, title="alpha")
+    for ax in (left, right):
+        ax.grid(alpha=0.3)
     return left, right

@@ -24,7 +24,7 @@ def plot_regret(losses: Mapping[str, Any], hindsight: float | None = None, ax: "
     Args:
         losses: Losses per round by rule, shape ``(T,)`` each, in which rounds that were rejected (NaN) count
             as absent; or the result of :func:`numpyro_tempered.regret_ledger`.
-        hindsight: Average loss of the best fixed parameter in hindsight, drawn as a line beside losses.
+        hindsight: Average loss of the best fixed parameter in hindsight, drawn as a line with the losses.
         ax: Matplotlib axes; a new figure by default.
 
     Returns:

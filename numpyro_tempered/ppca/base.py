@@ -1,17 +1,17 @@
-"""Prior, posterior and data of probabilistic PCA."""
+"""Prior, posterior and data of probabilistic PCA, and their checks."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+import math
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, check_real
-from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
+from numpyro_tempered.core import checks
+from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Scalar
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -64,7 +64,7 @@ def prior(scale: float = 1.0, mean: ArrayLike = 0.0) -> Prior:
         >>> nt.ppca.prior(scale=10.0)._replace(noise_shape=2.0).mean_scale
         100.0
     """
-    scale = float(check_number(scale, "scale", "(0, inf)"))
+    scale = float(checks.check_number(scale, "scale", "(0, inf)"))
     square = scale**2
     return Prior(mean, 10.0 * scale, 1.0, square, 0.5, 1e-3 * square, 1.0 / square)
 
@@ -111,6 +111,29 @@ class Rows(NamedTuple):
     x: Numbers
     mask: Numbers | None
 
+    @property
+    def num_observed(self) -> Array | int:
+        """The number of observed entries."""
+        return self.x.size if self.mask is None else self.mask.sum()
+
+
+class Target(NamedTuple):
+    """The tempered model of data, whose ELBO the updates raise.
+
+    Attributes:
+        rows: The data.
+        prior: Its mean is relative to the origin of the data.
+        alpha: Power on the likelihood.
+        ard: Whether columns of W have precisions of their own.
+        active: 1 for the columns of W of the model, 0 for padding, which stays 0; None without padding.
+    """
+
+    rows: Rows
+    prior: Prior
+    alpha: Scalar
+    ard: bool
+    active: Numbers | None = None
+
 
 def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
     """Data as float64, NaN where missing.
@@ -120,7 +143,7 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
         TypeError: If they are not real numbers.
     """
     table = np.asarray(x)
-    check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
+    checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:
         raise ValueError(f"x must have shape (n, d) with d > 0, got {table.shape}.")
     if num_columns is not None and table.shape[1] != num_columns:
@@ -130,17 +153,6 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
         i, j = np.argwhere(np.isinf(values))[0]
         raise ValueError(f"x is infinite in row {i}, column {j}: pass NaN where an entry is missing.")
     return values
-
-
-def in_full_precision(fn: Callable[P, T]) -> Callable[P, T]:
-    """A function with products in full precision: accelerators multiply in fewer bits unless told otherwise."""
-
-    @wraps(fn)
-    def precise(*args: P.args, **kwargs: P.kwargs) -> T:
-        with jax.default_matmul_precision("highest"):
-            return fn(*args, **kwargs)
-
-    return precise
 
 
 def in_double(record: T) -> T:
@@ -154,3 +166,48 @@ def as_rows(values: np.ndarray, origin: np.ndarray, dtype: np.dtype | None) -> R
     mask = None if observed.all() else observed.astype(np.float64)
     rows = Rows(np.where(observed, values - origin, 0.0), mask)
     return rows if dtype is None else jax.tree.map(lambda part: jnp.asarray(part, dtype), rows)
+
+
+def check_prior(prior: Prior, d: int) -> Prior:
+    """The prior, if it is one for d columns.
+
+    Raises:
+        ValueError: If a part is not positive and finite, or the mean has another shape.
+    """
+    for name in Prior._fields[1:]:
+        checks.check_number(getattr(prior, name), f"prior.{name}", "(0, inf)")
+    checks.check_numbers(prior.mean, "prior.mean")
+    shape = np.shape(prior.mean)
+    if shape not in ((), (d,)):
+        raise ValueError(f"prior.mean must be a number or have shape ({d},), got an array of shape {shape}.")
+    return prior
+
+
+def check_table(values: np.ndarray, orders: Sequence[int]) -> None:
+    """Refuse data without entries, and numbers of factors out of range.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    n, d = values.shape
+    if n == 0:
+        raise ValueError("x has no row with an observed entry.")
+    empty = np.flatnonzero(np.all(np.isnan(values), axis=0))
+    if empty.size:
+        raise ValueError(f"x has no observed entry in columns {empty.tolist()}: leave these columns out.")
+    for k in orders:
+        checks.check_count(k, "num_factors", 0, d, hint=f"x has {d} columns.")
+
+
+def warn_of_scale(values: np.ndarray, centred: Prior) -> None:
+    """Warn of data far from where the prior, relative to their origin, expects them."""
+    hint = "standardise the columns, or pass prior=nt.ppca.prior(scale, mean)."
+    far = np.flatnonzero(np.abs(centred.mean) > 5.0 * centred.mean_scale)
+    if far.size:
+        distance = "more than 5 prior standard deviations from prior.mean"
+        warnings.warn(f"the means of columns {far.tolist()} lie {distance}: {hint}", stacklevel=4)
+    deviation = math.sqrt(np.mean(np.nanvar(values, axis=0)))
+    unit = math.sqrt(centred.noise_rate / centred.noise_shape)
+    if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * unit:
+        off = f"the columns deviate by {deviation:.3g} from their means"
+        warnings.warn(f"{off}, the prior is made for {unit:.3g}: {hint}", stacklevel=4)

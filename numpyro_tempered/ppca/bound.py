@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.typing import Array, Numbers, Scalar
-from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores, in_double
+from numpyro_tempered.ppca.base import Posterior, Rows, Scores, Target, in_double
 
 
 def second_moments(mask: Numbers | None, loc: Array, cov: Array, xp: ModuleType = jnp) -> Array:
@@ -55,30 +55,22 @@ def log_det(cov: Array, xp: ModuleType = jnp) -> Array:
     return 2.0 * xp.sum(xp.log(xp.diagonal(xp.linalg.cholesky(cov), axis1=1, axis2=2)))
 
 
-def shapes(prior: Prior, alpha: Scalar, num_observed: Array | int, d: int, ard: bool) -> tuple[Scalar, float]:
+def gamma_shapes(target: Target) -> tuple[Scalar, float]:
     """Shapes of the Gamma posteriors of τ and of λ; without ARD d/2, the power of λ in the density of W."""
-    return prior.noise_shape + 0.5 * alpha * num_observed, 0.5 * d + (prior.ard_shape if ard else 0.0)
+    prior, num_observed, d = target.prior, target.rows.num_observed, target.rows.x.shape[1]
+    loading_shape = 0.5 * d + (prior.ard_shape if target.ard else 0.0)
+    return prior.noise_shape + 0.5 * target.alpha * num_observed, loading_shape
 
 
-def varying_terms(
-    q: Posterior,
-    z: Scores,
-    rows: Rows,
-    prior: Prior,
-    alpha: Scalar,
-    ard: bool,
-    *,
-    active: Numbers | None = None,
-    xp: ModuleType = jnp,
-) -> Array:
+def varying_terms(q: Posterior, z: Scores, target: Target, xp: ModuleType = jnp) -> Array:
     r"""The terms of the ELBO that depend on the factors; :func:`constant` gives the others.
 
     The z carry alpha in model and guide. As a Gamma posterior keeps its shape a, the digammas in
     :math:`E\log\tau` and in its KL cancel up to :math:`a\log E\tau - b_0 E\tau`.
     """
+    rows, prior, alpha, ard, active = target
     (n, d), k = rows.x.shape, z.loc.shape[1]
-    num_observed = n * d if rows.mask is None else xp.sum(rows.mask)
-    a, c = shapes(prior, alpha, num_observed, d, ard)
+    a, c = gamma_shapes(target)
     tau, precision = q.noise_precision, q.loading_precision
     active = xp.ones_like(precision) if active is None else active
     log_det_z = n // z.cov.shape[0] * log_det(z.cov, xp) if k else 0.0
@@ -99,13 +91,14 @@ def varying_terms(
     )
 
 
-def constant(prior: Prior, alpha: float, num_observed: int, d: int, k: int, ard: bool) -> float:
-    """The terms of the ELBO that depend on sizes and prior alone, in float64."""
-    a, c = shapes(prior, alpha, num_observed, d, ard)
-    likelihood = -0.5 * alpha * num_observed * math.log(2.0 * math.pi)
+def constant(target: Target, k: int) -> float:
+    """The terms of the ELBO of k factors that depend on sizes and prior alone, in float64."""
+    prior, alpha, d = target.prior, float(target.alpha), target.rows.x.shape[1]
+    a, c = gamma_shapes(target)
+    likelihood = -0.5 * alpha * int(target.rows.num_observed) * math.log(2.0 * math.pi)
     mean = -d * math.log(prior.mean_scale)
     gammas = _gamma_constant(float(a), prior.noise_shape, prior.noise_rate)
-    if ard:
+    if target.ard:
         gammas += k * _gamma_constant(c, prior.ard_shape, prior.ard_rate)
     return likelihood + mean + 0.5 * d * (k + 1) + gammas
 
@@ -115,10 +108,7 @@ def _gamma_constant(shape: float, prior_shape: float, prior_rate: float) -> floa
     return posterior - math.lgamma(prior_shape) + prior_shape * math.log(prior_rate)
 
 
-def elbo(q: Posterior, z: Scores, rows: Rows, prior: Prior, alpha: float, ard: bool) -> float:
-    """The ELBO in float64 on the host, at any factors whose Gammas have the shapes of :func:`shapes`."""
-    q, z, rows = in_double(q), in_double(z), in_double(rows)
-    (n, d), k = rows.x.shape, z.loc.shape[1]
-    num_observed = n * d if rows.mask is None else int(rows.mask.sum())
-    varying = varying_terms(q, z, rows, prior, alpha, ard, xp=np)
-    return float(varying.sum()) + constant(prior, alpha, num_observed, d, k, ard)
+def elbo(q: Posterior, z: Scores, target: Target) -> float:
+    """The ELBO in float64 on the host, at any factors whose Gammas have the shapes of :func:`gamma_shapes`."""
+    q, z, target = in_double(q), in_double(z), target._replace(rows=in_double(target.rows))
+    return float(varying_terms(q, z, target, np).sum()) + constant(target, z.loc.shape[1])

@@ -1,7 +1,7 @@
 """Fitting tempered probabilistic PCA: starts, the compiled loop, and its result."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,13 +12,11 @@ import numpy as np
 from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
-from numpyro_tempered.ppca.arguments import check_prior, check_table, warn_of_scale
-from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, as_rows, in_double, in_full_precision
-from numpyro_tempered.ppca.base import prior as weak_prior
-from numpyro_tempered.ppca.bound import constant, elbo, shapes, varying_terms
-from numpyro_tempered.ppca.result import PPCAFit
-from numpyro_tempered.ppca.starts import Start, starts_of
-from numpyro_tempered.ppca.updates import sweep, update_scores
+from numpyro_tempered.ppca import base
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Target
+from numpyro_tempered.ppca.bound import constant, elbo, gamma_shapes, varying_terms
+from numpyro_tempered.ppca.model import PPCAFit
+from numpyro_tempered.ppca.updates import sweep, update_loading_precision, update_scores
 
 # A sum of millions of float32 terms is off by some multiple of their rounding; a real fall is far larger.
 ROUNDING = 100.0
@@ -105,54 +103,117 @@ class Options(NamedTuple):
     max_iter: int = 2000
 
 
-def fit_each(
-    rng_keys: Sequence[Array] | Array, x: ArrayLike, orders: Sequence[int], options: Options
-) -> list[PPCAFit]:
+def fit_each(rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], options: Options) -> list[PPCAFit]:
     """Fits with several numbers of factors, by a single compiled program."""
-    alpha, prior, ard, num_restarts, init, tolerance, max_iter = options
-    values = as_matrix(x)
+    values = base.as_matrix(x)
     values = values[~np.all(np.isnan(values), axis=1)]
-    check_table(values, orders)
+    base.check_table(values, orders)
+    alpha, ard, tolerance, max_iter = options.alpha, bool(options.ard), options.tolerance, options.max_iter
     check_number(alpha, "alpha", "(0, inf)")
     check_number(tolerance, "tolerance", "[0, inf)")
-    check_count(num_restarts, "num_restarts")
+    check_count(options.num_restarts, "num_restarts")
     check_count(max_iter, "max_iter")
-    prior = check_prior(weak_prior() if prior is None else prior, values.shape[1])
+    prior = base.check_prior(base.prior() if options.prior is None else options.prior, values.shape[1])
     origin = np.nanmean(values, axis=0)
     centred = prior._replace(mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin)
-    warn_of_scale(values, centred)
+    base.warn_of_scale(values, centred)
     dtype = jnp.result_type(float)
-    exact, rows = as_rows(values, origin, None), as_rows(values, origin, dtype)
-    shared = {"width": max(orders), "num_restarts": num_restarts, "init": init, "origin": origin}
-    each = [starts_of(key, exact, int(k), centred, **shared) for key, k in zip(rng_keys, orders, strict=True)]
+    target = Target(base.as_rows(values, origin, None), centred, float(alpha), ard)
+    orders, width = [int(k) for k in orders], int(max(orders))
+    each = [make_starts(key, target, k, width, origin, options) for key, k in zip(rng_keys, orders, strict=True)]
     starts = jax.tree.map(lambda *parts: jnp.asarray(np.stack(parts), dtype), *each)
+    rows = base.as_rows(values, origin, dtype)
     numbers = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (centred, alpha, tolerance))
-    ascents = jax.device_get(_ascend(starts, rows, *numbers, ard=bool(ard), max_iter=max_iter))
-    task = Task(exact, origin, prior, centred, float(alpha), bool(ard), float(tolerance))
+    ascents = jax.device_get(_ascend(starts, rows, *numbers, ard=ard, max_iter=max_iter))
     fits = []
     for i, k in enumerate(orders):
-        fits.append(_finish(jax.tree.map(lambda leaf, i=i: leaf[i], ascents), int(k), task))
+        ascent = jax.tree.map(lambda leaf, i=i: leaf[i], ascents)
+        fits.append(_finish(ascent, k, target, prior, origin, float(tolerance)))
     return fits
 
 
-class Task(NamedTuple):
-    """What fits with several numbers of factors have in common."""
+class Start(NamedTuple):
+    """Values to start from, with a leading axis of starts.
 
-    rows: Rows
-    origin: np.ndarray
-    prior: Prior
-    centred: Prior
-    alpha: float
-    ard: bool
-    tolerance: float
+    Attributes:
+        loadings: W, shape ``(d, K)`` each.
+        mean: m relative to the origin, ``(d,)``.
+        noise_precision: τ.
+        active: 1 for columns of W, 0 for padding, ``(K,)``.
+    """
+
+    loadings: Numbers
+    mean: Numbers
+    noise_precision: Numbers | float
+    active: Numbers
 
 
-def _finish(ascent: Ascent[Posterior], k: int, task: Task) -> PPCAFit:
+def make_starts(rng_key: Array, target: Target, k: int, width: int, origin: Numbers, options: Options) -> Start:
+    """Starts on the host: the first one, the same with ever fewer columns, and in between random loadings.
+
+    Columns of zeros fill the loadings up to ``width``.
+    """
+    x = target.rows.x
+    first = from_axes(x, k, target.prior)
+    if options.init is not None:
+        first = from_fit(options.init, first, origin)
+    starts = [first]
+    total = max(float(np.mean(x**2)), 1.0 / first.noise_precision)
+    for i in range(1, options.num_restarts):
+        live = k - (i + 1) // 2
+        if i % 2 and live >= 0:
+            # Optima with small and with large columns differ.
+            factor = np.where(np.arange(k) < live, 1.0, 1e-3)
+            starts.append(first._replace(loadings=first.loadings * factor))
+        else:
+            # Half of the variance to the factors, half to the noise.
+            shape = (x.shape[1], k)
+            normal = np.asarray(jax.random.normal(jax.random.fold_in(rng_key, i), shape), np.float64)
+            loadings = np.sqrt(0.5 * total / max(k, 1)) * normal
+            starts.append(Start(loadings, np.zeros(x.shape[1]), 2.0 / total, np.ones(k)))
+    stacked = Start(*(np.stack(part) for part in zip(*starts, strict=True)))
+    padding = [(0, 0), (0, width - k)]
+    wide = np.pad(stacked.loadings, [(0, 0), *padding])
+    return stacked._replace(loadings=wide, active=np.pad(stacked.active, padding))
+
+
+def from_axes(x: Numbers, k: int, prior: Prior) -> Start:
+    """The maximum-likelihood solution of the data with missing entries at the means of their columns."""
+    n, d = x.shape
+    values, vectors = np.linalg.eigh(x.T @ x / n)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    rest = values[k:].mean() if k < d else 0.5 * values[-1]
+    noise = max(rest, 1e-3 * values.mean())
+    if noise == 0.0:
+        noise = prior.noise_rate / prior.noise_shape
+    # A column that starts at 0 stays there, whatever the data say.
+    sizes = np.sqrt(np.maximum(values[:k] - noise, 0.1 * noise))
+    return Start(vectors[:, :k] * sizes, np.zeros(d), 1.0 / noise, np.ones(k))
+
+
+def from_fit(init: PPCAFit, axes: Start, origin: Numbers) -> Start:
+    """An earlier fit, without its last columns or with more by principal axes.
+
+    Raises:
+        ValueError: If it has another number of columns.
+    """
+    if init.origin.shape != origin.shape:
+        raise ValueError(f"init has {init.origin.size} columns, x has {origin.size}: warm starts need the same.")
+    loadings, k = np.asarray(init.loadings, np.float64), axes.loadings.shape[1]
+    if loadings.shape[1] < k:
+        # The axes least aligned with what the fit has.
+        basis = np.linalg.qr(loadings)[0]
+        rest = axes.loadings - basis @ (basis.T @ axes.loadings)
+        order = np.argsort(-np.sum(rest**2, axis=0))[: k - loadings.shape[1]]
+        loadings = np.concatenate([loadings, rest[:, order]], axis=1)
+    return Start(loadings[:, :k], init.mean - origin, float(init.posterior.noise_precision), np.ones(k))
+
+
+def _finish(
+    ascent: Ascent[Posterior], k: int, target: Target, prior: Prior, origin: np.ndarray, tolerance: float
+) -> PPCAFit:
     """The best start as a fit with k factors."""
-    rows, centred, alpha, ard = task.rows, task.centred, task.alpha, task.ard
-    d, dtype = len(task.origin), ascent.objective.dtype
-    num_observed = rows.x.size if rows.mask is None else int(rows.mask.sum())
-    offset = constant(centred, alpha, num_observed, d, k, ard)
+    dtype, offset = ascent.objective.dtype, constant(target, k)
     ends = np.asarray(ascent.objective, np.float64) + offset
     if not np.all(np.isfinite(ends)):
         raise ValueError(
@@ -169,37 +230,35 @@ def _finish(ascent: Ascent[Posterior], k: int, task: Task) -> PPCAFit:
     best = int(np.argmax(ends))
     if not ascent.converged[best]:
         warnings.warn(
-            f"the fit with {k} factors still gained more than {task.tolerance:.1g} nats a row after "
+            f"the fit with {k} factors still gained more than {tolerance:.1g} nats a row after "
             f"{len(ascent.trace)} sweeps: take a larger max_iter before comparing its ELBO.",
             stacklevel=4,
         )
     # Columns beyond k are padding, with loadings of 0.
     q = Posterior(*(part[best] for part in ascent.point))
     columns = np.append(np.arange(k), q.loc.shape[-1] - 1)
-    q = q._replace(
-        loc=q.loc[:, columns], cov=q.cov[:, columns][:, :, columns], loading_precision=q.loading_precision[:k]
-    )
-    num_iter = int(ascent.num_iter[best])
-    wide = in_double(q)
-    noise_shape, loading_shape = shapes(task.prior, alpha, num_observed, d, ard)
+    loc, cov = q.loc[:, columns], q.cov[:, columns][:, :, columns]
+    q = Posterior(loc, cov, q.noise_precision, q.loading_precision[:k])
+    num_iter, wide = int(ascent.num_iter[best]), base.in_double(q)
+    noise_shape, loading_shape = gamma_shapes(target)
     return PPCAFit(
         posterior=jax.tree.map(jnp.asarray, q),
-        origin=task.origin,
+        origin=origin,
         noise_shape=float(noise_shape),
-        ard_shape=loading_shape if ard else None,
-        prior=task.prior,
-        alpha=alpha,
-        elbo=elbo(wide, update_scores(wide, rows, np), rows, centred, alpha, ard),
+        ard_shape=loading_shape if target.ard else None,
+        prior=prior,
+        alpha=float(target.alpha),
+        elbo=elbo(wide, update_scores(wide, target.rows, np), target),
         trace=np.asarray(ascent.trace[:num_iter, best], np.float64) + offset,
         num_iter=num_iter,
         converged=bool(ascent.converged[best]),
         restart_elbos=ends,
-        num_observed=num_observed,
+        num_observed=int(target.rows.num_observed),
     )
 
 
 @partial(jax.jit, static_argnames=("ard", "max_iter"))
-@in_full_precision
+@jax.default_matmul_precision("highest")
 def _ascend(
     starts: Start, rows: Rows, prior: Prior, alpha: Array, tolerance: Array, *, ard: bool, max_iter: int
 ) -> Ascent[Posterior]:
@@ -211,14 +270,13 @@ def _ascend(
         loc = jnp.concatenate([start.loadings, start.mean[:, None]], axis=1)
         cov = jnp.zeros((1 if rows.mask is None else d, k + 1, k + 1), loc.dtype)
         precision = prior.loading_precision * jnp.ones_like(loc, shape=(k,))
-        if ard:
-            squares = jnp.sum(start.loadings**2, axis=0)
-            precision = (prior.ard_shape + 0.5 * d) / (prior.ard_rate + 0.5 * squares)
-        return Posterior(loc, cov, jnp.asarray(start.noise_precision), precision)
+        q = Posterior(loc, cov, jnp.asarray(start.noise_precision), precision)
+        return update_loading_precision(q, prior) if ard else q
 
     def one_pass(q: Posterior, active: Numbers) -> Iterate[Posterior]:
-        q, z = sweep(q, rows, prior, alpha, ard, active)
-        terms = varying_terms(q, z, rows, prior, alpha, ard, active=active)
+        target = Target(rows, prior, alpha, ard, active)
+        q, z = sweep(q, target)
+        terms = varying_terms(q, z, target)
         return Iterate(q, jnp.sum(terms), unit * jnp.sum(jnp.abs(terms)))
 
     def ascend(starts: Start) -> Ascent[Posterior]:

@@ -1,4 +1,4 @@
-"""The model of probabilistic PCA with the z integrated out: draws of its posterior, and in NumPyro."""
+"""A fitted probabilistic PCA: draws of its posterior, and its model in NumPyro with the z integrated out."""
 
 from functools import partial
 from typing import NamedTuple
@@ -10,9 +10,11 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_tempered.core import result
 from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.ppca.base import Posterior, Prior, Rows, in_double, in_full_precision
+from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double
 from numpyro_tempered.ppca.bound import log_det, squared_loadings, with_one
 from numpyro_tempered.ppca.updates import update_scores
 
@@ -32,7 +34,7 @@ class Draws(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="num_samples")
-@in_full_precision
+@jax.default_matmul_precision("highest")
 def draw(rng_key: Array, q: Posterior, noise_shape: float, num_samples: int) -> Draws:
     """Draws with means relative to the origin."""
     loc_key, noise_key = jax.random.split(rng_key)
@@ -61,14 +63,12 @@ def exact_log_density(draw: Draws, rows: Rows) -> Array:
     return value - 0.5 * jnp.sum(z.loc**2, axis=1) + 0.5 * jnp.linalg.slogdet(z.cov)[1]
 
 
-def divergence(
-    q: Posterior, origin: np.ndarray, prior: Prior, noise_shape: float, ard_shape: float | None
-) -> float:
+def divergence(fit: "PPCAFit") -> float:
     """KL(q(W, m, τ, λ), prior) in double precision; the z, which are local, have none of it."""
-    q = in_double(q)
+    q, prior, noise_shape, ard_shape = in_double(fit.posterior), fit.prior, fit.noise_shape, fit.ard_shape
     d, k = q.loc.shape[0], q.loc.shape[1] - 1
     shared = d // q.cov.shape[0]
-    off_mean = np.sum((origin + q.loc[:, -1] - prior.mean) ** 2) + shared * np.sum(q.cov[:, -1, -1])
+    off_mean = np.sum((fit.mean - prior.mean) ** 2) + shared * np.sum(q.cov[:, -1, -1])
     gaussian = d * np.log(prior.mean_scale) + 0.5 * off_mean / prior.mean_scale**2 - 0.5 * d * (k + 1)
     gaussian += 0.5 * np.sum(q.loading_precision * squared_loadings(q, np)) - 0.5 * shared * log_det(q.cov, np)
     with double_precision():
@@ -106,14 +106,14 @@ class Row(dist.Distribution):
         noise = jax.random.normal(noise_key, (*shape, *self.event_shape), loadings.dtype)
         return self.draw.mean + z @ loadings.T + noise / jnp.sqrt(self.draw.noise_precision)
 
-    @in_full_precision
     def log_prob(self, value: Array) -> Array:
         """The log density of the observed entries of each row."""
-        if not self.missing:
-            return exact_log_density(self.draw, Rows(value, None))
-        observed = ~jnp.isnan(value)
-        rows = Rows(jnp.where(observed, value, 0.0), observed.astype(value.dtype))
-        return exact_log_density(self.draw, rows)
+        rows = Rows(value, None)
+        if self.missing:
+            observed = ~jnp.isnan(value)
+            rows = Rows(jnp.where(observed, value, 0.0), observed.astype(value.dtype))
+        with jax.default_matmul_precision("highest"):
+            return exact_log_density(self.draw, rows)
 
 
 def numpyro_model(prior: Prior, num_factors: int, ard: bool, missing: bool) -> Model:
@@ -140,3 +140,117 @@ def numpyro_model(prior: Prior, num_factors: int, ard: bool, missing: bool) -> M
             numpyro.sample("x", Row(Draws(mean, loadings, tau), n, missing), obs=x)
 
     return model
+
+
+class PPCAFit(NamedTuple):
+    """A fitted model, by :func:`fit`.
+
+    Attributes:
+        posterior: The variational posterior; its loadings are in the order of E|W_k|², and their second moments
+            E[W'W] are diagonal.
+        origin: What ``posterior.loc[:, -1]`` is relative to: the means of the columns, float64, shape ``(d,)``.
+        noise_shape: Shape of the Gamma posterior of τ.
+        ard_shape: Shape of those of λ_k; None without ARD.
+        prior: The prior.
+        alpha: Power on the likelihood.
+        elbo: The bound on the log of the tempered evidence, with every constant, in float64.
+        trace: ELBO after each sweep, float64, shape ``(num_iter,)``.
+        num_iter: Sweeps of the best start.
+        converged: Whether the best start met the tolerance.
+        restart_elbos: ELBO of every start in the precision of the fit, shape ``(num_restarts,)``.
+        num_observed: Number of observed entries.
+    """
+
+    posterior: Posterior
+    origin: np.ndarray
+    noise_shape: float
+    ard_shape: float | None
+    prior: Prior
+    alpha: float
+    elbo: float
+    trace: np.ndarray
+    num_iter: int
+    converged: bool
+    restart_elbos: np.ndarray
+    num_observed: int
+
+    @property
+    def num_factors(self) -> int:
+        """K."""
+        return self.posterior.loc.shape[1] - 1
+
+    @property
+    def loadings(self) -> np.ndarray:
+        """Posterior mean of W, shape ``(d, K)``."""
+        return np.asarray(self.posterior.loc)[:, :-1]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Posterior mean of m in units of the data, float64, shape ``(d,)``."""
+        return self.origin + np.asarray(self.posterior.loc, np.float64)[:, -1]
+
+    @property
+    def noise_variance(self) -> float:
+        """1 / E[τ], in squared units of the data."""
+        return 1.0 / float(self.posterior.noise_precision)
+
+    def as_elbo(self) -> result.TemperedELBO:
+        """The ELBO with KL(q(W, m, τ, λ), prior) and, as far as q(z) reaches, the likelihood without z."""
+        kl = divergence(self)
+        return result.TemperedELBO(self.elbo, 0.0, (self.elbo + kl) / self.alpha, kl)
+
+    def summarise_data(self) -> result.DataSummary:
+        """The number of observed entries and the means of the columns, for :func:`compare`."""
+        return result.DataSummary(numbers={result.VALUES: self.num_observed, result.COLUMNS: self.origin})
+
+    def as_run(self, *data: ArrayLike, num_samples: int = 1000, rng_key: Array | None = None) -> result.Run:
+        """Draws with probabilistic PCA as a NumPyro model, for :func:`to_inference_data`.
+
+        The z are integrated out of the likelihood of a row, and missing entries too.
+
+        Raises:
+            ValueError: If x or the key are missing.
+        """
+        key = result.check_run_arguments(self, data, rng_key, "x")
+        x, q = as_matrix(data[0], len(self.origin)), self.posterior
+        model = numpyro_model(self.prior, self.num_factors, self.ard_shape is not None, bool(np.isnan(x).any()))
+        samples = sample_posterior(key, self, num_samples)._asdict()
+        dims = {"loadings": ["feature", "factor"], "mean": ["feature"], "x": ["row", "feature"]}
+        if self.ard_shape is not None:
+            shape, gamma_key = (num_samples, self.num_factors), jax.random.fold_in(key, 1)
+            gammas = jax.random.gamma(gamma_key, self.ard_shape, shape, q.loc.dtype)
+            samples["loading_precision"] = gammas * q.loading_precision / self.ard_shape
+            dims["loading_precision"] = ["factor"]
+        attrs = {"algorithm": "cavi", "num_factors": self.num_factors, "num_iter": self.num_iter}
+        return result.Run(
+            model=temper(model, alpha=self.alpha),
+            samples={name: value[None] for name, value in samples.items()},
+            args=(jnp.asarray(x, q.loc.dtype),),
+            rng_key=key,
+            groups={"variational": {"elbo_trace": self.trace, "elbo_by_restart": self.restart_elbos}},
+            attrs=attrs | result.fit_attrs(self),
+            dims=dims | {"elbo_trace": ["iteration"], "elbo_by_restart": ["restart"]},
+        )
+
+
+def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> Draws:
+    """Draws of mean, loadings and noise from the variational posterior.
+
+    Args:
+        rng_key: Key of the draws.
+        fit: A fitted model.
+        num_samples: Number of draws.
+
+    Returns:
+        :class:`Draws`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 4).loadings.shape
+        (4, 3, 1)
+    """
+    draws = draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
+    return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))

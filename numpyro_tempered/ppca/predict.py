@@ -1,4 +1,4 @@
-"""Scores, imputation, densities, draws and axes of a fitted probabilistic PCA."""
+"""Scores, imputation, densities and draws of a fitted probabilistic PCA."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,12 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_matrix, as_rows, in_full_precision
+from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_matrix, as_rows
 from numpyro_tempered.ppca.bound import with_one
-from numpyro_tempered.ppca.model import Draws, draw, exact_log_density
-from numpyro_tempered.ppca.result import PPCAFit
+from numpyro_tempered.ppca.model import Draws, PPCAFit, draw, exact_log_density
 from numpyro_tempered.ppca.updates import update_scores
 
-_scores = jax.jit(in_full_precision(update_scores))
+_scores = jax.jit(jax.default_matmul_precision("highest")(update_scores))
 
 
 class Imputed(NamedTuple):
@@ -41,29 +40,15 @@ class LogDensity(NamedTuple):
     se: Array
 
 
-class Axes(NamedTuple):
-    """Principal axes of the posterior mean of W.
-
-    Attributes:
-        directions: Orthonormal columns, the largest entry of each positive, shape ``(d, K)``.
-        variances: Variance of x along them, noise included, in decreasing order, shape ``(K,)``.
-        noise_variance: Variance along any other direction.
-    """
-
-    directions: np.ndarray
-    variances: np.ndarray
-    noise_variance: float
-
-
 def _prepare(fit: PPCAFit, x: ArrayLike) -> tuple[Posterior, Rows]:
     values = as_matrix(x, len(fit.origin))
     q = fit.posterior
     rows = as_rows(values, fit.origin, q.loc.dtype)
     # With a mask each feature has its own covariance, and each row.
-    if rows.mask is not None or q.cov.shape[0] > 1:
-        mask = jnp.ones_like(rows.x) if rows.mask is None else rows.mask
+    if rows.mask is None and q.cov.shape[0] > 1:
+        rows = rows._replace(mask=jnp.ones_like(rows.x))
+    if rows.mask is not None:
         q = q._replace(cov=jnp.broadcast_to(q.cov, (q.loc.shape[0], *q.cov.shape[1:])))
-        rows = rows._replace(mask=mask)
     return q, rows
 
 
@@ -144,12 +129,11 @@ def reconstruct(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
         >>> print(nt.ppca.reconstruct(fit, [[1.1, 1.0, 0.9]]).round(1))
         [[1. 1. 1.]]
     """
-    q, rows = _prepare(fit, x)
-    return fit.origin + np.asarray(_predict(q, rows)[0], np.float64)
+    return fit.origin + np.asarray(_predict(*_prepare(fit, x))[0], np.float64)
 
 
 @jax.jit
-@in_full_precision
+@jax.default_matmul_precision("highest")
 def _predict(q: Posterior, rows: Rows) -> tuple[Array, Array]:
     """Mean and variance of W z + m at every entry."""
     z = update_scores(q, rows)
@@ -163,29 +147,6 @@ def _predict(q: Posterior, rows: Rows) -> tuple[Array, Array]:
         + jnp.einsum("ikl,jkl->ij", cov_z, cov_w)
     )
     return mean, spread
-
-
-def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> Draws:
-    """Draws of mean, loadings and noise from the variational posterior.
-
-    Args:
-        rng_key: Key of the draws.
-        fit: A fitted model.
-        num_samples: Number of draws.
-
-    Returns:
-        :class:`Draws`.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
-        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
-        >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 4).loadings.shape
-        (4, 3, 1)
-    """
-    draws = draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
-    return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))
 
 
 def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
@@ -211,11 +172,8 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
     draws = draw(draw_key, fit.posterior, fit.noise_shape, num_samples)
     z = jax.random.normal(z_key, (num_samples, fit.num_factors), draws.mean.dtype)
     noise = jax.random.normal(noise_key, draws.mean.shape, draws.mean.dtype)
-    x = (
-        draws.mean
-        + jnp.einsum("sjk,sk->sj", draws.loadings, z)
-        + noise / jnp.sqrt(draws.noise_precision)[:, None]
-    )
+    signal = draws.mean + jnp.einsum("sjk,sk->sj", draws.loadings, z)
+    x = signal + noise / jnp.sqrt(draws.noise_precision)[:, None]
     return fit.origin + np.asarray(x, np.float64)
 
 
@@ -252,7 +210,7 @@ def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1
 
 
 @jax.jit
-@in_full_precision
+@jax.default_matmul_precision("highest")
 def _average(draws: Draws, rows: Rows) -> LogDensity:
     count = draws.noise_precision.shape[0]
 
@@ -264,27 +222,3 @@ def _average(draws: Draws, rows: Rows) -> LogDensity:
     (first, second), _ = jax.lax.scan(add, (start, start), draws)
     relative = jnp.maximum(count * jnp.exp(second - 2.0 * first) - 1.0, 0.0)
     return LogDensity(first - jnp.log(count), jnp.sqrt(relative / (count - 1)))
-
-
-def principal_axes(fit: PPCAFit) -> Axes:
-    """Orthonormal directions of the factors and the variance along them.
-
-    Args:
-        fit: A fitted model.
-
-    Returns:
-        :class:`Axes`. Columns that ARD has emptied come last; their directions are arbitrary.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
-        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
-        >>> print(nt.ppca.principal_axes(fit).directions[:, 0].round(1))
-        [0.6 0.6 0.6]
-    """
-    directions, sizes, _ = np.linalg.svd(np.asarray(fit.loadings, np.float64), full_matrices=False)
-    if fit.num_factors:
-        largest = np.take_along_axis(directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0)
-        directions = directions * np.where(largest < 0.0, -1.0, 1.0)
-    return Axes(directions, sizes**2 + fit.noise_variance, fit.noise_variance)

@@ -1,4 +1,4 @@
-"""The number of factors by the penalised ELBO, and by what ARD leaves."""
+"""The factors: their number by the penalised ELBO, how many ARD leaves, and their principal axes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import in_double
 from numpyro_tempered.ppca.bound import squared_loadings
 from numpyro_tempered.ppca.driver import Options, fit_each
-from numpyro_tempered.ppca.result import PPCAFit
+from numpyro_tempered.ppca.model import PPCAFit
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
 
 
@@ -49,6 +49,20 @@ class FactorSelection(NamedTuple):
             ValueError: If x or the key are missing.
         """
         return self.fits[self.selected].as_run(*data, num_samples=num_samples, rng_key=rng_key)
+
+
+class Axes(NamedTuple):
+    """Principal axes of the posterior mean of W.
+
+    Attributes:
+        directions: Orthonormal columns, the largest entry of each positive, shape ``(d, K)``.
+        variances: Variance of x along them, noise included, in decreasing order, shape ``(K,)``.
+        noise_variance: Variance along any other direction.
+    """
+
+    directions: np.ndarray
+    variances: np.ndarray
+    noise_variance: float
 
 
 def select_num_factors(
@@ -122,3 +136,27 @@ def num_occupied(fit: PPCAFit) -> int:
     """
     q = in_double(fit.posterior)
     return int(np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np)))
+
+
+def principal_axes(fit: PPCAFit) -> Axes:
+    """Orthonormal directions of the factors and the variance along them.
+
+    Args:
+        fit: A fitted model.
+
+    Returns:
+        :class:`Axes`. Columns that ARD has emptied come last; their directions are arbitrary.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> fit = nt.ppca.fit(jax.random.key(0), x, num_factors=1)
+        >>> print(nt.ppca.principal_axes(fit).directions[:, 0].round(1))
+        [0.6 0.6 0.6]
+    """
+    directions, sizes, _ = np.linalg.svd(np.asarray(fit.loadings, np.float64), full_matrices=False)
+    if fit.num_factors:
+        largest = np.take_along_axis(directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0)
+        directions = directions * np.where(largest < 0.0, -1.0, 1.0)
+    return Axes(directions, sizes**2 + fit.noise_variance, fit.noise_variance)

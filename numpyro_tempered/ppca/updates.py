@@ -11,20 +11,18 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array, Numbers, Scalar
-from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores
-from numpyro_tempered.ppca.bound import second_moments, shapes, squared_error, squared_loadings, with_one
+from numpyro_tempered.core.typing import Array, Scalar
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Scores, Target
+from numpyro_tempered.ppca.bound import gamma_shapes, second_moments, squared_error, squared_loadings, with_one
 
 
-def sweep(
-    q: Posterior, rows: Rows, prior: Prior, alpha: Scalar, ard: bool, active: Numbers | None = None
-) -> tuple[Posterior, Scores]:
-    """Each half-step once; columns of W that are not ``active`` stay 0."""
-    z = update_scores(q, rows)
-    q = update_loadings(q, z, rows, prior, alpha, active)
-    q, z = translate(q, z, prior, alpha)
-    q, z = rotate(q, z, prior, alpha, ard, active)
-    return update_noise(q, z, rows, prior, alpha), z
+def sweep(q: Posterior, target: Target) -> tuple[Posterior, Scores]:
+    """Each half-step once."""
+    z = update_scores(q, target.rows)
+    q = update_loadings(q, z, target)
+    q, z = translate(q, z, target)
+    q, z = rotate(q, z, target)
+    return update_noise(q, z, target), z
 
 
 def inverse(precision: Array, xp: ModuleType = jnp) -> Array:
@@ -55,15 +53,14 @@ def update_scores(q: Posterior, rows: Rows, xp: ModuleType = jnp) -> Scores:
     return Scores(xp.squeeze(cov @ linear[:, :, None], -1), cov)
 
 
-def update_loadings(
-    q: Posterior, z: Scores, rows: Rows, prior: Prior, alpha: Scalar, active: Numbers | None = None
-) -> Posterior:
+def update_loadings(q: Posterior, z: Scores, target: Target) -> Posterior:
     r"""The Gaussians of :math:`\tilde w_j`, from rows that observe column j.
 
     .. math:: \Sigma_j^{-1} = \Lambda + \alpha\,E\tau\sum_iE[\tilde z_i\tilde z_i']
 
     Columns that are not ``active`` are 0: a model with fewer factors in arrays of the same shape.
     """
+    rows, prior, alpha, _, active = target
     augmented, k = with_one(z), z.loc.shape[1]
     mean_precision = prior.mean_scale**-2 * jnp.ones_like(q.loc, shape=(1,))
     diagonal = jnp.diag(jnp.concatenate([q.loading_precision, mean_precision]))
@@ -83,18 +80,16 @@ def update_loading_precision(q: Posterior, prior: Prior) -> Posterior:
     return q._replace(loading_precision=shape / (prior.ard_rate + 0.5 * squared_loadings(q)))
 
 
-def update_noise(q: Posterior, z: Scores, rows: Rows, prior: Prior, alpha: Scalar) -> Posterior:
+def update_noise(q: Posterior, z: Scores, target: Target) -> Posterior:
     """The Gamma of τ."""
-    n, d = rows.x.shape
-    num_observed = n * d if rows.mask is None else jnp.sum(rows.mask)
-    shape, _ = shapes(prior, alpha, num_observed, d, False)
-    rate = prior.noise_rate + 0.5 * alpha * squared_error(q, z, rows)
+    shape, _ = gamma_shapes(target)
+    rate = target.prior.noise_rate + 0.5 * target.alpha * squared_error(q, z, target.rows)
     return q._replace(noise_precision=shape / rate)
 
 
-def translate(q: Posterior, z: Scores, prior: Prior, alpha: Scalar) -> tuple[Posterior, Scores]:
+def translate(q: Posterior, z: Scores, target: Target) -> tuple[Posterior, Scores]:
     r"""The best shift :math:`z\to z + c, m\to m - Wc`, a least squares problem in c."""
-    k = z.loc.shape[1]
+    prior, alpha, k = target.prior, target.alpha, z.loc.shape[1]
     if k == 0:
         return q, z
     precision = prior.mean_scale**-2
@@ -107,9 +102,7 @@ def translate(q: Posterior, z: Scores, prior: Prior, alpha: Scalar) -> tuple[Pos
     return q, z._replace(loc=z.loc + shift[None, :])
 
 
-def rotate(
-    q: Posterior, z: Scores, prior: Prior, alpha: Scalar, ard: bool, active: Numbers | None = None
-) -> tuple[Posterior, Scores]:
+def rotate(q: Posterior, z: Scores, target: Target) -> tuple[Posterior, Scores]:
     r"""The best R, jointly with λ where there is ARD.
 
     With :math:`G = R'R` and λ at its optimum the ELBO is, up to constants,
@@ -118,6 +111,7 @@ def rotate(
     best G is diagonal (Fiedler's bounds for the determinant of a sum), and each entry the positive root of a
     quadratic. The same holds without ARD, with :math:`\lambda\,\mathrm{tr}(G^{-1}E[W'W])/2`.
     """
+    _, prior, alpha, ard, active = target
     (n, k), d = z.loc.shape, q.loc.shape[0]
     if k == 0:
         return q, z
@@ -136,9 +130,8 @@ def rotate(
     energy = jnp.sum((loadings @ basis) ** 2, axis=0) + jnp.sum(basis * (within @ basis), axis=0)
     if ard:
         c, e = prior.ard_shape, prior.ard_rate
-        root = _positive_root(
-            alpha * e, (alpha * n - d) * e - 0.5 * alpha * energy, 0.5 * energy * (alpha * n + 2.0 * c)
-        )
+        linear, free = (alpha * n - d) * e - 0.5 * alpha * energy, 0.5 * energy * (alpha * n + 2.0 * c)
+        root = _positive_root(alpha * e, linear, free)
     else:
         root = _positive_root(alpha, alpha * n - d + jnp.zeros_like(energy), q.loading_precision * energy)
     if active is not None:

@@ -12,7 +12,7 @@ from numpyro_tempered.core.typing import ArrayLike
 if TYPE_CHECKING:
     import xarray as xr
 
-# Under ArviZ 1.x; under 0.x an ``arviz.InferenceData``, which has groups and attributes likewise.
+# Under ArviZ 1.x; under 0.x an ``arviz.InferenceData``, which has the same groups and attributes.
 ArviZData: TypeAlias = "xr.DataTree"
 Coords: TypeAlias = Mapping[str, Sequence[object]]
 Dims: TypeAlias = Mapping[str, Sequence[str]]
@@ -24,17 +24,13 @@ _SAMPLE_GROUPS = ("posterior", "log_likelihood", "posterior_predictive", "sample
 
 def versions() -> dict[str, str]:
     """Versions of this library and of what it ran on, as attributes."""
-    return {
-        "inference_library": "numpyro_tempered",
-        "inference_library_version": version("numpyro_tempered"),
-        "numpyro_version": version("numpyro"),
-        "jax_version": version("jax"),
-        "arviz_version": version("arviz"),
-    }
+    name = "numpyro_tempered"
+    others = {f"{library}_version": version(library) for library in ("numpyro", "jax", "arviz")}
+    return {"inference_library": name, "inference_library_version": version(name), **others}
 
 
 def variable_name(name: str) -> str:
-    """A site's name as a variable's: a slash, as of a ``scope``, would be a path to ``xarray.DataTree``."""
+    """A site's name as a variable's: ``xarray.DataTree`` reads a slash, as of a ``scope``, as a path."""
     return name.replace("/", ".")
 
 
@@ -61,7 +57,7 @@ def dataset(
         named = list(dims.get(name, [f"{name}_dim_{i}" for i in range(rest)]))
         if len(named) != rest:
             raise ValueError(
-                f"dims names {named} for {name!r}, which has {rest} dimension(s) beside {sample_dims}."
+                f"dims names {named} for {name!r}, which has {rest} dimension(s) besides {sample_dims}."
             )
         all_dims = [*sample_dims, *named]
         variables[name] = (all_dims, array)
@@ -79,7 +75,7 @@ def to_arviz(groups: Groups, attrs: Mapping[str, object], coords: Coords | None,
     for values in groups.values():
         if len({variable_name(name) for name in values}) < len(values):
             raise ValueError(
-                f"of the sites {sorted(values)} two have one name where slashes are written as dots."
+                f"two of the sites {sorted(values)} share a name once slashes become dots: rename one."
             )
     groups = {name: {variable_name(k): v for k, v in values.items()} for name, values in groups.items()}
     dims = {variable_name(k): v for k, v in dims.items()}

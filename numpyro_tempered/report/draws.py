@@ -1,7 +1,7 @@
-"""Draws of every algorithm, with what made them, in one form: a :class:`~numpyro_tempered.Run`.
+"""Draws of every algorithm, with their model and data, as a :class:`~numpyro_tempered.Run`.
 
-A result of ours, or of yours, makes its own by the method ``as_run`` (the protocol
-:class:`~numpyro_tempered.core.result.Result`). Here are those of an ``MCMC`` and of plain draws.
+A result has the method ``as_run`` of the protocol :class:`~numpyro_tempered.core.result.Result`. This module adds
+the runs of an ``MCMC`` and of plain draws.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
             "to_inference_data(mcmc.get_samples(group_by_chain=True), model, *args, group_by_chain=True)."
         )
     stats = {
-        # As in ArviZ, where plots look for "diverging", whatever state of the kernel it stands in.
+        # ArviZ's plots look for "diverging", without the name of a state that holds it.
         name.rpartition(".")[2]: value
         for name, value in mcmc.get_extra_fields(group_by_chain=True).items()
         if getattr(value, "ndim", 0) == 2
@@ -83,14 +83,12 @@ def from_mcmc(mcmc: MCMC, rng_key: Array | None) -> Run:
 def from_draws(
     draws: Mapping[str, ArrayLike], model: Model, args: tuple, kwargs: dict, by_chain: bool, rng_key: Array | None
 ) -> Run:
-    """Draws of the user's own.
+    """The run of plain draws, with their model and data.
 
     Raises:
-        ValueError: If they do not agree in their number, hold other sites than the model has, or lack one.
+        ValueError: If their numbers differ, the model lacks one of their sites, or they lack a site of the model.
     """
-    samples = {
-        name: jnp.asarray(value) if by_chain else jnp.asarray(value)[None] for name, value in draws.items()
-    }
+    samples = {name: jnp.asarray(value) for name, value in draws.items()} if by_chain else one_chain(draws)
     leading = {name: value.shape[:2] for name, value in samples.items()}
     if not samples or len(set(leading.values())) > 1 or any(len(v) < 2 for v in leading.values()):
         shapes = {name: np.shape(value) for name, value in draws.items()}
@@ -116,7 +114,7 @@ class _refuse_free_sites(Messenger):
             return
         if msg["type"] == "param":
             raise ValueError(
-                f"the model has a param {msg['name']!r}, whose fitted value is not known: fix it by "
+                f"the model has a param {msg['name']!r}, without a fitted value: fix it by "
                 "numpyro.handlers.substitute(model, data=params)."
             )
         if msg["type"] == "sample":
@@ -130,10 +128,10 @@ def trace_at_first_draw(run: Run) -> Trace:
 
 
 def seeded_model(run: Run) -> Model:
-    """The model with a key for what it draws beside its latent sites.
+    """The model with a key for what it draws besides its latent sites.
 
     Raises:
-        ValueError: If the run has none.
+        ValueError: If the result has no model.
     """
     if run.model is None:
         raise ValueError("this result has no model of data.")
@@ -153,7 +151,7 @@ def _first_key(state: object) -> Array | None:
     return jnp.reshape(key, (-1, key.shape[-1]))[0]
 
 
-def one_chain(samples: Mapping[str, Array]) -> dict[str, Array]:
+def one_chain(samples: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """Draws ``(draw, ...)`` as ``(chain, draw, ...)``."""
     return {name: jnp.asarray(value)[None] for name, value in samples.items()}
 

@@ -66,7 +66,7 @@ def to_inference_data(
         *data: What follows it.
         num_samples: Draws from a variational posterior.
         rng_key: For what is drawn here; by default the key kept in the fit or state, or that of the MCMC's
-            last state. Draws given as such bring none, and may do without.
+            last state. Plain draws have none, and may not need one.
         coords: Coordinate values by dimension.
         dims: Names of the event dimensions by variable, without chain and draw.
         log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
@@ -130,34 +130,30 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     if not parts and (scales := likelihood.scales_beside_alpha(trace)):
         attrs["likelihood_scale"] = scales
     if parts or missing:
-        reason, why = (
-            ("a plate of the model subsamples", "which needs all data")
-            if parts
-            else (
-                f"the draws hold no values of the latent sites {missing} (a sampler that enumerates them keeps "
-                "none)",
-                "which depends on them",
+        if parts:
+            reason, why = "a plate of the model subsamples", "which needs all data"
+        else:
+            reason = (
+                f"the draws hold no values of the latent sites {missing}, as of a sampler that enumerates them"
             )
-        )
+            why = "which depends on them"
         if predictive:
             raise ValueError(f"{reason}: there can be no posterior_predictive group, {why}.")
         if log_lik:
             warnings.warn(f"{reason}: the log_likelihood group, {why}, is left out.", stacklevel=3)
         log_lik = False
 
-    chains_draws = next(iter(run.samples.values())).shape[:2]
+    chains_draws, data = next(iter(run.samples.values())).shape[:2], (run.args, dict(run.kwargs))
 
     def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
         return {k: np.reshape(v, (*chains_draws, *v.shape[1:])) for k, v in values.items()}
 
     if log_lik:
-        groups["log_likelihood"] = by_chain(likelihood.log_likelihood(model, latents, run.args, dict(run.kwargs)))
+        groups["log_likelihood"] = by_chain(likelihood.log_likelihood(model, latents, *data))
     if predictive:
         if run.rng_key is None:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")
         # No split of this key that made the posterior draws reaches as far.
         key = jax.random.fold_in(run.rng_key, 2**31 - 1)
-        groups["posterior_predictive"] = by_chain(
-            likelihood.replicate(key, model, latents, run.args, dict(run.kwargs))
-        )
+        groups["posterior_predictive"] = by_chain(likelihood.replicate(key, model, latents, *data))
     return run._replace(groups={**groups, **others}, attrs=attrs)

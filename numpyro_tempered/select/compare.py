@@ -18,6 +18,7 @@ from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_mode
 from numpyro_tempered.theory.bounds import LogTrueDensity, tempered_certificate
 
 Name = TypeVar("Name", bound=Hashable)
+ADVICE = "compare ELBOs of the same data."
 
 
 def compare(
@@ -47,13 +48,13 @@ def compare(
       :math:`\int D_\alpha(P_\theta, P_0)\,q(d\theta)`, in nats a datum. With probability at least 1 - ``delta``
       it holds for all models at once.
 
-    The other groups are those of the selected fit, as :func:`to_inference_data` makes them; of one that does not
-    hold its data only with ``data``. :func:`table` turns the comparison into pandas.
+    The other groups are those of the selected fit, as :func:`to_inference_data` makes them; a fit that does not
+    hold its data has them only with ``data``. :func:`table` turns the comparison into pandas.
 
     Any fit with an ELBO takes part: of :func:`fit_svi`, :func:`fit_gaussian`, :func:`round_and_refit`,
     ``mixtures``, ``ppca`` and ``sparse``, or one of your own. The ELBO of a mixture is its bound E1, that of a
     logistic regression its objective, which is below the ELBO. The ELBO of a linear regression with estimated
-    noise bounds the evidence at this noise alone: compare it with its like.
+    noise bounds the evidence at this noise alone: compare it with others of its kind.
 
     Args:
         fits: Fits by model name, of the same observed values and with the same alpha, such as the ``fits`` of a
@@ -81,7 +82,7 @@ def compare(
         TypeError: If ``fits`` is not a mapping, a value has no ELBO, or ``log_p0`` is a bare number.
         ValueError: If there is no fit, an ELBO is not finite, data or alpha differ, or the
             weights are not as above; if certificates are asked for and alpha is not one number in (0, 1), or the
-            number of data cannot be told.
+            number of data is not clear.
 
     References:
         C19, Theorem 1 (the guarantee for alpha < 1).
@@ -105,13 +106,13 @@ def compare(
         raise TypeError(f"compare takes a mapping of names to fits, got {type(fits).__name__}.")
     if not fits:
         raise ValueError("compare needs at least one fit.")
-    names, elbos = list(fits), [_elbo(name, fit) for name, fit in fits.items()]
+    names = list(fits)
+    value, se, expected_log_lik, kl = np.array([_elbo(name, fit) for name, fit in fits.items()]).T
     summaries = {name: fit.summarise_data() for name, fit in fits.items()}
     alpha = _check_same_data(fits, summaries)
-    # What each fit has to be given to make its draws.
+    # The data that each fit needs for its draws.
     data_of = {name: data if summary.observed is None else () for name, summary in summaries.items()}
     log_weights = check_log_prior(names, log_prior)
-    value, se = np.array([elbo.value for elbo in elbos]), np.array([elbo.se for elbo in elbos])
     ranking = rank_models(value, log_weights)
     columns: dict[str, ArrayLike] = {
         "elbo": value,
@@ -120,8 +121,8 @@ def compare(
         "criterion": ranking.criterion,
         "rank": ranking.rank,
         "weight": ranking.weight,
-        "expected_log_lik": np.array([elbo.expected_log_lik for elbo in elbos]),
-        "kl": np.array([elbo.kl for elbo in elbos]),
+        "expected_log_lik": expected_log_lik,
+        "kl": kl,
     }
     winner = names[ranking.best]
     selected = winner if isinstance(winner, str | int) else str(winner)
@@ -129,25 +130,25 @@ def compare(
     if log_p0 is not None:
         if not isinstance(alpha, float):
             raise ValueError(
-                f"certificates need one alpha in (0, 1) for all data, got {alpha}: fit with one alpha, or "
-                "leave out log_p0."
+                f"certificates need one alpha in (0, 1) for all data, got {alpha}: fit with one, or omit log_p0."
             )
-        counts: dict[Name, int | None] = {}
+        counts: set[int | None] = set()
         shapes: dict[str, tuple[int, ...]] = {}
         for name, fit in fits.items():
             trace = trace_at_first_draw(fit.as_run(*data_of[name], num_samples=1, rng_key=rng_key))
             observed = summaries[name].observed
             observed = likelihood.observed_values(trace) if observed is None else observed
-            counts[name] = _check_certifiable(name, trace, observed)
+            counts.add(_check_certifiable(name, trace, observed))
             shapes |= {site: np.shape(value) for site, value in observed.items()}
+        if num_data is None:
+            num_data, *others = counts
+            if num_data is None or others:
+                raise ValueError(
+                    f"the number of independent data is not clear from observed sites of shapes {shapes}, with "
+                    "masks, missing values, event dimensions or in a scan: pass num_data."
+                )
         certificates = tempered_certificate(
-            value,
-            log_p0,
-            _num_data(counts, shapes) if num_data is None else num_data,
-            alpha=alpha,
-            delta=delta,
-            elbo_se=se,
-            log_prior=log_weights,
+            value, log_p0, num_data, alpha=alpha, delta=delta, elbo_se=se, log_prior=log_weights
         )
         columns["certificate"] = certificates.value
         attrs |= {
@@ -184,10 +185,7 @@ def _elbo(name: Hashable, fit: Fit) -> TemperedELBO:
         )
     elbo = fit.as_elbo()
     if not math.isfinite(elbo.value):
-        raise ValueError(
-            f"fits[{name!r}] has an ELBO of {elbo.value}: a guide that is a point (AutoDelta) bounds nothing. "
-            "Fit with AutoNormal, for instance."
-        )
+        raise ValueError(f"fits[{name!r}] has an ELBO of {elbo.value}, as of AutoDelta: take AutoNormal, say.")
     return elbo
 
 
@@ -203,21 +201,17 @@ def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSumm
     unchecked = []
     for name, fit in fits.items():
         other = _alpha(fit)
+        same = alpha == other
         if isinstance(alpha, float) and isinstance(other, float):
             same = math.isclose(alpha, other, rel_tol=1e-6)
-        else:
-            same = alpha == other
         if not same:
-            raise ValueError(
-                f"fits[{first!r}] has alpha {alpha} and fits[{name!r}] {other}: their ELBOs bound different "
-                "quantities. Fit all models with one alpha."
-            )
+            raise ValueError(f"fits[{first!r}] has alpha {alpha} and fits[{name!r}] {other}: fit at one alpha.")
         if name != first and not _agree((first, name), summaries[first], summaries[name]):
             unchecked.append(name)
     if unchecked:
         warnings.warn(
-            f"fits[{first!r}] and fits[{unchecked[0]!r}] know nothing of their data that could be compared, as "
-            "models that condition by numpyro.factor alone: that their data are the same is not checked.",
+            f"fits[{first!r}] and fits[{unchecked[0]!r}] know nothing of their data in common (as models that "
+            "condition by numpyro.factor alone): whether their data are the same is not checked.",
             stacklevel=3,
         )
     return alpha
@@ -233,6 +227,7 @@ def _agree(names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary)
     Raises:
         ValueError: If they differ in it.
     """
+    first, second = (f"fits[{name!r}]" for name in names)
     if one.observed is None or two.observed is None:
         common = sorted(set(one.numbers) & set(two.numbers))
         for key in common:
@@ -240,43 +235,19 @@ def _agree(names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary)
             # In the precision of either, and whatever the order of its sums.
             scale = 1e-4 * np.max(np.abs(left), initial=1e-30)
             if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=scale):
-                raise ValueError(
-                    f"the {key} differ between fits[{names[0]!r}] ({left}) and fits[{names[1]!r}] ({right}): "
-                    "ELBOs of different data cannot be compared."
-                )
+                raise ValueError(f"the {key} differ between {first} ({left}) and {second} ({right}): {ADVICE}")
         return bool(common)
     if set(one.observed) != set(two.observed):
-        raise ValueError(
-            f"fits[{names[0]!r}] observes {sorted(one.observed)} and fits[{names[1]!r}] {sorted(two.observed)}: "
-            "models of the same data observe the same sites."
-        )
+        raise ValueError(f"{first} observes {sorted(one.observed)} and {second} {sorted(two.observed)}: {ADVICE}")
     for site, value in one.observed.items():
         left, right = jax.device_get((value, two.observed[site]))
         if left.shape != right.shape or not np.array_equal(left, right, equal_nan=True):
-            raise ValueError(
-                f"the observed values of site {site!r} differ between fits[{names[0]!r}] and "
-                f"fits[{names[1]!r}]: ELBOs of different data cannot be compared."
-            )
+            raise ValueError(f"the values of site {site!r} differ between {first} and {second}: {ADVICE}")
     return bool(one.observed)
 
 
-def _num_data(counts: Mapping[Name, int | None], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The number of data of all fits.
-
-    Raises:
-        ValueError: If it cannot be told.
-    """
-    (count, *others) = set(counts.values())
-    if count is None or others:
-        raise ValueError(
-            f"the number of independent data cannot be told from observed sites of shapes {shapes}, with "
-            "masks, missing values, event dimensions or in a scan: pass num_data."
-        )
-    return count
-
-
 def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mapping[str, Array]) -> int | None:
-    """The number of data of a fit, None where it cannot be told.
+    """The number of data of a fit, None where it is not clear.
 
     Raises:
         ValueError: If the ELBO is not that of a tempered likelihood under a prior that was fixed beforehand.
@@ -284,22 +255,19 @@ def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mappin
     params = [site for site, message in trace.items() if message["type"] == "param"]
     if params:
         raise ValueError(
-            f"the model of fits[{name!r}] has params {params}, chosen by the data: a certificate needs a prior "
-            "that was fixed before. Give them one, or leave out log_p0."
+            f"the model of fits[{name!r}] has params {params}, chosen by the data, and a certificate needs a "
+            "prior that was fixed before: give them one, or leave out log_p0."
         )
     sites = likelihood.likelihood_sites(trace)
     for site, message in sites.items():
         if likelihood.is_factor(message) or not np.all(np.asarray(likelihood.other_scale(message)) == 1.0):
             raise ValueError(
-                f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha: certificates are for "
-                "densities of the data to the power alpha. Leave out log_p0."
+                f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha, and certificates are "
+                "for densities of the data to the power alpha: leave out log_p0."
             )
     site, message = next(iter(sites.items()))
     value, fn = np.asarray(observed.get(site)), message["fn"]
-    plain = (
-        fn.event_dim == 0
-        and value.ndim == 1
-        and not likelihood.is_masked(fn)
-        and not message.get("_control_flow_done")
+    clear = len(observed) == value.ndim == 1 and fn.event_dim == 0 and np.all(value == value)
+    return (
+        value.size if clear and not likelihood.is_masked(fn) and not message.get("_control_flow_done") else None
     )
-    return value.size if len(observed) == 1 and plain and np.all(value == value) else None

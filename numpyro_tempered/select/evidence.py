@@ -57,13 +57,12 @@ def check_finite(grid: np.ndarray, log_lik: np.ndarray, at_zero: bool) -> None:
         first = int(np.argmax(bad > 0))
         raise ValueError(
             f"the log-likelihood is not finite at {bad[first]:.2%} of the draws at alpha = {grid[first]:.3g}: "
-            "look for NaN in the data, and for an overflow or a likelihood of 0 where prior or guide have mass. "
-            "Restrict or narrow the prior, or use float64."
+            "look for NaN in the data, or an overflow or likelihood of 0 under a wide prior. Try float64."
         )
     if np.any(np.all(np.isneginf(log_lik[..., 0]), axis=1)):
         raise ValueError(
-            "the likelihood is 0 at every draw from the prior: look for NaN in the data, which makes them "
-            "impossible, or for an overflow because the prior is too wide."
+            "the likelihood is 0 at every draw from the prior: look for NaN in the data, or for an overflow "
+            "under a prior that is too wide."
         )
 
 

@@ -38,8 +38,8 @@ def loo(
     is untempered throughout.
 
     The result says how well the tempered posterior predicts, and serves to compare models. It is no criterion for
-    alpha: where the model is misspecified it prefers powers that are far too small. The draws are
-    taken for the tempered posterior; those of a guide are as good as the guide.
+    alpha: where the model is misspecified it prefers powers that are far too small. The draws
+    count as draws of the tempered posterior; those of a guide are as good as the guide.
 
     Args:
         data: Result of :func:`to_inference_data`, with its log-likelihood group.
@@ -131,12 +131,8 @@ def _loo_of_arviz_0(
     pareto_k = _zero_without_weights(pareto_k, log_ratios)
     stacked = log_lik.stack(__sample__=_SAMPLE_DIMS)
     num_draws = stacked.sizes["__sample__"]
-    elpd_i = (
-        stacked.isel(__sample__=0, drop=True)
-        .copy(data=logsumexp((log_weights + stacked).values, axis=-1))
-        .astype(float)
-        .rename("loo_i")
-    )
+    elpd_i = stacked.isel(__sample__=0, drop=True).copy(data=logsumexp((log_weights + stacked).values, axis=-1))
+    elpd_i = elpd_i.astype(float).rename("loo_i")
     lppd = np.sum(logsumexp(stacked.values, b_inv=num_draws, axis=-1), dtype=float)
     elpd = elpd_i.values.sum()
     good_k = min(1 - 1 / np.log10(num_draws), 0.7)
@@ -144,8 +140,7 @@ def _loo_of_arviz_0(
     if bad:
         warnings.warn(
             f"Estimated shape parameter of Pareto distribution is greater than {good_k:.2f} for one or more "
-            "samples: their leave-one-out posterior is far from the posterior, and importance sampling is "
-            "unreliable there.",
+            "samples: importance sampling is unreliable for their leave-one-out posteriors.",
             stacklevel=3,
         )
     values = {
@@ -160,8 +155,7 @@ def _loo_of_arviz_0(
         values |= {"loo_i": elpd_i, "pareto_k": pareto_k}
         if elpd_i.size == 1:
             warnings.warn(
-                "The point-wise LOO is the same with the sum LOO: the site has one log-probability for all its "
-                "data, which are left out together.",
+                "The point-wise LOO is the same with the sum LOO: the site has one log-probability for all data.",
                 stacklevel=3,
             )
     values |= {"scale": "log", "good_k": good_k}
@@ -177,13 +171,10 @@ def _zero_without_weights(pareto_k: "xr.DataArray", log_ratios: "xr.DataArray") 
 def _log_likelihood(data: ArviZData, var_name: str | None) -> tuple[str, "xr.DataArray"]:
     """The pointwise log-likelihood of the site, and its name."""
     if not (hasattr(data, "children") or hasattr(data, "groups")):
-        raise TypeError(
-            f"loo takes ArviZ data, got {type(data).__name__}: pass the result through to_inference_data."
-        )
+        raise TypeError(f"loo takes ArviZ data, got {type(data).__name__}: pass it through to_inference_data.")
     if "log_likelihood" not in group_names(data):
         raise ValueError(
-            f"the data have no log_likelihood group, only {group_names(data)}: make them by to_inference_data "
-            "with log_lik=True."
+            f"no log_likelihood group, only {group_names(data)}: take to_inference_data with log_lik."
         )
     sites = group(data, "log_likelihood")
     names = [str(name) for name in sites.data_vars]
@@ -200,14 +191,11 @@ def _power(data: ArviZData, name: str) -> float:
     alpha = _of_site(_attribute(data, "alpha"), name, default=None)
     if alpha is None:
         raise ValueError(
-            f"the data have no attribute alpha for site {name!r}: make them by to_inference_data, or pass alpha."
+            f"no attribute alpha for site {name!r}: make the data by to_inference_data, or pass alpha."
         )
     scale = _of_site(_attribute(data, "likelihood_scale"), name, default=1.0)
     if scale is None:
-        raise ValueError(
-            f"the scales of site {name!r} (numpyro.handlers.scale) differ from datum to datum, and with them the "
-            "powers: loo takes one power for a site."
-        )
+        raise ValueError(f"the scales of site {name!r} differ from datum to datum, and loo takes one power.")
     return float(alpha) * float(scale)
 
 
@@ -230,18 +218,13 @@ def _check(name: str, log_lik: "xr.DataArray", power: float, num_draws: int) -> 
         raise ValueError(f"loo needs at least {_MIN_DRAWS} draws to smooth their weights, got {num_draws}.")
     values = log_lik.values
     if np.any(np.isnan(values)) or np.any(values == np.inf):
-        raise ValueError(
-            f"the log-likelihood of site {name!r} has NaN or +inf: look at the model's values there."
-        )
+        raise ValueError(f"the log-likelihood of site {name!r} has NaN or +inf: look at its data and model.")
     if power and np.any(values == -np.inf):
-        raise ValueError(
-            f"the log-likelihood of site {name!r} is -inf in some draws, which a tempered posterior never makes: "
-            "their weights would be infinite."
-        )
+        raise ValueError(f"the log-likelihood of site {name!r} is -inf in some draws, which no posterior has.")
     if np.all(log_lik.max(_SAMPLE_DIMS) == log_lik.min(_SAMPLE_DIMS)):
         raise ValueError(
-            f"the log-likelihood of site {name!r} is the same in all draws: a posterior of one point, such as "
-            "that of AutoDelta, has no leave-one-out posteriors."
+            f"the log-likelihood of site {name!r} is the same in all draws: a posterior of one point (AutoDelta) "
+            "has no leave-one-out posteriors."
         )
 
 

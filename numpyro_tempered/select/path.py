@@ -18,10 +18,10 @@ from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.arviz import Coords, Dims, assemble, dataset, versions
 from numpyro_tempered.report.draws import name_of
+from numpyro_tempered.select.alpha.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
+from numpyro_tempered.select.alpha.model_data import Method, ModelData, build_method, check_alphas
+from numpyro_tempered.select.alpha.svi import GuideFitter, check_fits, set_up
 from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_columns
-from numpyro_tempered.select.grid.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
-from numpyro_tempered.select.grid.model_data import Method, ModelData, build_method, check_alphas
-from numpyro_tempered.select.grid.svi import GuideFitter, check_fits, set_up
 
 DEFAULT_GRID = np.linspace(0.0, 1.0, 21) ** 5
 # Frames from the checks of a path to the caller of temper_path.
@@ -120,7 +120,7 @@ def temper_path(
         *args: Arguments of the model.
         alphas: Increasing powers, at least two; 0 is prepended if it is not the first. By default
             (i/20)^5 for i = 0, ..., 20, which are dense near 0, where E[log L] changes fastest.
-        num_samples: Arrays at each alpha; by MCMC of each chain.
+        num_samples: Draws at each alpha; of each chain under MCMC.
         num_warmup: MCMC: steps of adaptation at each alpha.
         num_chains: MCMC: number of chains.
         chain_method: MCMC: ``"sequential"`` or ``"vectorized"``.
@@ -169,7 +169,7 @@ def temper_path(
     key, model_key = jax.random.split(rng_key)
     data = ModelData(model, model_key, args, kwargs)
     data.check(dims)
-    # At the largest alpha, where starting values are found that serve all.
+    # Starting values at the largest alpha serve all.
     algorithm = build_method(method, temper(data.model, float(grid[-1])))
     if isinstance(algorithm, MCMCKernel):
         options = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)

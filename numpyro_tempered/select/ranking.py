@@ -91,16 +91,12 @@ def check_log_prior(names: Sequence[Hashable], log_prior: LogPrior) -> np.ndarra
         return np.full(len(names), -math.log(len(names)))
     weights = log_prior(names) if callable(log_prior) else log_prior
     if set(weights) != set(names):
-        raise ValueError(
-            f"log_prior has models {sorted(map(str, weights))}, the fits are {sorted(map(str, names))}."
-        )
+        theirs, ours = sorted(map(str, weights)), sorted(map(str, names))
+        raise ValueError(f"log_prior has models {theirs}, the fits are {ours}.")
     values = np.array([float(weights[name]) for name in names])
     if not np.all(np.isfinite(values)):
         raise ValueError(f"log_prior must be finite, the logarithms of positive weights, got {values}.")
     total = float(np.exp(values).sum())
     if total > 1.0 + 1e-6:
-        raise ValueError(
-            f"the prior weights b_K = exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms of "
-            "weights that sum to at most 1."
-        )
+        raise ValueError(f"the prior weights exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms.")
     return values

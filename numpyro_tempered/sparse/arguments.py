@@ -8,7 +8,7 @@ import numpy as np
 from numpyro_tempered.core.checks import check_number, check_numbers, check_real, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
-from numpyro_tempered.sparse.model import Prior
+from numpyro_tempered.sparse.base import Prior
 
 
 class Regression(NamedTuple):

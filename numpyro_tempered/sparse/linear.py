@@ -11,15 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
-from numpyro_tempered.sparse.ascent import Update, best_start, outcome
-from numpyro_tempered.sparse.base import LinearFit
-from numpyro_tempered.sparse.model import NoisePosterior, Prior, target_moments
-from numpyro_tempered.sparse.starts import Start, lasso_path, make_starts
+from numpyro_tempered.sparse.ascent import Search, Start, Update, find_best, outcome
+from numpyro_tempered.sparse.base import LinearFit, NoisePosterior, Prior, target_moments
 from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, combine, sweep
 
 LOG_2PI = 1.8378770664093453
@@ -103,24 +101,15 @@ def fit_linear(
     prior = Prior(inclusion_prob, slab_scale, intercept_scale, noise_prior)
     regression = as_regression(x, y, prior, init)
     check_number(alpha, "alpha", "(0, inf)", hint="Use jax.vmap for several.")
-    num_restarts, num_sweeps = check_count(num_restarts, "num_restarts"), check_count(num_sweeps, "num_sweeps")
-    check_number(tolerance, "tolerance", "[0, inf)")
     noise = _noise_model(y, noise_scale, noise_prior, intercept_scale is not None)
-    *numbers, gain = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, regression.x.dtype), (alpha, noise, tolerance * x.shape[0])
-    )
-    with jax.default_matmul_precision("highest"):
-        path = lasso_path(regression.x, regression.y, regression.prior.probs == 1.0)
-        starts = make_starts(rng_key, regression.x, path, regression.prior, regression.init, num_restarts)
-        data = regression._replace(init=None)
-        best = best_start(linear_ascent, data, starts, tuple(numbers), gain, num_sweeps=num_sweeps)
-    state = best.ascent.point
-    of_noise = None
+    power, noise = jax.tree.map(lambda leaf: jnp.asarray(leaf, regression.x.dtype), (alpha, noise))
+    search = Search(num_restarts, num_sweeps, tolerance)
+    best = find_best(rng_key, regression, regression[:2], linear_ascent, (power, noise), search)
+    state, of_noise = best.ascent.point, None
     if isinstance(noise, Gamma):
-        of_noise = NoisePosterior(*gamma_posterior(numbers[1], state.error, x.shape[0], numbers[0]))
+        of_noise = NoisePosterior(*gamma_posterior(noise, state.error, x.shape[0], power))
     return LinearFit(
-        **outcome(state.q, best, x.shape[1], num_sweeps)._asdict(),
-        centre=regression.centre,
+        **outcome(state.q, best, regression, num_sweeps),
         noise_scale=1.0 / jnp.sqrt(state.precision),
         noise_posterior=of_noise,
         elbo=best.ascent.objective,
@@ -129,18 +118,6 @@ def fit_linear(
         alpha=alpha,
         target_moments=target_moments(y),
     )
-
-
-class Noise(NamedTuple):
-    """The noise at the best q(v).
-
-    Attributes:
-        precision: E[1/v].
-        bound: Its terms of the ELBO.
-    """
-
-    precision: Array
-    bound: Array
 
 
 class Known(NamedTuple):
@@ -183,18 +160,18 @@ def gamma_posterior(prior: Gamma, error: Array, num_rows: int, alpha: Array) -> 
     return Gamma(prior.shape + 0.5 * alpha * num_rows, prior.rate + 0.5 * alpha * error)
 
 
-def update_noise(model: NoiseModel, error: Array, num_rows: int, alpha: Array) -> Noise:
-    """The best q(v) given the expected squared error."""
+def update_noise(model: NoiseModel, error: Array, num_rows: int, alpha: Array) -> tuple[Array, Array]:
+    """E[1/v] at the best q(v) given the expected squared error, and its terms of the ELBO."""
     if isinstance(model, Gamma):
         q = gamma_posterior(model, error, num_rows, alpha)
         # The digammas in E log v and in the KL cancel.
         gain = gammaln(q.shape) - gammaln(model.shape) + model.shape * jnp.log(model.rate / q.rate)
         half = 0.5 * alpha * num_rows
-        return Noise(q.shape / q.rate, gain - half * (LOG_2PI + jnp.log(q.rate)))
+        return q.shape / q.rate, gain - half * (LOG_2PI + jnp.log(q.rate))
     best = error / num_rows
     variance = jnp.square(model.scale) if isinstance(model, Known) else jnp.maximum(best, model.floor)
     bound = -0.5 * alpha * (num_rows * (LOG_2PI + jnp.log(variance)) + error / variance)
-    return Noise(1.0 / variance, bound)
+    return 1.0 / variance, bound
 
 
 class State(NamedTuple):
@@ -227,14 +204,14 @@ def linear_ascent(
         # Computed anew: the residual that a sweep updates step by step drifts.
         residual = y - combine(design.columns, q.mean)
         error = jnp.sum(jnp.square(residual)) + jnp.sum(design.norms * q.variance)
-        after = update_noise(noise, error, n, alpha)
-        return State(q, residual, error, after.precision), after.bound - jnp.sum(kl(q, blocked))
+        precision, bound = update_noise(noise, error, n, alpha)
+        return State(q, residual, error, precision), bound - jnp.sum(kl(q, blocked))
 
     mean = blocks(start.mean[order])
     residual = y - combine(design.columns, mean)
     error = jnp.sum(jnp.square(residual))
     q = SpikeSlab(jnp.ones_like(mean), mean, blocked.scale)
-    return update, State(q, residual, error, update_noise(noise, error, n, alpha).precision)
+    return update, State(q, residual, error, update_noise(noise, error, n, alpha)[0])
 
 
 def _noise_model(

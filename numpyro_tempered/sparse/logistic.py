@@ -9,19 +9,16 @@ coefficients see a squared loss: rows times :math:`\sqrt w`, and the target :mat
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
-from numpyro_tempered.sparse.ascent import Update, best_start, outcome
-from numpyro_tempered.sparse.base import LogisticFit
-from numpyro_tempered.sparse.model import Prior, target_moments
-from numpyro_tempered.sparse.starts import Start, lasso_path, make_starts
+from numpyro_tempered.sparse.ascent import Search, Start, Update, find_best, outcome
+from numpyro_tempered.sparse.base import LogisticFit, Prior, target_moments
 from numpyro_tempered.sparse.sweep import Design, block_prior, blocks, combine, products, sweep
 
 
@@ -100,18 +97,13 @@ def fit_logistic(
     prior = Prior(inclusion_prob, slab_scale, intercept_scale)
     regression = as_regression(x, y, prior, init)
     check_number(alpha, "alpha", "(0, inf)", hint="Use jax.vmap for several.")
-    num_restarts, num_sweeps = check_count(num_restarts, "num_restarts"), check_count(num_sweeps, "num_sweeps")
-    check_number(tolerance, "tolerance", "[0, inf)")
-    power, gain = (jnp.asarray(number, regression.x.dtype) for number in (alpha, tolerance * x.shape[0]))
-    with jax.default_matmul_precision("highest"):
-        # The quadratic bound at ξ = 0, where w = 1/4.
-        path = lasso_path(0.5 * regression.x, 2.0 * regression.y - 1.0, regression.prior.probs == 1.0)
-        starts = make_starts(rng_key, regression.x, path, regression.prior, regression.init, num_restarts)
-        data = regression._replace(init=None)
-        best = best_start(logistic_ascent, data, starts, (power,), gain, num_sweeps=num_sweeps)
+    # The quadratic bound at ξ = 0, where w = 1/4.
+    squared_loss = 0.5 * regression.x, 2.0 * regression.y - 1.0
+    numbers = (jnp.asarray(alpha, regression.x.dtype),)
+    search = Search(num_restarts, num_sweeps, tolerance)
+    best = find_best(rng_key, regression, squared_loss, logistic_ascent, numbers, search)
     return LogisticFit(
-        **outcome(best.ascent.point.q, best, x.shape[1], num_sweeps)._asdict(),
-        centre=regression.centre,
+        **outcome(best.ascent.point.q, best, regression, num_sweeps),
         objective=best.ascent.objective,
         restart_objectives=best.objectives,
         prior=prior,

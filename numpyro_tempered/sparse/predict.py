@@ -1,16 +1,18 @@
-"""Predictions and posterior draws of a sparse regression."""
+"""Uses of a sparse regression: predictions, posterior draws, and a tempered fit of its NumPyro model."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from numpyro import handlers
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.families import MeanField
-from numpyro_tempered.sparse.arguments import real_array
-from numpyro_tempered.sparse.base import LinearFit, LogisticFit
-from numpyro_tempered.sparse.model import draw_factors
+from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.svi import TemperedFit, finish
+from numpyro_tempered.sparse.arguments import as_data, real_array
+from numpyro_tempered.sparse.base import Draws, LinearFit, LogisticFit, SparseFit, draw_factors, tempered_model
 
 
 class Moments(NamedTuple):
@@ -25,19 +27,7 @@ class Moments(NamedTuple):
     scale: Array
 
 
-class Draws(NamedTuple):
-    """Draws of a posterior.
-
-    Attributes:
-        coefficients: Shape ``(S, d)``; exactly 0 where a draw leaves a variable out.
-        intercept: Intercepts at x = 0, ``(S,)``; 0 where the model has none.
-    """
-
-    coefficients: Array
-    intercept: Array
-
-
-def linear_predictor(fit: LinearFit | LogisticFit, x: ArrayLike) -> Moments:
+def linear_predictor(fit: SparseFit, x: ArrayLike) -> Moments:
     """Posterior mean and standard deviation of b + x'θ, exact for the fitted q.
 
     Args:
@@ -61,10 +51,11 @@ def linear_predictor(fit: LinearFit | LogisticFit, x: ArrayLike) -> Moments:
         Array([2.], dtype=float32)
     """
     rows = _rows(fit, x) - fit.centre
-    q, intercept = fit.posterior, _intercept(fit)
+    zero = jnp.zeros_like(fit.centre[0])
+    loc, scale = (zero, zero) if fit.intercept is None else fit.intercept
     with jax.default_matmul_precision("highest"):
-        mean = intercept.loc + rows @ q.mean
-        variance = jnp.square(intercept.scale) + jnp.square(rows) @ q.variance
+        mean = loc + rows @ fit.posterior.mean
+        variance = jnp.square(scale) + jnp.square(rows) @ fit.posterior.variance
     return Moments(mean, jnp.sqrt(variance))
 
 
@@ -105,7 +96,7 @@ def predict(fit: LinearFit, x: ArrayLike) -> Moments:
     return Moments(moments.mean, jnp.sqrt(jnp.square(moments.scale) + noise))
 
 
-def sample_posterior(rng_key: Array, fit: LinearFit | LogisticFit, num_samples: int = 1000) -> Draws:
+def sample_posterior(rng_key: Array, fit: SparseFit, num_samples: int = 1000) -> Draws:
     """Draws of the coefficients and the intercept from the posterior.
 
     Args:
@@ -129,8 +120,7 @@ def sample_posterior(rng_key: Array, fit: LinearFit | LogisticFit, num_samples: 
         >>> nt.sparse.sample_posterior(jax.random.key(1), fit, 500).coefficients.shape
         (500, 3)
     """
-    num_samples = check_count(num_samples, "num_samples")
-    draws = draw_factors(rng_key, fit.factors(), num_samples)
+    draws = draw_factors(rng_key, fit.factors(), check_count(num_samples, "num_samples"))
     coefficients = draws["coef"]
     with jax.default_matmul_precision("highest"):
         return Draws(coefficients, draws.get("intercept", 0.0) - coefficients @ fit.centre)
@@ -172,7 +162,77 @@ def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: i
     return Moments(jnp.mean(probabilities, axis=0), jnp.std(probabilities, axis=0))
 
 
-def _rows(fit: LinearFit | LogisticFit, x: ArrayLike) -> Array:
+def sparse_as_tempered_fit(
+    rng_key: Array, fit: SparseFit, x: ArrayLike, y: ArrayLike, *, num_particles: int = 1000
+) -> TemperedFit:
+    """A sparse regression as a result of SVI, for ``compare``, ``to_inference_data`` and ``round_and_refit``.
+
+    The model has the sites ``coef``, with its :class:`~numpyro_tempered.distributions.SpikeAndSlab` prior,
+    ``intercept`` where there is one, at the means of the columns, and ``y``. The guide is an
+    :class:`~numpyro_tempered.guides.AutoSpikeAndSlab` with exact gates at the fitted factors.
+
+    Args:
+        rng_key: Key of the draws for the ELBO.
+        fit: Result of ``nt.sparse.fit_linear``, with known or estimated noise, or ``nt.sparse.fit_logistic``.
+        x: The design that it was fitted to, ``(n, d)``.
+        y: Its target, ``(n,)``.
+        num_particles: Draws for the ELBO of a logistic regression.
+
+    Returns:
+        A :class:`TemperedFit` with ``losses`` of shape ``(0,)``. Its ``elbo`` is that of a linear fit, exactly;
+        of a logistic one it is evaluated by draws, and above the fit's objective, which bounds it. With
+        estimated noise it bounds the evidence at that noise alone.
+
+    Raises:
+        TypeError: If ``fit`` is of another type.
+        ValueError: If the noise has a prior, which is not a part of this model, or the ELBO on ``x`` and ``y`` is
+            not that of the fit.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import numpyro_tempered as nt
+        >>> x = np.cos(np.outer(np.arange(40), [0.7, 1.1, 1.9]))
+        >>> y = 2.0 * x[:, 1]
+        >>> prior = {"inclusion_prob": 0.3, "slab_scale": 1.0}
+        >>> fit = nt.sparse.fit_linear(jax.random.key(0), x, y, noise_scale=0.5, **prior)
+        >>> tempered = nt.sparse_as_tempered_fit(jax.random.key(1), fit, x, y)
+        >>> nt.compare({"all": tempered})["posterior"]["coef"].shape
+        (1, 1000, 3)
+    """
+    if not isinstance(fit, LinearFit | LogisticFit):
+        raise TypeError(f"sparse_as_tempered_fit takes a LinearFit or LogisticFit, got {type(fit).__name__}.")
+    if isinstance(fit, LinearFit) and fit.noise_posterior is not None:
+        raise ValueError(
+            "the noise of this LinearFit has a prior, which the model of sparse_as_tempered_fit has not: fit "
+            "with noise_scale, or with an estimated one."
+        )
+    x, y = as_data(x, y)
+    setup_key, *keys = jax.random.split(rng_key, 3)
+    tempered = tempered_model(fit)
+    guide = AutoSpikeAndSlab(tempered)
+    args = (jnp.asarray(x, fit.posterior.loc.dtype), jnp.asarray(y))
+    handlers.seed(guide, setup_key)(*args)
+    params = {f"coef_auto_{field}": value for field, value in fit.posterior._asdict().items()}
+    if fit.intercept is not None:
+        params |= {f"intercept_auto_{field}": value for field, value in fit.intercept._asdict().items()}
+    result = finish(
+        (keys[0], keys[1]), tempered, guide, params, jnp.zeros(0), args, kwargs={}, num_particles=num_particles
+    )
+    value, kl = fit.as_elbo().value, result.elbo.kl
+    off = result.elbo.value - value
+    slack = 0.5 + 6.0 * result.elbo.se + 1e-4 * abs(value)
+    # The objective of a logistic fit is below its ELBO; that of a linear one is its ELBO.
+    if off < -slack or (isinstance(fit, LinearFit) and off > slack):
+        raise ValueError(
+            f"the ELBO on these data is {result.elbo.value:.4g} ± {result.elbo.se:.2g}, the fit's {value:.4g}: "
+            "give the x and y that it was fitted to."
+        )
+    if isinstance(fit, LogisticFit):
+        return result
+    return result._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / float(jnp.asarray(fit.alpha)), kl))
+
+
+def _rows(fit: SparseFit, x: ArrayLike) -> Array:
     """Rows in the precision of the fit.
 
     Raises:
@@ -183,8 +243,3 @@ def _rows(fit: LinearFit | LogisticFit, x: ArrayLike) -> Array:
     if values.ndim != 2 or values.shape[1] != d:
         raise ValueError(f"x must have shape (n, {d}), as the rows of the fit, got {values.shape}.")
     return jnp.asarray(values, fit.centre.dtype)
-
-
-def _intercept(fit: LinearFit | LogisticFit) -> MeanField:
-    zero = jnp.zeros_like(fit.centre[0])
-    return MeanField(zero, zero) if fit.intercept is None else fit.intercept

@@ -91,7 +91,8 @@ def regret_ledger(
     at_mean, expected, replicated = _stack(losses)
     names = list(losses)
     _, num_replications, num_rounds = at_mean.shape
-    best = _best_losses(hindsight, num_replications, num_rounds)
+    several = [hindsight] if isinstance(hindsight, Hindsight) else hindsight
+    best = None if several is None else _best_losses(several, num_replications, num_rounds)
     for label, by_rule in (("bounds", bounds), ("averages", averages)):
         unknown = sorted(set(by_rule or {}) - set(names))
         if unknown:
@@ -106,7 +107,7 @@ def regret_ledger(
     base = names.index(check_choice(reference, "reference", names))
 
     both = finite & finite[base]
-    difference, difference_se = _paired(np.where(both, at_mean - at_mean[base], 0.0), both)
+    difference, difference_se = _paired(at_mean - at_mean[base], both)
     columns = {
         "cumulative_at_mean": cumulative.mean(axis=1),
         "cumulative_expected": _sum(expected, finite).mean(axis=1),
@@ -116,27 +117,26 @@ def regret_ledger(
         "taken": finite.sum(axis=-1).mean(axis=-1),
         "rejected": (~finite).sum(axis=-1).mean(axis=-1),
     }
+    best_sum = np.full(num_rounds, np.nan)
     if best is not None:
-        regret, regret_se = _paired(np.where(finite, at_mean - best, 0.0), finite)
-        expected_regret = _sum(expected - best, finite).mean(axis=1)
-        columns |= {"regret": regret, "regret_expected": expected_regret, "regret_se": regret_se}
-    best_sum = None if best is None else np.cumsum(best, axis=-1).mean(axis=0)
+        best_sum = np.cumsum(best, axis=-1).mean(axis=0)
+        columns["regret"], regret_se = _paired(at_mean - best, finite)
+        columns["regret_expected"] = _sum(expected - best, finite).mean(axis=1)
+        columns["regret_se"] = regret_se
     columns["bound"], columns["cumulative_bound"] = np.full((2, len(names), num_rounds), np.nan)
     for name, bound in (bounds or {}).items():
         i = names.index(name)
         if np.all(finite[i]):
-            by_round = _bound_by_round(name, bound, best_sum, num_replications, num_rounds)
+            by_round = _bound_by_round(name, bound, best_sum, num_replications)
             columns["bound"][i], columns["cumulative_bound"][i] = by_round
-
-    def thin(values: np.ndarray) -> np.ndarray:
-        return values[..., round_numbers - 1]
 
     coords = {"rule": names, "round": round_numbers.tolist()}
     dims = {name: ["rule", "round"][: column.ndim] for name, column in columns.items()}
-    values = {name: thin(column) if column.ndim == 2 else column for name, column in columns.items()}
+    rows = round_numbers - 1
+    values = {name: column[:, rows] if column.ndim == 2 else column for name, column in columns.items()}
     groups = {"regret": dataset(values, coords=coords, dims=dims)}
-    if hindsight is not None and best_sum is not None:
-        groups["hindsight"] = _hindsight_group(hindsight, thin(best_sum), coords)
+    if hindsight is not None:
+        groups["hindsight"] = _hindsight_group(hindsight, best_sum[rows], coords)
     if averages:
         groups["online_to_batch"] = _batch_group(averages, names, columns["bound"][:, -1], num_rounds)
     attrs = {
@@ -167,17 +167,12 @@ def _stack(losses: Mapping[str, Losses]) -> tuple[np.ndarray, np.ndarray, bool]:
     return stacked[:, 0], stacked[:, 1], stacked.shape[2] > 1
 
 
-def _best_losses(
-    hindsight: Hindsight | Sequence[Hindsight] | None, num_replications: int, num_rounds: int
-) -> np.ndarray | None:
+def _best_losses(several: Sequence[Hindsight], num_replications: int, num_rounds: int) -> np.ndarray:
     """Losses of the best fixed parameter, (replication, round)."""
-    if hindsight is None:
-        return None
-    several = [hindsight] if isinstance(hindsight, Hindsight) else list(hindsight)
-    if len(several) not in (1, num_replications) or any(len(h.losses) != num_rounds for h in several):
+    counts = [len(h.losses) for h in several]
+    if len(counts) not in (1, num_replications) or set(counts) != {num_rounds}:
         raise ValueError(
-            f"hindsight must be one or {num_replications}, with the losses of {num_rounds} rounds, got "
-            f"{[len(h.losses) for h in several]}."
+            f"hindsight must be one or {num_replications}, with the losses of {num_rounds} rounds, got {counts}."
         )
     return np.broadcast_to(np.stack([h.losses for h in several]), (num_replications, num_rounds))
 
@@ -199,7 +194,7 @@ def _sum(values: np.ndarray, included: np.ndarray) -> np.ndarray:
 
 def _paired(differences: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sums of differences (rule, replication, round), averaged over replications, and their standard errors."""
-    sums = np.cumsum(differences, axis=-1)
+    sums = _sum(differences, included)
     num_replications = sums.shape[1]
     if num_replications > 1:
         return sums.mean(axis=1), sums.std(axis=1, ddof=1) / np.sqrt(num_replications)
@@ -213,22 +208,18 @@ def _paired(differences: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, 
     return sums[:, 0], se[:, 0]
 
 
-def _bound_by_round(
-    name: str, bound: Bound, best_sum: np.ndarray | None, num_replications: int, num_rounds: int
-) -> np.ndarray:
-    """Bounds on the regret and on the cumulative loss, (2, round)."""
-    value = np.asarray(bound.value, np.float64)
+def _bound_by_round(name: str, bound: Bound, best: np.ndarray, num_replications: int) -> np.ndarray:
+    """Bounds on the regret and on the cumulative loss, (2, round), for the cumulative loss of the best θ."""
+    value, num_rounds = np.asarray(bound.value, np.float64), len(best)
     if value.shape not in ((), (num_rounds,), (num_replications, num_rounds)):
         raise ValueError(
             f"bounds[{name!r}] must be for the last of the {num_rounds} rounds or for every one, got shape "
             f"{value.shape}."
         )
-    by_round = np.full(num_rounds, np.nan)
     if value.ndim == 0:
-        by_round[-1] = value
+        by_round = np.append(np.full(num_rounds - 1, np.nan), value)
     else:
         by_round = np.atleast_2d(value).mean(axis=0)
-    best = np.full(num_rounds, np.nan) if best_sum is None else best_sum
     return np.stack([by_round, by_round + best] if bound.comparator is None else [by_round - best, by_round])
 
 

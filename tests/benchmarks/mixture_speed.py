@@ -36,10 +36,9 @@ from scipy.special import digamma, gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures.ascent import begin
-from numpyro_tempered.mixtures.factors import tempered_cavi
+from numpyro_tempered.mixtures.ascent import begin, for_restarts
+from numpyro_tempered.mixtures.factors import tempered_cavi, update
 from numpyro_tempered.mixtures.prepare import prepare
-from numpyro_tempered.mixtures.search import update_all
 from numpyro_tempered.mixtures.source import array_source, compiled_ascent, problem_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -98,7 +97,7 @@ def ours(x, k, dtype, restarts=1):
     source = array_source(data, k * restarts)
     problem = problem_of(source, np.ones(k), 1.0)
     sums = source.first_sums(jax.random.key(0), k, nt.mixtures.kmeans_plus_plus(), restarts)
-    factors = update_all(data.component, problem, sums)
+    factors = for_restarts(update, data.component, problem, sums)
 
     def run(passes, tolerance=NEVER):
         state = begin(factors, 1000)

@@ -30,9 +30,9 @@ from provenance import describe
 
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.arguments import Regression
+from numpyro_tempered.sparse.ascent import Start
 from numpyro_tempered.sparse.linear import Estimated, linear_ascent
 from numpyro_tempered.sparse.logistic import logistic_ascent
-from numpyro_tempered.sparse.starts import Start
 from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, sweep
 
 ALPHA, LAMBDA, SLAB = 0.5, 0.01, 1.0

@@ -34,7 +34,6 @@ ATTRIBUTES = {
         "_unpack_and_constrain",
         "_unpack_latent",
     ],
-    "AutoGuideList": ["_guides"],
     "MCMC": ["_args", "_kwargs"],
     "MaskedDistribution": ["_mask"],
 }
@@ -71,12 +70,7 @@ def mcmc():
 
 
 MASK = jnp.array([True])
-OBJECTS = {
-    "AutoContinuous": guide,
-    "AutoGuideList": lambda: autoguides.AutoGuideList(model),
-    "MCMC": mcmc,
-    "MaskedDistribution": lambda: dist.Normal().mask(MASK),
-}
+OBJECTS = {"AutoContinuous": guide, "MCMC": mcmc, "MaskedDistribution": lambda: dist.Normal().mask(MASK)}
 
 
 @pytest.mark.parametrize("kind", ATTRIBUTES)

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers, primitives
-from numpyro.infer import HMC, HMCECS, MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer import HMC, HMCECS, MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoNormal
 from numpyro.infer.util import initialize_model, potential_energy
+from numpyro.primitives import Messenger
 from tempered_models import Y, positive, positive_density, potential, trace_of
 
 import numpyro_tempered as nt
-from numpyro_tempered.handlers import call_stack
+from numpyro_tempered.handlers import effects
 
 KEY = jax.random.key(0)
 ALPHA = 0.1
@@ -200,18 +202,49 @@ def test_wrapped_primitives_tell_jacobians_from_factors(monkeypatch, x64):
 
 def test_a_call_stack_without_numpyro_is_refused():
     with pytest.raises(RuntimeError, match="shows no apply_stack"):
-        call_stack.is_inside_a_handler()
+        effects.is_inside_a_handler()
 
 
-def test_the_innermost_object_of_a_type_is_found():
-    class Outer:
-        def call(self, inner):
-            return inner.look()
+@pytest.mark.parametrize("kind", [Trace_ELBO, TraceMeanField_ELBO])
+def test_a_guide_on_the_untempered_model_is_refused_by_a_loss_alone(kind):
+    """No SVI is needed: the trace of the guide says whose it is."""
+    tempered = nt.temper(simple, alpha=ALPHA)
+    params, y = {"auto_loc": jnp.zeros(1)}, jnp.asarray(Y)
+    for keeper, refused in (
+        (AutoLaplaceApproximation(tempered), False),
+        (AutoLaplaceApproximation(simple), True),
+    ):
 
-    class Inner(Outer):
-        def look(self):
-            return call_stack.running(Outer)
+        def loss(keeper=keeper):
+            return kind().loss(KEY, params, tempered, keeper, y)
 
-    inner = Inner()
-    assert Outer().call(inner) is inner
-    assert call_stack.running(Outer) is None
+        with pytest.raises(ValueError, match="keeps a model without alpha") if refused else nullcontext():
+            jax.eval_shape(loss)
+
+
+def test_the_messages_of_two_models_do_not_say_whose_a_factor_is():
+    """The same messages under the same handlers, in the same order: only the call stack tells them apart."""
+    normal = dist.Normal()
+
+    class penalise(Messenger):
+        def process_message(self, msg):
+            if msg["name"] == "s":
+                numpyro.factor("penalty", -1.0)
+
+    class rename(Messenger):
+        def process_message(self, msg):
+            if msg["name"] == "t":
+                msg["name"] = "s"
+
+    def by_the_handler():
+        with rename(), penalise():
+            numpyro.sample("s", normal)
+
+    def by_the_model():
+        with rename(), penalise():
+            numpyro.factor("penalty", -1.0)
+            numpyro.sample("t", normal)
+
+    traces = [trace_of(nt.temper(model, alpha=ALPHA)) for model in (by_the_handler, by_the_model)]
+    assert list(traces[0]) == list(traces[1]) == ["penalty", "s"]
+    assert [trace["penalty"]["scale"] for trace in traces] == [None, ALPHA]

@@ -21,7 +21,8 @@ import numpyro_tempered as nt
 from numpyro_tempered.infer.distributions import SpikeAndSlab
 from numpyro_tempered.infer.elbo import evaluate_elbo
 from numpyro_tempered.infer.guides import AutoSpikeAndSlab
-from numpyro_tempered.infer.svi import finish, unconstrained_moments
+from numpyro_tempered.infer.online_prior import of_fit
+from numpyro_tempered.infer.svi import finish
 
 # The linear model of most tests: y = x w + noise of this scale, and its prior.
 NOISE, INCLUSION, SLAB = 1.0, 0.25, 1.0
@@ -690,7 +691,7 @@ def test_round_and_refit_refuses(given_fit, key):
         nt.round_and_refit(key, given_fit, threshold=1.0)
     # Its factors are no Gaussians, which an online run would take for its prior.
     with pytest.raises(TypeError, match="not a Gaussian"):
-        unconstrained_moments(given_fit)
+        of_fit(given_fit)
 
 
 @pytest.mark.full
@@ -704,7 +705,7 @@ def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
     with pytest.raises(ValueError, match="threshold"):
         nt.round_and_refit(key, relaxed_fit, threshold=1.0)
     with pytest.raises(TypeError, match="not a Gaussian"):
-        unconstrained_moments(relaxed_fit)
+        of_fit(relaxed_fit)
 
 
 @pytest.mark.full

@@ -55,10 +55,9 @@ def collectives(rows):
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
-    from numpyro_tempered.mixtures.ascent import begin
-    from numpyro_tempered.mixtures.factors import MixtureProblem, tempered_cavi
+    from numpyro_tempered.mixtures.ascent import begin, for_restarts
+    from numpyro_tempered.mixtures.factors import MixtureProblem, tempered_cavi, update
     from numpyro_tempered.mixtures.prepare import prepare
-    from numpyro_tempered.mixtures.search import update_all
     from numpyro_tempered.mixtures.source import array_source, compiled_ascent
 
     prepared = prepare(rows, nt.mixtures.known_variance(2, prior_scale=10.0), None)
@@ -66,7 +65,7 @@ def collectives(rows):
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
     sums = source.first_sums(jax.random.key(0), 2, nt.mixtures.kmeans_plus_plus(), 2)
-    state = begin(update_all(prepared.component, problem, sums), 10)
+    state = begin(for_restarts(update, prepared.component, problem, sums), 10)
     lowered = compiled_ascent.lower(
         state,
         problem,

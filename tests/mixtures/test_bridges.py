@@ -24,6 +24,7 @@ from numpyro_tempered.mixtures.evidence import evaluate
 from numpyro_tempered.mixtures.factors import MixtureProblem, update
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.source import ArraySource
 from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, in_blocks, log_joint, make_blocks
 
 pytestmark = pytest.mark.full
@@ -47,7 +48,7 @@ def data_of(name):
 
 
 @functools.lru_cache
-def fit_and_blocks(name):
+def fit_and_source(name):
     """Factors given responsibilities, in double precision: E1 is a bound at any factors."""
     with enable_x64():
         component, x = component_of(name), data_of(name)
@@ -79,11 +80,11 @@ def fit_and_blocks(name):
             0,
             data.total,
         )
-        return fit, blocks
+        return fit, ArraySource(data, blocks)
 
 
 def fit_of(name):
-    return fit_and_blocks(name)[0]
+    return fit_and_source(name)[0]
 
 
 def trace_of(model, *args, key=1):
@@ -98,8 +99,8 @@ def latents(trace):
     "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
 )
 def test_bound_of_model_and_guide_is_e1(name, x64):
-    (fit, blocks), x = fit_and_blocks(name), data_of(name)
-    _, _, bound = evaluate(jax.random.key(0), fit.component, fit.problem, fit.factors, blocks, 400)
+    (fit, source), x = fit_and_source(name), data_of(name)
+    _, _, bound = evaluate(jax.random.key(0), source, fit.problem, fit.factors, 400)
     model, guide = nt.temper(nt.mixtures.numpyro_model(fit), alpha=fit.alpha), nt.mixtures.numpyro_guide(fit)
     draws = 2000
 

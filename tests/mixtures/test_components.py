@@ -358,7 +358,7 @@ REFUSED = [
     (lambda: diagonal_gaussian(2, loc=[0.0, 1.0, 2.0]), r"loc has shape \(3,\); expected \(\) or \(2,\)"),
     (lambda: diagonal_gaussian(2, rate=1.0, variance=1.0), "give rate or variance, not both"),
     (lambda: diagonal_gaussian(0), "number of columns must be an integer of at least 1, got 0"),
-    (lambda: spherical_gaussian(2, rate=[1.0, 2.0]), r"rate has shape \(2,\); expected one number"),
+    (lambda: spherical_gaussian(2, rate=[1.0, 2.0]), r"rate must be one number, got shape \(2,\)"),
     (lambda: spherical_gaussian(2, variance=-1.0), "variance must be positive"),
     (lambda: gaussian(2, df=1.0), r"df must be in \(1, inf\), got 1.0"),
     (lambda: gaussian(2, scale=[[1.0, 2.0], [2.0, 1.0]]), "scale must be symmetric and positive definite"),
@@ -396,7 +396,9 @@ def test_a_product_takes_missing_entries_where_its_parts_do():
     parts = {"size": gaussian(1), "kind": categorical([2])}
     component = product(parts, {"size": 1, "kind": 1})
     assert np.isnan(component.check([[1.0, np.nan]])[0, 1])
-    with pytest.raises(ValueError, match=r"column 0 has missing entries .* gaussian of part 'size'"):
+    with pytest.raises(
+        ValueError, match=r"part 'size', whose columns are \(0,\) .* gaussian: column 0 has missing entries"
+    ):
         component.check([[np.nan, 1.0]])
 
 

@@ -21,6 +21,7 @@ from sklearn.mixture import BayesianGaussianMixture
 
 from numpyro_tempered.core.ascent import advance
 from numpyro_tempered.mixtures.ascent import begin
+from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
@@ -29,7 +30,6 @@ from numpyro_tempered.mixtures.factors import (
     MixtureProblem,
     coefficients,
     objective,
-    objective_after_update,
     penalty,
     tempered_cavi,
     update,
@@ -63,6 +63,15 @@ def half_steps(component, prior, rows, weight, omega, alpha, concentration, roun
         omega, steps = one_round(component, prior, rows, weight, omega, alpha, concentration)
         history.append(steps)
     return omega, jax.tree.map(lambda *leaves: np.stack(leaves), *history)
+
+
+def objective_after_update(component, problem, entropy, sums):
+    """F after the step of the factors: alpha H(omega) + the log evidence of the weighted statistics."""
+    counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
+    a = problem.concentration
+    weights = special.dirichlet_log_normaliser(a + counts) - special.dirichlet_log_normaliser(a)
+    evidence = component.log_evidence(problem.prior, counts, statistics)
+    return problem.alpha * (entropy + problem.base) + weights + evidence
 
 
 @functools.partial(jax.jit, static_argnames="component")
@@ -103,7 +112,7 @@ def ascend(component, prior, rows, omega, alpha):
     problem = MixtureProblem(prior, jnp.asarray(CONCENTRATION), alpha, base_sum(component, blocks))
     start = update(component, problem, accumulate(component, omega.T[None, None], blocks))
     state = begin(jax.tree.map(lambda leaf: leaf[None], start), 5000)
-    step = tempered_cavi(component, problem, blocks, jnp.array(1e-9))
+    step = tempered_cavi(component, problem, blocks, jnp.array(float(len(rows))))
     state = advance(step, state, 5000, jnp.array(1e-13))
     best = jax.tree.map(lambda leaf: leaf[0], state.point.factors)
     log_sum = sweep(component, coefficients(component, best), blocks).log_sum

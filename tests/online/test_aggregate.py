@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import stream
-from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.aggregate import aggregate, exponential_weights, mix_loss
 from numpyro_tempered.online.experts.grid import grid
-from numpyro_tempered.online.experts.hedge import exponential_weights, mix_loss
 from numpyro_tempered.online.experts.state import (
     expert_states,
     regret,
@@ -26,7 +25,7 @@ from numpyro_tempered.online.experts.state import (
     weighted_posteriors,
     weights,
 )
-from numpyro_tempered.online.rules.ewa_grid import ewa_grid
+from numpyro_tempered.online.rules.ewa import ewa_grid
 
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
 D = 3

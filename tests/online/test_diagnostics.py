@@ -117,7 +117,7 @@ def test_a_run_over_chunks_warns_once_a_kind():
         nt.online.run_chunks(NGVI, SQUARED, NGVI.init(PRIORS["mean field"]), [(x, y)] * 3, size=16)
     messages = [str(w.message) for w in caught if issubclass(w.category, nt.online.StreamWarning)]
     assert len(messages) == len(caught) == 2
-    assert "rounds were refused" in messages[0]
+    assert "rounds were rejected" in messages[0]
     assert "feature 1 is" in messages[1]
 
 

@@ -205,7 +205,7 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="share must be in"):
         aggregate_windows(share=1.0)
     low = LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
-    with pytest.raises(TypeError, match="random_walk has no closed form on LowRank"):
+    with pytest.raises(TypeError, match="random_walk does not work on LowRank"):
         nt.online.ngvi(forget=random_walk(0.1)).init(low)
     # A schedule that leaves its range makes the round one that is rejected.
     for forget in (power(lambda t: 2.0), random_walk(lambda t: jnp.nan)):

@@ -36,7 +36,7 @@ FAMILIES = ("MeanField", "FullRank", "LowRank")
 REFUSED = {
     ("ewa", "MeanField"): "exact on FullRank",
     ("ewa", "LowRank"): "exact on FullRank",
-    ("svb_rate", "FullRank"): "one rate a coordinate",
+    ("svb_rate", "FullRank"): "one rate per coordinate",
     **{(rule, "LowRank"): "LowRank" for rule in ("oga", "oga_el", "sva", "svb", "svb_rate", "ngvi_walk")},
 }
 TABLE = [(rule, family) for rule in RULES for family in FAMILIES]

@@ -18,7 +18,7 @@ from scipy.stats import gamma, multivariate_normal
 from numpyro_tempered import ppca
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.ppca import bound, driver, updates
-from numpyro_tempered.ppca.base import as_rows, in_double
+from numpyro_tempered.ppca.base import Target, as_rows, in_double
 from numpyro_tempered.ppca.model import exact_log_density
 
 ALPHAS = (0.1, 0.5, 1.0)
@@ -92,18 +92,19 @@ def factors_of(q, z, x, prior, alpha, ard=True):
 @functools.partial(jax.jit, static_argnames="ard")
 def one_sweep(q, rows, prior, alpha, ard):
     """The factors after every half-step."""
+    target = Target(rows, prior, alpha, ard)
     z = updates.update_scores(q, rows)
     states = [(q, z)]
-    q = updates.update_loadings(q, z, rows, prior, alpha)
+    q = updates.update_loadings(q, z, target)
     states.append((q, z))
-    q, z = updates.translate(q, z, prior, alpha)
+    q, z = updates.translate(q, z, target)
     states.append((q, z))
     if ard:
         q = updates.update_loading_precision(q, prior)
         states.append((q, z))
-    q, z = updates.rotate(q, z, prior, alpha, ard)
+    q, z = updates.rotate(q, z, target)
     states.append((q, z))
-    q = updates.update_noise(q, z, rows, prior, alpha)
+    q = updates.update_noise(q, z, target)
     return [*states, (q, z)]
 
 
@@ -157,7 +158,7 @@ def test_bound_at_every_half_step(ard, missing):
         values = []
         for q, z in half_steps(start_at(seed), rows, prior, alpha, ard):
             values.append(oracle(x, factors_of(q, z, x, prior, alpha, ard), prior, alpha, ard))
-            assert bound.elbo(q, z, rows, prior, alpha, ard) == pytest.approx(values[-1], rel=1e-9)
+            assert bound.elbo(q, z, Target(rows, prior, alpha, ard)) == pytest.approx(values[-1], rel=1e-9)
         assert np.min(np.diff(values)) >= -1e-9 * np.max(np.abs(values))
 
     with enable_x64():
@@ -568,9 +569,10 @@ def test_axes_of_a_strong_signal(key):
 
 def test_starts_are_axes_smaller_axes_and_random(x64, key):
     x = signal(27, N, [2.0, 1.0], D)
-    rows = as_rows(x, x.mean(axis=0), None)
-    first, smaller, random = driver.starts_of(
-        key, rows, K, weak(), width=K, num_restarts=3, init=None, origin=x.mean(axis=0)
+    origin = x.mean(axis=0)
+    target = Target(as_rows(x, origin, None), weak(), 1.0, True)
+    first, smaller, random = driver.make_starts(
+        key, target, K, K, origin, driver.Options(num_restarts=3)
     ).loadings
     np.testing.assert_allclose(smaller, first * [1.0, 1e-3])
     assert np.abs(first.T @ first)[0, 1] < 1e-9
@@ -621,7 +623,7 @@ def finish(**changes):
     x = signal(17, N, [1.0], D)
     origin = x.mean(axis=0)
     centred = weak()._replace(mean=0.3 - origin)
-    task = driver.Task(as_rows(x, origin, None), origin, weak(), centred, 1.0, True, 1e-6)
+    target = Target(as_rows(x, origin, None), centred, 1.0, True)
     end = Ascent(
         point=ppca.Posterior(np.zeros((1, D, 1)), np.full((1, 1, 1, 1), 0.1), np.ones(1), np.ones((1, 0))),
         objective=np.array([-4.0]),
@@ -632,7 +634,7 @@ def finish(**changes):
         fall=np.zeros(1),
         num_steps=np.array(2),
     )
-    return driver._finish(end._replace(**changes), 0, task)
+    return driver._finish(end._replace(**changes), 0, target, weak(), origin, 1e-6)
 
 
 def test_what_went_wrong_is_said():
@@ -796,7 +798,7 @@ def test_the_number_of_factors_of_many_rows(key):
         ([], None, "at least one"),
         ([1, 1], None, "different numbers"),
         ([0], {1: 0.0}, "log_prior has models"),
-        ([0], {0: 1.0}, "sum to at most 1"),
+        ([0], {0: 1.0}, "sum to 2.71828, more than 1"),
         ([0], {0: -np.inf}, "positive weights"),
     ],
 )

@@ -715,7 +715,7 @@ def with_param(x):
         ({"theta": np.ones((5, 2)), "b": np.ones(5)}, model, {}, r"hold \['b'\], which are not latent"),
         ({"theta": np.ones((5, 2)), "y": np.ones((5, 8))}, model, {}, r"hold \['y'\], which are not latent"),
         ({"theta": np.ones((5, 2))}, model, {"posterior_predictive": True}, "pass an rng_key"),
-        ({"theta": np.ones(5)}, with_param, {}, "param 'sd', whose fitted value is not known"),
+        ({"theta": np.ones(5)}, with_param, {}, "param 'sd', without a fitted value"),
     ],
 )
 def test_draws_must_fit_their_model(draws, of, options, message):

@@ -12,9 +12,9 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_tempered as nt
 from numpyro_tempered.infer.svi import full_size_steps
 from numpyro_tempered.select.alpha.base import Plan, Query
-from numpyro_tempered.select.alpha.report import insert_row
-from numpyro_tempered.select.grid.model_data import ModelData, build_method, check_alphas
-from numpyro_tempered.select.grid.svi import GuideFitter, check_fits, set_up
+from numpyro_tempered.select.alpha.driver import insert_row
+from numpyro_tempered.select.alpha.model_data import ModelData, build_method, check_alphas
+from numpyro_tempered.select.alpha.svi import GuideFitter, check_fits, set_up
 
 KEY = jax.random.key(3)
 ALPHAS = np.array([0.5, 1.0])

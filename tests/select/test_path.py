@@ -27,8 +27,8 @@ from scipy import special, stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import assemble, dataset, group, group_names
+from numpyro_tempered.select.alpha.mcmc import warn_if_not_mixed
 from numpyro_tempered.select.evidence import check_finite, integrate, log_evidence, mean_se, stepping_stones
-from numpyro_tempered.select.grid.mcmc import warn_if_not_mixed
 from numpyro_tempered.select.path import temper_path
 
 KEY = jax.random.key(5)

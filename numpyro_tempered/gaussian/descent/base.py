@@ -170,19 +170,16 @@ def gap_bound(q: Gaussian, derivatives: Derivatives, precision: ArrayLike) -> Ar
     columns = jnp.concatenate([derivatives.grad[:, None], matmul(derivatives.hessian, lower) - inverse], axis=1)
     if a.ndim < 2:
         return 0.5 * jnp.sum(jnp.square(columns) / jnp.broadcast_to(a, (d,))[:, None])
-    root = jnp.linalg.cholesky(a)
-    return 0.5 * jnp.sum(jnp.square(solve_triangular(root, columns, lower=True)))
+    return 0.5 * jnp.sum(jnp.square(solve_triangular(jnp.linalg.cholesky(a), columns, lower=True)))
 
 
-def require_gaussian(q: Q) -> Q:
-    """``q`` as floating arrays of one dtype.
+def require_gaussian(q: Q, name: str = "init") -> Q:
+    """The argument of that name as floating arrays of one dtype.
 
     Raises:
         TypeError: If its family does not hold a Gaussian of any root.
         ValueError: If its shapes disagree, or (outside of transformations) values are not those of a Gaussian.
     """
     if not supports(q, "from_root"):
-        raise TypeError(
-            f"Gaussian variational inference starts at a {able('from_root', 'or')}, got {type(q).__name__}."
-        )
+        raise TypeError(f"{name} must be a {able('from_root', 'or')}, got {type(q).__name__}.")
     return family_of(q).check(q)

@@ -48,8 +48,7 @@ def wasserstein(q: Gaussian, p: Gaussian) -> Array:
         # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
         left, _, right = jnp.linalg.svd(matmul(target.T, root))
         target = matmul(target, matmul(left, right))
-    spread = jnp.sum(jnp.square(root - target))
-    return jnp.sqrt(jnp.sum(jnp.square(q.loc - p.loc)) + spread)
+    return jnp.sqrt(jnp.sum(jnp.square(q.loc - p.loc)) + jnp.sum(jnp.square(root - target)))
 
 
 def flow(derivatives: Callable[[Q], Derivatives], init: Q, times: ArrayLike) -> Q:
@@ -156,7 +155,7 @@ def forward_backward(step_size: float | None = None, *, whiten: bool = True, bac
     def max_size(q: Gaussian, derivatives: Derivatives) -> Array:
         if step_size is not None:
             return jnp.full((), step_size, q.loc.dtype)
-        # A plain step where f bends nowhere upwards has no limit: that of a whitened one is its length then.
+        # A plain step has no limit where f bends nowhere upwards: it then takes the length of a whitened one.
         cap = 1.0 if whiten else jnp.max(jnp.square(family_of(q).marginal_scale(q)))
         return jnp.minimum(cap, limit(q, derivatives)).astype(q.loc.dtype)
 

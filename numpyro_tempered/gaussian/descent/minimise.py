@@ -9,14 +9,7 @@ import jax.numpy as jnp
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.result import Run, check_run_arguments
 from numpyro_tempered.core.typing import Array, PyTree
-from numpyro_tempered.gaussian.descent.base import (
-    Derivatives,
-    Method,
-    entropy,
-    gap_bound,
-    require_gaussian,
-    stationarity,
-)
+from numpyro_tempered.gaussian.descent import base
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
 from numpyro_tempered.gaussian.descent.objective import Evaluate, Objective
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, square_root
@@ -72,7 +65,7 @@ class Result(NamedTuple):
     """
 
     posterior: Gaussian
-    derivatives: Derivatives
+    derivatives: base.Derivatives
     elbo: Array
     stationarity: Array
     gap_bound: Array
@@ -112,7 +105,7 @@ class _Point(NamedTuple):
     """A Gaussian with the derivatives of f, the free energy and the stationarity there."""
 
     q: Gaussian
-    at: Derivatives
+    at: base.Derivatives
     energy: Array
     residual: Array
 
@@ -130,7 +123,7 @@ def minimise(
     objective: Objective,
     init: Q,
     *,
-    method: Method | None = None,
+    method: base.Method | None = None,
     tolerance: float = 1e-6,
     max_evaluations: int = 200,
     rng_key: Array | None = None,
@@ -175,20 +168,19 @@ def minimise(
         >>> bool(result.converged), int(result.num_evaluations) < 30
         (True, True)
     """
-    q = require_gaussian(init)
+    q = base.require_gaussian(init)
     method = natural_gradient() if method is None else method
-    if not isinstance(method, Method):
+    if not isinstance(method, base.Method):
         raise TypeError(f"method must be natural_gradient() or forward_backward(), got {method!r}.")
     check_count(max_evaluations, "max_evaluations")
     check_number(tolerance, "tolerance", "(0, inf]")
     if objective.needs_key and rng_key is None:
         raise ValueError("this objective draws: pass rng_key.")
 
-    settings = _Settings(objective.evaluate, method, max_evaluations, objective.exact)
+    spec = _Spec(objective.evaluate, method, max_evaluations, objective.exact)
     # A loop that nobody shares is forgotten with its function, which holds a model.
-    loop = partial(_shared_loop, settings) if objective.shared else jax.jit(partial(_loop, settings))
-    tolerance_array = jnp.asarray(tolerance, q.loc.dtype)
-    result: Result = loop(q, objective.data, objective.precision, tolerance_array, rng_key)
+    loop = partial(_shared_loop, spec) if objective.shared else jax.jit(partial(_loop, spec))
+    result: Result = loop(q, objective.data, objective.precision, jnp.asarray(tolerance, q.loc.dtype), rng_key)
     if not is_traced(result.status):
         if not bool(jnp.isfinite(result.elbo)):
             raise ValueError(
@@ -197,41 +189,38 @@ def minimise(
             )
         if int(result.status) == REFUSED:
             raise ValueError(
-                f"step {int(result.num_evaluations)}: {REASONS[REFUSED]}. Leave step_size out: it is then the "
-                "longest that is admissible."
+                f"step {int(result.num_evaluations)}: {REASONS[REFUSED]}. Leave step_size out for the longest."
             )
     return result
 
 
-class _Settings(NamedTuple):
+class _Spec(NamedTuple):
     """What a loop is compiled for."""
 
     evaluate: Evaluate
-    method: Method
+    method: base.Method
     max_evaluations: int
     exact: bool
 
 
 def _loop(
-    settings: _Settings,
-    start: Gaussian,
-    data: PyTree,
-    precision: Array | None,
-    tolerance: Array,
-    rng_key: Array | None,
+    spec: _Spec, init: Gaussian, data: PyTree, precision: Array | None, tolerance: Array, rng_key: Array | None
 ) -> Result:
-    method, max_evaluations = settings.method, settings.max_evaluations
-    dtype, family = start.loc.dtype, family_of(start)
-    dense = family.diagonal_only and method.dense(start.loc.shape[0])
+    method, max_evaluations = spec.method, spec.max_evaluations
+    dtype, family = init.loc.dtype, family_of(init)
+    dense = family.diagonal_only and method.dense(init.loc.shape[0])
 
     def evaluate(q: Gaussian) -> _Point:
         # The whole Hessian is that of the same Gaussian as a full-rank one.
-        of_q = settings.evaluate(FullRank(q.loc, square_root(q)) if dense else q, data, rng_key)
-        at: Derivatives = jax.tree.map(lambda leaf: leaf.astype(dtype), of_q)
+        of_q = spec.evaluate(FullRank(q.loc, square_root(q)) if dense else q, data, rng_key)
+        at: base.Derivatives = jax.tree.map(lambda leaf: leaf.astype(dtype), of_q)
         finite = jnp.isfinite(jnp.sum(family.witness(q)))
         finite &= jnp.isfinite(at.value + jnp.sum(at.grad) + jnp.sum(at.hessian))
-        energy = jnp.where(finite, at.value - entropy(q), jnp.inf)
-        return _Point(q, at, energy, jnp.where(finite, stationarity(q, at), jnp.inf))
+        energy = jnp.where(finite, at.value - base.entropy(q), jnp.inf)
+        return _Point(q, at, energy, jnp.where(finite, base.stationarity(q, at), jnp.inf))
+
+    def write(trace: Trace, number: Array | int, row: Trace) -> Trace:
+        return jax.tree.map(lambda column, value: column.at[number].set(value), trace, row)
 
     def status_at(point: _Point) -> Array:
         status = jnp.where(method.is_too_long(point.q, point.at), REFUSED, RUNNING)
@@ -244,32 +233,26 @@ def _loop(
         # F is a difference of two sums: what rounding leaves of it.
         rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.abs(current.at.value) + jnp.abs(current.energy))
         better = trial.energy <= current.energy + rounding
-        if not settings.exact:
+        if not spec.exact:
             better |= trial.residual <= _CONTRACTION * carry.min_residual
         accept = jnp.isfinite(trial.energy) & (better if method.backtrack else True)
-        row = Trace(-trial.energy, trial.residual, size, accept)
         point: _Point = jax.tree.map(partial(jnp.where, accept), trial, current)
         # After a failure the step is halved, after a success it may grow again.
         share = jnp.where(accept, jnp.minimum(1.0, 2.0 * carry.share), 0.5 * carry.share)
-        failure = STALLED if method.backtrack else LOST
         is_over = ~accept & ((share < _MIN_SHARE) | (not method.backtrack))
         return _Carry(
             point,
             jnp.minimum(carry.min_residual, point.residual),
             share.astype(dtype),
             carry.num_evaluations + 1,
-            jnp.where(is_over, failure, status_at(point)),
-            jax.tree.map(lambda column, value: column.at[carry.num_evaluations].set(value), carry.trace, row),
+            jnp.where(is_over, STALLED if method.backtrack else LOST, status_at(point)),
+            write(carry.trace, carry.num_evaluations, Trace(-trial.energy, trial.residual, size, accept)),
         )
 
-    first = evaluate(start)
+    first = evaluate(init)
     blank = jnp.full((max_evaluations,), jnp.nan, dtype)
-    trace = Trace(
-        blank.at[0].set(-first.energy),
-        blank.at[0].set(first.residual),
-        blank.at[0].set(0.0),
-        jnp.zeros((max_evaluations,), bool).at[0].set(True),
-    )
+    trace = Trace(blank, blank, blank, jnp.zeros((max_evaluations,), bool))
+    trace = write(trace, 0, Trace(-first.energy, first.residual, jnp.zeros((), dtype), jnp.ones((), bool)))
     status, one = jnp.where(jnp.isfinite(first.energy), status_at(first), LOST), jnp.ones((), jnp.int32)
     (q, at, energy, residual), _, _, num_evaluations, status, trace = jax.lax.while_loop(
         lambda carry: (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations),
@@ -281,8 +264,8 @@ def _loop(
         metric = precision.astype(dtype)
         if metric.ndim == 2 and family.diagonal_only:
             # A diagonal below the matrix.
-            metric = jnp.full(start.loc.shape, jnp.linalg.eigvalsh(metric)[0])
-        bound = gap_bound(q, at, metric)
+            metric = jnp.full(init.loc.shape, jnp.linalg.eigvalsh(metric)[0])
+        bound = base.gap_bound(q, at, metric)
     return Result(q, at, -energy, residual, bound, status == CONVERGED, status, num_evaluations, trace)
 
 

@@ -42,7 +42,7 @@ def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: boo
         ValueError: If ``damping`` is not in (0, 1].
 
     References:
-        KL17, the whole data a step; AR and YPB for its tempered objective.
+        KL17, with all data in each step; AR and YPB for its tempered objective.
 
     Example:
         >>> import numpyro_tempered as nt
@@ -71,5 +71,5 @@ def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
     if not family.diagonal_only:
         return family.canonical(proposal)
     direction = newton_direction(derivatives, jnp.full_like(q.loc, jnp.nan))
-    newton = jnp.all(jnp.isfinite(direction))
-    return proposal._replace(loc=jnp.where(newton, q.loc - size * direction, proposal.loc))
+    newton = q.loc - size * direction
+    return proposal._replace(loc=jnp.where(jnp.all(jnp.isfinite(direction)), newton, proposal.loc))

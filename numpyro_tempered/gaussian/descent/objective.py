@@ -2,7 +2,8 @@
 
 import functools
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,12 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, PyTree, Scalar
-from numpyro_tempered.gaussian.descent.base import Derivatives, diagonal, log_volume
+from numpyro_tempered.gaussian.descent.base import Derivatives, diagonal, log_volume, require_gaussian
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
-from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
-
-class Evaluate(Protocol):
-    """E_q[f] as a function of q, data and a key for what is drawn."""
-
-    def __call__(self, q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
-        """Its derivatives at ``q``."""
+# E_q[f] and its derivatives at q, from data and a key of random numbers.
+Evaluate: TypeAlias = Callable[[Gaussian, PyTree, Array | None], Derivatives]
 
 
 class Objective(NamedTuple):
@@ -131,19 +128,14 @@ def objective(expectation: Expectation, prior: Gaussian, *data: PyTree, alpha: S
     """
     if not isinstance(expectation, Expectation) or expectation.bind is not None:
         raise TypeError(
-            "objective takes the expectation of a bare loss, such as squared() or gauss_hermite(loss); for a "
-            "NumPyro model use fit_gaussian."
+            "objective takes the expectation of a bare loss, such as squared(); fit_gaussian takes a model."
         )
-    if not supports(prior, "from_root"):
-        raise TypeError(f"the prior must be a {able('from_root', 'or a')}, got {type(prior).__name__}.")
+    prior = require_gaussian(prior, "prior")
     check_number(alpha, "alpha", "[0, inf)")
-    prior = family_of(prior).check(prior)
     if expectation.check is not None:
         expectation.check(*data)
-    term = of_gaussian(prior)
-    dtype = prior.loc.dtype
-    arrays = tuple(jnp.asarray(leaf) for leaf in data)
-    tempered = (arrays, jnp.asarray(alpha, dtype), term)
+    term, arrays = of_gaussian(prior), tuple(jnp.asarray(leaf) for leaf in data)
+    tempered = (arrays, jnp.asarray(alpha, prior.loc.dtype), term)
     exact = not expectation.needs_key and expectation.of_predictor is not None
     precision = term.precision if exact else None
     return Objective(_evaluator(expectation), tempered, expectation.needs_key, precision, exact, shared=True)

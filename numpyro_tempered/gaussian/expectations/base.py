@@ -1,7 +1,7 @@
 """What an expectation is: value and gradients of E_q[loss] for a Gaussian q."""
 
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +60,8 @@ class Options(NamedTuple):
     mask: Array | None = None
 
 
+# A loss of a predictor and its outcome.
+Loss: TypeAlias = Callable[[Array, Array], Array]
 # Moments of predictors by mean, variance (n,) or covariance (n, K, K), outcomes and options.
 MomentsOf: TypeAlias = Callable[[Array, Array, Array, Options], Moments]
 
@@ -75,7 +77,7 @@ class PredictorLoss(NamedTuple):
     """
 
     moments: MomentsOf
-    loss: Callable[[Array, Array], Array]
+    loss: Loss
     num_outputs: int | None = None
 
 
@@ -139,14 +141,8 @@ class Evaluate(Protocol):
 def evaluator(evaluate: Callable[[Gaussian, Data, Options], Evaluation]) -> Evaluate:
     """The function that an :class:`Expectation` has, of one that takes data and options as tuples."""
 
-    def with_options(
-        q: Gaussian,
-        *data: PyTree,
-        rng_key: Array | None = None,
-        curvature: str = "hessian",
-        mask: Array | None = None,
-    ) -> Evaluation:
-        return evaluate(q, data, Options(rng_key, curvature, mask))
+    def with_options(q: Gaussian, *data: PyTree, **options: Any) -> Evaluation:
+        return evaluate(q, data, Options(**options))
 
     return with_options
 
@@ -178,31 +174,15 @@ class Expectation(NamedTuple):
     num_outputs: int | None = None
 
 
-def of_model(
-    call: str,
-    bind: Callable[[ModelLoss], Expectation],
-    *,
-    predictor: str | None,
-    num_outputs: int | None,
-    needs_key: bool = False,
-) -> Expectation:
-    """An expectation of a model's likelihood, which cannot be evaluated before it is bound.
+def unbound(call: str) -> Evaluate:
+    """``evaluate`` of a model's likelihood that is not bound yet: it raises TypeError, naming the ``call``."""
 
-    Args:
-        call: What the user wrote, for the message.
-        bind: From the model's losses to the expectation.
-        predictor: Name of the model's predictor site, or None.
-        num_outputs: K of that site, or None.
-        needs_key: Whether the bound expectation draws.
-    """
-
-    @evaluator
-    def unbound(q: Gaussian, data: Data, options: Options) -> NoReturn:
+    def refuse(q: Gaussian, *data: PyTree, **options: object) -> NoReturn:
         raise TypeError(
             f"{call} needs a model: use it in OnlineVI or ExpectedNLL, or give a loss function for a bare stream."
         )
 
-    return Expectation(unbound, bind=bind, predictor=predictor, needs_key=needs_key, num_outputs=num_outputs)
+    return refuse
 
 
 def zero_where_off(leaf: Array, mask: Array | None) -> Array:
@@ -223,15 +203,12 @@ def rows_of(mask: Array | None, size: int) -> Array | None:
         return None
     if size % mask.shape[0]:
         raise ValueError(
-            f"a batch of {mask.shape[0]} rows has {size} losses: leaving rows out needs one loss for each row "
-            "and site."
+            f"a batch of {mask.shape[0]} rows has {size} losses: a mask needs one loss for each row and site."
         )
     return jnp.tile(mask, size // mask.shape[0])
 
 
-def check_outcomes(
-    y: ArrayLike, admits: Callable[[np.ndarray], np.ndarray], expected: str, hint: str = ""
-) -> None:
+def check_outcomes(y: ArrayLike, admits: Callable[[np.ndarray], np.ndarray], need: str, hint: str = "") -> None:
     """Raise ValueError with the first outcome that is finite and not admitted.
 
     An outcome that is not finite is a missing one, whose round is rejected.
@@ -239,7 +216,7 @@ def check_outcomes(
     outcomes = np.asarray(y, dtype=float)
     bad = np.isfinite(outcomes) & ~admits(outcomes)
     if np.any(bad):
-        raise ValueError(f"{expected}, got {outcomes[bad].flat[0]}{hint}.")
+        raise ValueError(f"{need}, got {outcomes[bad].flat[0]}{hint}.")
 
 
 def check_labels(x: ArrayLike, y: ArrayLike, *, name: str) -> None:

@@ -50,28 +50,19 @@ def with_jacobian(predict: Callable[[Array], Array], theta: Array) -> tuple[Arra
 def hessian_products(losses: LossesOfPredictors, u: Array) -> Callable[[Array], Array]:
     """The product of a vector with the second derivatives of the weighted losses."""
 
-    def slope(v: Array) -> Array:
-        def total(v: Array) -> Array:
-            values, weights = losses(v)
-            return jnp.sum(weights * values)
+    def total(v: Array) -> Array:
+        values, weights = losses(v)
+        return jnp.sum(weights * values)
 
-        return jax.grad(total)(v)
-
-    return lambda tangent: jax.jvp(slope, (u,), (tangent,))[1]
+    return lambda tangent: jax.jvp(jax.grad(total), (u,), (tangent,))[1]
 
 
 def hessians(losses: LossesOfPredictors, u: Array) -> Array:
-    """Second derivatives ``(n, K, K)`` of the weighted losses, datum by datum."""
-    product, size = hessian_products(losses, u), u.shape[-1]
+    """Second derivatives of the weighted losses, datum by datum: ``(n,)``, or ``(n, K, K)`` for u in R^K."""
+    product = hessian_products(losses, u)
     # The loss of datum i depends only on the predictors of datum i: K products give all blocks.
-    columns = jax.vmap(lambda e: product(jnp.broadcast_to(e[None, :], u.shape)))(jnp.eye(size, dtype=u.dtype))
+    if u.ndim == 1:
+        return product(jnp.ones_like(u))
+    units = jnp.eye(u.shape[-1], dtype=u.dtype)
+    columns = jax.vmap(lambda unit: product(jnp.broadcast_to(unit[None, :], u.shape)))(units)
     return jnp.moveaxis(columns, 0, -1)
-
-
-def require_curvature(losses: LossesOfPredictors, u: Array) -> None:
-    """Raise ValueError where automatic differentiation finds no second derivative at all."""
-    if not depends_on(hessian_products(losses, u), u):
-        raise ValueError(
-            "the loss is piecewise linear in its predictors, so automatic differentiation gives it no curvature: "
-            'use ngvi(curvature="fisher").'
-        )

@@ -1,6 +1,5 @@
 """Gauss-Hermite quadrature over a predictor."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -9,22 +8,22 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations import base as expectations
+from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes
 from numpyro_tempered.gaussian.expectations.outputs import average, product_rule
-from numpyro_tempered.gaussian.expectations.predictors import Integral, bound, linear_of
+from numpyro_tempered.gaussian.expectations.predictors import Integral, of_integral
 
 # Beyond this numpy's nodes and weights overflow.
 MAX_NODES = 350
 
 
 def gauss_hermite(
-    loss: Callable[[Array, Array], Array] | None = None,
+    loss: base.Loss | None = None,
     *,
     predictor: str | None = None,
     num_nodes: int = 20,
     num_outputs: int | None = None,
-) -> expectations.Expectation:
+) -> base.Expectation:
     r"""Expected loss of a linear predictor by quadrature, in one dimension or few.
 
     The predictor of a datum is u = x·θ ~ N(m·x, s²), s² = Σ σ_j² x_j². The gradient in the means is
@@ -53,7 +52,7 @@ def gauss_hermite(
         loss: ``(u, y) -> loss`` of one datum, differentiable by JAX; scalars, or u of shape ``(K,)`` and y of
             any shape.
         predictor: Name of the model's deterministic site.
-        num_nodes: Number of quadrature nodes, from 2 to 350; an even one keeps them off the mean.
+        num_nodes: Number of quadrature nodes, from 2 to 350; an even number keeps them off the mean.
         num_outputs: K, None for a scalar predictor.
 
     Returns:
@@ -72,41 +71,27 @@ def gauss_hermite(
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         0.693 2.123
     """
-    if (loss is None) == (predictor is None):
-        raise ValueError("give gauss_hermite either a loss (u, y) -> value or a predictor's name.")
     check_count(num_nodes, "num_nodes", 2, MAX_NODES)
+    integral: Integral = partial(quadrature, num_nodes)
     if num_outputs is not None:
         check_count(num_outputs, "num_outputs")
-    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-    rule = (nodes, weights / weights.sum())
-    if num_outputs is None:
-        integral: Integral = partial(quadrature, rule)
-    else:
         integral = partial(average, product_rule(num_nodes, num_outputs, "predictor_monte_carlo"))
-    if loss is not None:
-        return linear_of(loss, integral, num_outputs=num_outputs)
-    call = f"gauss_hermite(predictor={predictor!r})"
-    return expectations.of_model(
-        call, lambda model: bound(model, integral), predictor=predictor, num_outputs=num_outputs
-    )
+    return of_integral("gauss_hermite", integral, loss, predictor=predictor, num_outputs=num_outputs)
 
 
 def quadrature(
-    rule: tuple[np.ndarray, np.ndarray],
-    losses: LossesOfPredictors,
-    mean: Array,
-    variance: Array,
-    options: expectations.Options,
-) -> expectations.Moments:
+    num_nodes: int, losses: LossesOfPredictors, mean: Array, variance: Array, options: base.Options
+) -> base.Moments:
     """The moments of losses of predictors u ~ N(mean, variance), ``(n,)`` each.
 
     ``losses`` maps predictors ``(n,)`` to losses ``(S, n)`` and their weights, which gradients carry.
     """
     dtype = mean.dtype
+    points, masses = np.polynomial.hermite_e.hermegauss(num_nodes)
     # The node 0 with weight 0 gives the loss at the mean in the same vectorised pass.
-    nodes = jnp.asarray(np.append(rule[0], 0.0), dtype)[:, None]
-    weights = jnp.asarray(np.append(rule[1], 0.0), dtype)[:, None, None]
-    s, spread = expectations.standard_deviation(variance)
+    nodes = jnp.asarray(np.append(points, 0.0), dtype)[:, None]
+    weights = jnp.asarray(np.append(masses / masses.sum(), 0.0), dtype)[:, None, None]
+    s, spread = base.standard_deviation(variance)
     # A mean may sit on a kink of the loss as written, where automatic differentiation picks a side (NumPyro's
     # Bernoulli by logits at 0 is one): nodes stay some roundings off it.
     off = 8.0 * jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(mean), 1.0)
@@ -114,9 +99,9 @@ def quadrature(
     u = mean[None, :] + width[None, :] * nodes
 
     values, first, scale = jax.vmap(lambda row: slopes(losses, row))(u)
-    expected_first = jnp.sum(weights * first, axis=0)
+    slope = jnp.sum(weights * first, axis=0)
     if options.curvature == "none":
-        second = jnp.zeros_like(expected_first)
+        second = jnp.zeros_like(slope)
     elif options.curvature == "fisher":
         second = jnp.sum(weights * jnp.square(first), axis=0)
     else:
@@ -124,21 +109,15 @@ def quadrature(
         # For a narrow q the quotient loses its digits; the derivative beside the mean has them.
         narrow = jnp.maximum(jnp.sqrt(jnp.finfo(dtype).eps), 8.0 * off)
         second = jnp.where(width[None, :] > narrow[None, :], stein, _curvature(losses, mean, off))
-    return expectations.Moments(
-        jnp.sum(values[-1], axis=0),
-        jnp.sum(weights * values, axis=(0, 1)),
-        jnp.sum(scale[-1] * expected_first, axis=0),
-        jnp.sum(scale[-1] * second, axis=0),
-    )
+    at_mean, expected = jnp.sum(values[-1], axis=0), jnp.sum(weights * values, axis=(0, 1))
+    slope, second = jnp.sum(scale[-1] * slope, axis=0), jnp.sum(scale[-1] * second, axis=0)
+    return base.Moments(at_mean, expected, slope, second)
 
 
 def _curvature(losses: LossesOfPredictors, mean: Array, off: Array) -> Array:
     """Second derivatives in the predictors, the mean of those on both sides of ``mean``."""
 
-    def first(u: Array) -> Array:
-        return slopes(losses, u)[1]
-
     def second(u: Array) -> Array:
-        return jax.jvp(first, (u,), (jnp.ones_like(u),))[1]
+        return jax.jvp(lambda v: slopes(losses, v)[1], (u,), (jnp.ones_like(u),))[1]
 
     return 0.5 * (second(mean - off) + second(mean + off))

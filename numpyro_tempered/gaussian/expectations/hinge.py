@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations import base as expectations
+from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.predictors import linear
 
 _SQRT_HALF = math.sqrt(0.5)
 _INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
-_check = partial(expectations.check_labels, name="hinge")
+_check = partial(base.check_labels, name="hinge")
 
 
-def hinge() -> expectations.Expectation:
+def hinge() -> base.Expectation:
     r"""Expected hinge loss :math:`E_q[(1 - y\, x^\top\theta)_+]`.
 
     With k = 1 - y m·x, s² = Σ σ_j² x_j² and z = k/s: the expectation is k Φ(z) + s φ(z), its
@@ -49,8 +49,8 @@ def _slack(u: Array, y: Array) -> Array:
     return jnp.where(jnp.abs(y) == 1.0, 1.0 - y * u, jnp.nan)
 
 
-def _moments(mean: Array, variance: Array, y: Array, options: expectations.Options) -> expectations.Moments:
-    s, spread = expectations.standard_deviation(variance)
+def _moments(mean: Array, variance: Array, y: Array, options: base.Options) -> base.Moments:
+    s, spread = base.standard_deviation(variance)
     k = _slack(mean, y)
     z = k / s
     cdf = jnp.where(spread, 0.5 * jax.scipy.special.erfc(-_SQRT_HALF * z), (k > 0).astype(k.dtype))
@@ -59,4 +59,4 @@ def _moments(mean: Array, variance: Array, y: Array, options: expectations.Optio
     # Jensen's inequality restores what the two terms lose to cancellation far in the tail.
     expected = jnp.where(spread, jnp.maximum(k * cdf + s * pdf, at_mean), at_mean)
     second = cdf if options.curvature == "fisher" else jnp.where(spread, pdf / s, 0.0)
-    return expectations.Moments(at_mean, expected, -y * cdf, second)
+    return base.Moments(at_mean, expected, -y * cdf, second)

@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations import base as expectations
+from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors
 from numpyro_tempered.gaussian.families.base import Gaussian
 
 
-def linearised(
-    predict: Callable[[Array, Array], ArrayLike], expectation: expectations.Expectation
-) -> expectations.Expectation:
+def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.Expectation) -> base.Expectation:
     r"""Expected loss of a nonlinear predictor f(θ, x), such as a neural network's.
 
     Around the mean m of q, with J the Jacobian of f in θ there, the predictor is taken as
@@ -23,7 +21,7 @@ def linearised(
     and NGVI it is the extended Kalman filter. Exact where f is affine in θ; it leaves out the
     curvature of f.
 
-    K reverse passes give J for each datum. A model in NumPyro needs nothing of this:
+    K reverse passes give J for each datum. A NumPyro model does not need this:
     ``gauss_hermite(predictor=...)`` linearises at the mean too.
 
     Args:
@@ -55,8 +53,7 @@ def linearised(
     if of_predictor is None:
         came = "one of a model or of the parameters" if hasattr(expectation, "evaluate") else repr(expectation)
         raise TypeError(
-            "linearised needs the expectation of a loss of a predictor, such as squared() or "
-            f"gauss_hermite(loss), got {came}."
+            f"linearised needs the expectation of a predictor's loss, squared() or the like, got {came}."
         )
     moments, loss, num_outputs = of_predictor
     shape = () if num_outputs is None else (num_outputs,)
@@ -67,8 +64,8 @@ def linearised(
             raise ValueError(f"predict must return shape {shape} for one datum, got {u.shape}.")
         return u.astype(theta.dtype)
 
-    @expectations.evaluator
-    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
+    @base.evaluator
+    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
         x, y = _batch(q.loc, *data)
         mean = jax.vmap(one, (None, 0))(q.loc, x)
         jacobian = jax.vmap(jax.jacrev(one), (None, 0))(q.loc, x)
@@ -78,9 +75,7 @@ def linearised(
         x, y = _batch(theta, *data)
         return loss(jax.vmap(one, (None, 0))(theta, x), y)
 
-    return expectations.Expectation(
-        evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key
-    )
+    return base.Expectation(evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
 
 
 def _batch(theta: Array, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:

@@ -6,20 +6,16 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations import base as expectations
-from numpyro_tempered.gaussian.expectations import differentiate
+from numpyro_tempered.gaussian.expectations import base, differentiate
 from numpyro_tempered.gaussian.expectations.predictors import curvature_rows
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, family_of
 
 MAX_DIMENSION = 1000
-_ALTERNATIVES = (
-    'use ngvi(curvature="fisher"), name the model\'s predictor, or take gauss_hermite or a closed form'
-)
+_ALTERNATIVES = 'use ngvi(curvature="fisher"), a named predictor, gauss_hermite or a closed form'
 
 # The weighted loss at the parameters, and the plain one.
 _Value: TypeAlias = Callable[[Array], tuple[Array, Array]]
@@ -33,7 +29,7 @@ def monte_carlo(
     num_outputs: int | None = None,
     antithetic: bool = False,
     memory_budget: int = 2**28,
-) -> expectations.Expectation:
+) -> base.Expectation:
     r"""Expected loss and gradients from draws of q.
 
     With θ ~ q, the gradient in the means is E[∇l(θ)] (Bonnet) and in the covariance E[∇²l(θ)]/2, of a
@@ -83,8 +79,8 @@ def monte_carlo(
         raise ValueError(f"antithetic draws come in pairs: num_particles must be even, got {num_particles}.")
     bind = partial(_bound, num_particles=num_particles, memory_budget=memory_budget, antithetic=antithetic)
     if loss is None:
-        call = "monte_carlo() without a loss"
-        return expectations.of_model(call, bind, predictor=predictor, num_outputs=num_outputs, needs_key=True)
+        refuse = base.unbound("monte_carlo() without a loss")
+        return base.Expectation(refuse, bind, predictor, needs_key=True, num_outputs=num_outputs)
     if predictor is not None or num_outputs is not None:
         raise ValueError("a predictor is a site of a model: leave it out with a bare loss.")
 
@@ -98,22 +94,22 @@ def monte_carlo(
             raise ValueError(f"loss must return a scalar for each datum, got shape {jnp.shape(values)}.")
         return jnp.reshape(values, (1, -1)).astype(theta.dtype), jnp.ones((1, 1), theta.dtype)
 
-    return bind(expectations.ModelLoss(losses, None, None))
+    return bind(base.ModelLoss(losses, None, None))
 
 
 def _bound(
-    model: expectations.ModelLoss, *, num_particles: int, memory_budget: int, antithetic: bool
-) -> expectations.Expectation:
-    @expectations.evaluator
-    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
+    model: base.ModelLoss, *, num_particles: int, memory_budget: int, antithetic: bool
+) -> base.Expectation:
+    @base.evaluator
+    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
         rng_key, curvature, mask = options
-        rng_key, family = expectations.require_key("monte_carlo", rng_key), family_of(q)
+        rng_key, family = base.require_key("monte_carlo", rng_key), family_of(q)
         if curvature == "hessian" and model.predictor is None and family.curvature_form == "rows":
             raise ValueError(f"{family.name} takes curvature by rows, not a dense Hessian: {_ALTERNATIVES}.")
 
         def losses(theta: Array) -> tuple[Array, Array]:
             values, weights = model.losses(theta, *data)
-            on = expectations.rows_of(mask, values.shape[-1])
+            on = base.rows_of(mask, values.shape[-1])
             return values if on is None else jnp.where(on[None, :], values, jnp.zeros((), values.dtype)), weights
 
         def value(theta: Array) -> tuple[Array, Array]:
@@ -146,35 +142,26 @@ def _bound(
             grad_var = family.covariance_gradient(q, x, jnp.ravel(second.weights) * (0.5 / num_particles))
         else:
             grad_var = 0.5 * jnp.mean(second, axis=0)
-        at_mean = value(q.loc)[1]
-        return expectations.Evaluation(at_mean, jnp.mean(unweighted), jnp.mean(grads, axis=0), grad_var)
+        return base.Evaluation(value(q.loc)[1], jnp.mean(unweighted), jnp.mean(grads, axis=0), grad_var)
 
-    return expectations.Expectation(evaluate, needs_key=True, loss=model.total)
+    return base.Expectation(evaluate, needs_key=True, loss=model.total)
 
 
-def _fisher(losses: expectations.WeighedLosses, theta: Array) -> Rows:
+def _fisher(losses: base.WeighedLosses, theta: Array) -> Rows:
     """Σ w ∇l ∇lᵀ over data and sites."""
     jacobian = jax.jacrev(lambda t: losses(t)[0])(theta)
-    _, weights = losses(theta)
-    weights = jnp.broadcast_to(weights, jacobian.shape[:-1])
+    weights = jnp.broadcast_to(losses(theta)[1], jacobian.shape[:-1])
     return Rows(jnp.reshape(jacobian, (-1, theta.shape[0])), jnp.ravel(weights))
 
 
-def _gauss_newton(model: expectations.ModelLoss, theta: Array, data: PyTree, mask: Array | None) -> Rows:
+def _gauss_newton(model: base.ModelLoss, theta: Array, data: PyTree, mask: Array | None) -> Rows:
     """Σ_i J_iᵀ Σ_s w l''(u_i) J_i, with J the Jacobian of the predictor."""
     predict, losses_at = model.by_predictor()
     u, jacobian = differentiate.with_jacobian(lambda t: predict(t, *data), theta)
 
-    def losses(v: Array) -> tuple[Array, Array]:
-        return losses_at(v, theta, *data)
-
-    if u.ndim == 2:
-        blocks = differentiate.hessians(losses, u)
-        return Rows(
-            *curvature_rows(jacobian, expectations.zero_where_off(blocks, expectations.rows_of(mask, u.shape[0])))
-        )
-    second = differentiate.hessian_products(losses, u)(jnp.ones_like(u))
-    return Rows(jacobian, expectations.zero_where_off(second, expectations.rows_of(mask, u.shape[0])))
+    blocks = differentiate.hessians(lambda v: losses_at(v, theta, *data), u)
+    on = base.rows_of(mask, u.shape[0])
+    return Rows(*curvature_rows(jacobian, base.zero_where_off(blocks, on)))
 
 
 def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diagonal: bool) -> Array:
@@ -187,11 +174,8 @@ def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diag
     if d > MAX_DIMENSION:
         raise ValueError(f"the exact Hessian is for d <= {MAX_DIMENSION}, got d = {d}: {_ALTERNATIVES}.")
     if not differentiate.depends_on(product, jnp.ones_like(theta)):
-        raise ValueError(
-            "the loss is piecewise linear in the parameters, so automatic differentiation gives it "
-            f"no curvature: {_ALTERNATIVES}."
-        )
-    elements = sum(int(np.prod(jnp.shape(leaf))) for leaf in jax.tree.leaves(data))
+        raise ValueError(f"the loss is piecewise linear in the parameters, without curvature: {_ALTERNATIVES}.")
+    elements = sum(jnp.size(leaf) for leaf in jax.tree.leaves(data))
     column = theta.dtype.itemsize * (2 * d + elements)
     if column > memory_budget:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +11,22 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import differentiate
-from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, of_model, require_key
-from numpyro_tempered.gaussian.expectations.predictors import bound, linear_of
+from numpyro_tempered.gaussian.expectations.base import Expectation, Loss, Moments, Options, require_key
+from numpyro_tempered.gaussian.expectations.predictors import of_integral
 
-# Nodes of a product rule: at more of them draws do as well.
+# The most nodes of a product rule; beyond, draws do as well.
 MAX_PRODUCT = 10_000
-
-
-class NodesAt(Protocol):
-    """Nodes for n data, drawn by a key or fixed."""
-
-    def __call__(self, rng_key: Array | None, n: int, dtype: jnp.dtype) -> tuple[Array, Array]:
-        """Points ``(M, n, K)`` or ``(M, 1, K)`` and weights ``(M,)``."""
 
 
 class Nodes(NamedTuple):
     """Points z and weights that stand for N(0, I) in R^K.
 
     Attributes:
-        at: ``(rng_key, n, dtype) -> (z, weights)``, of shapes ``(M, n, K)`` or ``(M, 1, K)``, and ``(M,)``.
+        at: ``(rng_key, n, dtype) -> (z, weights)`` for n data: ``(M, n, K)`` or ``(M, 1, K)``, and ``(M,)``.
         needs_key: Whether they are drawn.
     """
 
-    at: NodesAt
+    at: Callable[[Array | None, int, jnp.dtype], tuple[Array, Array]]
     needs_key: bool
 
 
@@ -96,8 +89,12 @@ def average(
     """
     z, weights = nodes.at(options.rng_key, mean.shape[0], mean.dtype)
     factor = root(covariance)
-    if options.curvature == "hessian":
-        differentiate.require_curvature(losses, mean)
+    if options.curvature == "hessian" and not differentiate.depends_on(
+        differentiate.hessian_products(losses, mean), mean
+    ):
+        raise ValueError(
+            'the loss is piecewise linear in its predictors, without curvature: use ngvi(curvature="fisher").'
+        )
 
     def at(node: Array) -> tuple[Array, Array, Array]:
         u = mean + jnp.sum(factor * node[:, None, :], axis=-1)
@@ -116,11 +113,7 @@ def average(
 
 
 def predictor_monte_carlo(
-    loss: Callable[[Array, Array], Array] | None = None,
-    *,
-    num_outputs: int,
-    predictor: str | None = None,
-    num_draws: int = 64,
+    loss: Loss | None = None, *, num_outputs: int, predictor: str | None = None, num_draws: int = 64
 ) -> Expectation:
     r"""Expected loss of K predictors by draws of them, where a product rule has too many nodes.
 
@@ -153,14 +146,7 @@ def predictor_monte_carlo(
         >>> print(f"{value.expected:.3f}")
         1.792
     """
-    if (loss is None) == (predictor is None):
-        raise ValueError("give predictor_monte_carlo either a loss (u, y) -> value or a predictor's name.")
     check_count(num_outputs, "num_outputs")
-    moments = partial(average, draws(num_draws, num_outputs, "predictor_monte_carlo"))
-    if loss is None:
-        call, bind = (
-            f"predictor_monte_carlo(predictor={predictor!r})",
-            partial(bound, integral=moments, needs_key=True),
-        )
-        return of_model(call, bind, predictor=predictor, num_outputs=num_outputs, needs_key=True)
-    return linear_of(loss, moments, num_outputs=num_outputs, needs_key=True)
+    name = "predictor_monte_carlo"
+    integral = partial(average, draws(num_draws, num_outputs, name))
+    return of_integral(name, integral, loss, predictor=predictor, num_outputs=num_outputs, needs_key=True)

@@ -9,21 +9,17 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations import base as expectations
+from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, with_jacobian
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
 # Moments of any losses of predictors, by mean, variance (n,) or covariance (n, K, K), and options.
-Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, expectations.Options], expectations.Moments]
+Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, base.Options], base.Moments]
 
 
 def evaluate_predictors(
-    q: Gaussian,
-    predictors: tuple[Array, Array],
-    y: Array,
-    moments: expectations.MomentsOf,
-    options: expectations.Options,
-) -> expectations.Evaluation:
+    q: Gaussian, predictors: tuple[Array, Array], y: Array, moments: base.MomentsOf, options: base.Options
+) -> base.Evaluation:
     """The evaluation of a batch by its predictors at the mean of q.
 
     Args:
@@ -33,20 +29,19 @@ def evaluate_predictors(
         moments: Of the loss.
         options: Of the round.
     """
-    family, (mean, jacobian) = family_of(q), predictors
-    outputs = jacobian.ndim == 3
-    spread = predictor_covariance(q, jacobian) if outputs else family.predictor_variance(q, jacobian)
-    of_u = expectations.Moments(
-        *(expectations.zero_where_off(leaf, options.mask) for leaf in moments(mean, spread, y, options))
-    )
-    grad_loc = jnp.sum(jacobian * of_u.first[..., None], axis=(0, 1) if outputs else 0)
-    rows, weights = curvature_rows(jacobian, of_u.second) if outputs else (jacobian, of_u.second)
-    grad_var = family.covariance_gradient(q, rows, 0.5 * weights)
-    return expectations.Evaluation(jnp.sum(of_u.at_mean), jnp.sum(of_u.expected), grad_loc, grad_var)
+    mean, jacobian = predictors
+    of_u = moments(mean, predictor_covariance(q, jacobian), y, options)
+    at_mean, expected, first, second = (base.zero_where_off(leaf, options.mask) for leaf in of_u)
+    grad_loc = jnp.sum(jacobian * first[..., None], axis=tuple(range(first.ndim)))
+    rows, weights = curvature_rows(jacobian, second)
+    grad_var = family_of(q).covariance_gradient(q, rows, 0.5 * weights)
+    return base.Evaluation(jnp.sum(at_mean), jnp.sum(expected), grad_loc, grad_var)
 
 
 def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
-    """Covariances ``(n, K, K)`` of predictors with gradients ``jacobian``, ``(n, K, d)``."""
+    """Variances ``(n,)`` of predictors with gradients ``(n, d)``; covariances ``(n, K, K)`` for ``(n, K, d)``."""
+    if jacobian.ndim == 2:
+        return family_of(q).predictor_variance(q, jacobian)
     n, k, d = jacobian.shape
     left, right = jacobian[:, :, None, :], jacobian[:, None, :, :]
     # Var(a + b) - Var(a - b) = 4 Cov(a, b).
@@ -58,6 +53,8 @@ def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
 
 def curvature_rows(jacobian: Array, blocks: Array) -> tuple[Array, Array]:
     """The matrix Σ_i J_iᵀ B_i J_i as rows ``(nK, d)`` and weights ``(nK,)``, by the eigenvectors of B_i."""
+    if blocks.ndim == 1:
+        return jacobian, blocks
     values, vectors = jnp.linalg.eigh(blocks)
     # Rounding makes tiny negative eigenvalues of a singular block.
     tiny = values.shape[-1] * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
@@ -76,30 +73,26 @@ def as_rows(theta: Array, x: ArrayLike, y: ArrayLike, *, num_outputs: int | None
     """
     x, y = jnp.asarray(x).astype(theta.dtype), jnp.asarray(y).astype(theta.dtype)
     lead, (d,) = x.shape[:-1], theta.shape
-    fits = x.ndim in (1, 2) and x.shape[-1] * (num_outputs or 1) == d
-    if num_outputs is None and (not fits or y.shape != lead):
+    fits = x.ndim in (1, 2) and x.shape[-1] * (num_outputs or 1) == d and y.shape[: len(lead)] == lead
+    if not fits or (num_outputs is None and y.shape != lead):
+        width, size, outcomes = (d, d, "(n,)") if num_outputs is None else ("d", f"{num_outputs} d", "(n, ...)")
         raise ValueError(
-            f"expected x of shape ({d},) with a scalar y, or x of shape (n, {d}) with y of shape "
-            f"(n,), got {x.shape} and {y.shape}."
-        )
-    if not fits or y.shape[: len(lead)] != lead:
-        raise ValueError(
-            "expected x of shape (d,) with an outcome y, or x of shape (n, d) with y of shape (n, ...), and "
-            f"{num_outputs} d parameters, got {x.shape}, {y.shape} and {d} parameters."
+            f"expected x of shape ({width},) with one outcome y, or (n, {width}) with y of shape {outcomes}, and "
+            f"{size} parameters, got {x.shape}, {y.shape} and {d}."
         )
     return jnp.reshape(x, (-1, x.shape[-1])), y if x.ndim == 2 else y[None]
 
 
 @functools.lru_cache(maxsize=256)
 def linear(
-    moments: expectations.MomentsOf,
-    loss: Callable[[Array, Array], Array],
+    moments: base.MomentsOf,
+    loss: base.Loss,
     *,
     num_outputs: int | None = None,
     check: Callable[[ArrayLike, ArrayLike], None] | None = None,
     quadratic: bool = False,
     needs_key: bool = False,
-) -> expectations.Expectation:
+) -> base.Expectation:
     """The expectation of a loss of a linear predictor u = x·θ, from its moments.
 
     Args:
@@ -121,57 +114,74 @@ def linear(
             return matmul(x, theta)
         return jnp.sum(x[:, None, :] * jnp.reshape(theta, (1, num_outputs, -1)), axis=-1)
 
-    @expectations.evaluator
-    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
+    @base.evaluator
+    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
         x, y = as_rows(q.loc, *data, num_outputs=num_outputs)
         jacobian = x
         if num_outputs is not None:
             eye = jnp.eye(num_outputs, dtype=x.dtype)
-            jacobian = eye[None, :, :, None] * x[:, None, None, :]
-            jacobian = jnp.reshape(jacobian, (x.shape[0], num_outputs, -1))
+            jacobian = jnp.reshape(eye[None, :, :, None] * x[:, None, None, :], (x.shape[0], num_outputs, -1))
         return evaluate_predictors(q, (predict(q.loc, x), jacobian), y, moments, options)
 
     def of_theta(theta: Array, *data: PyTree) -> Array:
         x, y = as_rows(theta, *data, num_outputs=num_outputs)
         return loss(predict(theta, x), y)
 
-    of_predictor = expectations.PredictorLoss(moments, loss, num_outputs)
-    return expectations.Expectation(
+    of_predictor = base.PredictorLoss(moments, loss, num_outputs)
+    return base.Expectation(
         evaluate, check=check, loss=of_theta, quadratic=quadratic, needs_key=needs_key, of_predictor=of_predictor
     )
 
 
-def linear_of(
-    loss: Callable[[Array, Array], Array],
+def of_integral(
+    name: str,
     integral: Integral,
+    loss: base.Loss | None,
     *,
-    num_outputs: int | None = None,
+    predictor: str | None,
+    num_outputs: int | None,
     needs_key: bool = False,
-) -> expectations.Expectation:
-    """As :func:`linear`, for a loss ``(u, y)`` of one datum whose moments are an integral."""
+) -> base.Expectation:
+    """The expectation whose moments are an integral: of a bare loss, or of a model that names its predictor.
+
+    Args:
+        name: What the user called, for messages.
+        integral: Of any losses of predictors.
+        loss: ``(u, y) -> loss`` of one datum, for a linear predictor; or None.
+        predictor: Name of the model's predictor site, or None.
+        num_outputs: K, or None for a scalar predictor.
+        needs_key: Whether the integral draws.
+
+    Raises:
+        ValueError: If not exactly one of ``loss`` and ``predictor`` is given.
+    """
+    if (loss is None) == (predictor is None):
+        raise ValueError(f"give {name} either a loss (u, y) -> value or a predictor's name.")
+    if loss is None:
+        refuse = base.unbound(f"{name}(predictor={predictor!r})")
+        bind = functools.partial(bound, integral=integral, needs_key=needs_key)
+        return base.Expectation(refuse, bind, predictor, needs_key, num_outputs=num_outputs)
     batch = jax.vmap(loss)
 
-    def moments(mean: Array, spread: Array, y: Array, options: expectations.Options) -> expectations.Moments:
+    def moments(mean: Array, spread: Array, y: Array, options: base.Options) -> base.Moments:
         one = jnp.ones((), mean.dtype)
         return integral(lambda u: (batch(u, y)[None, :], one), mean, spread, options)
 
     return linear(moments, batch, num_outputs=num_outputs, needs_key=needs_key)
 
 
-def bound(
-    model: expectations.ModelLoss, integral: Integral, *, needs_key: bool = False
-) -> expectations.Expectation:
+def bound(model: base.ModelLoss, integral: Integral, *, needs_key: bool) -> base.Expectation:
     """The expectation of a model's likelihood given its predictors, linearised at the mean."""
     predict, losses_at = model.by_predictor()
 
-    @expectations.evaluator
-    def evaluate(q: Gaussian, data: expectations.Data, options: expectations.Options) -> expectations.Evaluation:
+    @base.evaluator
+    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
         mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), q.loc)
 
-        def moments(mean: Array, spread: Array, y: Array, options: expectations.Options) -> expectations.Moments:
+        def moments(mean: Array, spread: Array, y: Array, options: base.Options) -> base.Moments:
             return integral(lambda u: losses_at(u, q.loc, *data), mean, spread, options)
 
-        options = options._replace(mask=expectations.rows_of(options.mask, mean.shape[0]))
+        options = options._replace(mask=base.rows_of(options.mask, mean.shape[0]))
         return evaluate_predictors(q, (mean, jacobian), mean, moments, options)
 
-    return expectations.Expectation(evaluate, loss=model.total, needs_key=needs_key)
+    return base.Expectation(evaluate, loss=model.total, needs_key=needs_key)

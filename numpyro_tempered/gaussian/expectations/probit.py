@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations import base as expectations
+from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.predictors import linear
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -21,10 +21,10 @@ _WIDTH = 8.5
 _MAX_CENTER = 4.0
 # Above this margin the ratio of Mills is its continued fraction, to rounding in float64 with as many terms.
 _FAR, _TERMS = 5.0, 20
-_check = partial(expectations.check_labels, name="probit")
+_check = partial(base.check_labels, name="probit")
 
 
-def probit(num_nodes: int = 40) -> expectations.Expectation:
+def probit(num_nodes: int = 40) -> base.Expectation:
     r"""Expected negative log-likelihood of a label, :math:`E_q[-\log\Phi(y\, x^\top\theta)]`.
 
     The predictive probability has a closed form, :math:`P(y \mid x) = \Phi(y\, m\cdot x / \sqrt{1 + s^2})` with
@@ -32,7 +32,7 @@ def probit(num_nodes: int = 40) -> expectations.Expectation:
     itself has none. It is a trapezoidal sum (Trefethen and Weideman 2014) over nodes spaced as a hyperbolic
     sine around the bend of the loss (Johnston and Elliott 2005), the closer the nearer its complex branch
     point: with 40 nodes it errs by less than 1e-9 for s <= 2, 1e-5 for s <= 7 and 1e-3 of its value for
-    s <= 20. Of 20 Gauss-Hermite nodes the error is 5e-6 at s = 2 and .3 at s = 20.
+    s <= 20. 20 Gauss-Hermite nodes err by 5e-6 at s = 2 and 0.3 at s = 20.
 
     Gradients and curvature are the same sum over l' = -y h and l'' = h (h - r) with r = -y u and the hazard
     h = φ(r)/Φ(-r), stable in both tails. The loss is convex: its curvature is positive.
@@ -62,8 +62,8 @@ def probit(num_nodes: int = 40) -> expectations.Expectation:
     # Midpoints of the unit interval.
     points = (np.arange(num_nodes) + 0.5) / num_nodes
 
-    def moments(mean: Array, variance: Array, y: Array, options: expectations.Options) -> expectations.Moments:
-        s, spread = expectations.standard_deviation(variance)
+    def moments(mean: Array, variance: Array, y: Array, options: base.Options) -> base.Moments:
+        s, spread = base.standard_deviation(variance)
         s = jnp.where(spread, s, 0.0)
         y = _label(y)
         margin = -y * mean
@@ -76,9 +76,8 @@ def probit(num_nodes: int = 40) -> expectations.Expectation:
         # Jensen's inequality, and the point itself at a point.
         expected = jnp.where(spread, jnp.maximum(jnp.sum(weights * value, axis=0), at_mean), at_mean)
         square = hazard * (hazard if options.curvature == "fisher" else excess)
-        return expectations.Moments(
-            at_mean, expected, -y * jnp.sum(weights * hazard, axis=0), jnp.sum(weights * square, axis=0)
-        )
+        slope = -y * jnp.sum(weights * hazard, axis=0)
+        return base.Moments(at_mean, expected, slope, jnp.sum(weights * square, axis=0))
 
     return linear(moments, _loss, check=_check)
 

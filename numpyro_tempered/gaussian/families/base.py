@@ -26,7 +26,6 @@ Q = TypeVar("Q", bound=Gaussian)
 Q_contra = TypeVar("Q_contra", contravariant=True)
 Memory = TypeVar("Memory")
 C = TypeVar("C")
-C_contra = TypeVar("C_contra", contravariant=True)
 
 
 class Rows(NamedTuple):
@@ -134,19 +133,6 @@ def sampler(color: Callable[[Q, Array], Array]) -> Sample[Q]:
     return sample
 
 
-class NaturalStep(Protocol[Q, Memory, C_contra]):
-    """A natural-gradient step of a family."""
-
-    def __call__(
-        self, memory: Memory, q: Q, prior: Q, grad_loc: Array, grad_var: C_contra, gain: Gain
-    ) -> tuple[Q, Memory]:
-        """The next member and memory; not finite where the new precision is not positive definite."""
-
-
-def _unchanged(q: Q) -> Q:
-    return q
-
-
 class Family(NamedTuple, Generic[Q, Memory, C]):
     """A variational family as a set of pure functions; q, p, prior and anchor are its parameters.
 
@@ -194,10 +180,10 @@ class Family(NamedTuple, Generic[Q, Memory, C]):
     witness: Callable[[Q], Array]
     marginal_scale: Callable[[Q], Array]
     start: Callable[[Q], Memory]
-    natural_step: NaturalStep[Q, Memory, C]
+    natural_step: Callable[[Memory, Q, Q, Array, C, Gain], tuple[Q, Memory]]
     floor: Callable[[Q, C], tuple[C, Array]]
     merge: Callable[[Q, Q, Q], Q]
-    canonical: Callable[[Q], Q] = _unchanged
+    canonical: Callable[[Q], Q] = lambda q: q
     from_root: Callable[[Array, Array], Q] | None = None
     convert: Callable[[Gaussian, Q], Q] | None = None
     gradient: Callable[[Q, Array, C], Q] | None = None
@@ -280,8 +266,7 @@ def family_of(q: Q) -> Family[Q, Any, Any]:
         Array([25.], dtype=float32)
     """
     if not is_gaussian(q):
-        names = sorted(kind.__name__ for kind in _FAMILIES)
-        raise TypeError(f"a posterior must be one of {names}, got {type(q).__name__}.")
+        raise TypeError(f"a posterior must be a {able('name', 'or')}, got {type(q).__name__}.")
     return _FAMILIES[type(q)]
 
 
@@ -307,12 +292,19 @@ def require(q: Gaussian, slot: str, rule: str) -> Callable[..., Any]:
         TypeError: If this family has none, naming those that have.
     """
     family = family_of(q)
-    if not supports(q, slot):
+    function: Callable[..., Any] | None = getattr(family, slot)
+    if function is None:
         raise TypeError(
-            f"{rule} has no closed form on {family.name}; it works on {able(slot)}. ngvi works on {family.name}."
+            f"{rule} does not work on {family.name}: take {able(slot, 'or')}, or ngvi, which works on all."
         )
-    function: Callable[..., Any] = getattr(family, slot)
     return function
+
+
+def as_floating(*leaves: ArrayLike) -> list[Array]:
+    """Parameters as floating arrays of one dtype."""
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    dtype = jnp.result_type(*arrays, float)
+    return [array.astype(dtype) for array in arrays]
 
 
 def square_root(q: Gaussian) -> Array:

@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_tempered.core.checks import check_numbers, is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, Scalar
-from numpyro_tempered.gaussian.families import base as families
+from numpyro_tempered.gaussian.families import base
 from numpyro_tempered.gaussian.families.mean_field import shrink
 
 
@@ -61,25 +61,21 @@ def check(prior: FullRank) -> FullRank:
         ValueError: If the shapes disagree, d is 0, or (outside of transformations) a value is not finite, a
             diagonal entry not positive, or an entry above the diagonal not 0.
     """
-    loc, factor = jnp.asarray(prior.loc), jnp.asarray(prior.factor)
-    dtype = jnp.result_type(loc, factor, float)
+    loc, factor = base.as_floating(*prior)
     if loc.ndim != 1 or loc.size == 0 or factor.shape != 2 * loc.shape:
         raise ValueError(
-            "prior needs loc of shape (d,) with d >= 1 and factor of shape (d, d), got "
-            f"{loc.shape} and {factor.shape}."
+            f"prior needs loc of shape (d,), d >= 1, and factor of (d, d), got {loc.shape} and {factor.shape}."
         )
-    loc, factor = loc.astype(dtype), factor.astype(dtype)
     check_numbers(loc, "prior.loc")
     check_numbers(factor, "prior.factor")
     if not is_traced(loc, factor) and (np.any(np.triu(factor, 1) != 0) or not np.all(np.diag(factor) > 0)):
         raise ValueError(
-            "the factor of a prior must be lower triangular with a positive diagonal: give the Cholesky "
-            "factor of the covariance, q.scale_tril of a posterior."
+            "the factor of a prior must be lower triangular with a positive diagonal: give its scale_tril."
         )
     return FullRank(loc, factor)
 
 
-sample: families.Sample[FullRank] = families.sampler(lambda q, noise: matmul(noise, q.factor.T))
+sample: base.Sample[FullRank] = base.sampler(lambda q, noise: matmul(noise, q.factor.T))
 
 
 def kl(q: FullRank, p: FullRank) -> Array:
@@ -100,20 +96,20 @@ def predictor_variance(q: FullRank, x: Array) -> Array:
     return jnp.sum(jnp.square(matmul(x, q.factor)), axis=-1)
 
 
-def _whiten(q: FullRank, grad_var: families.Curvature) -> Array:
+def _whiten(q: FullRank, grad_var: base.Curvature) -> Array:
     """``L.T @ grad_var @ L``."""
-    if isinstance(grad_var, families.Whitened):
+    if isinstance(grad_var, base.Whitened):
         return grad_var.matrix
-    if isinstance(grad_var, families.Rows):
-        return families.Rows(matmul(grad_var.x, q.factor), grad_var.weights).dense()
+    if isinstance(grad_var, base.Rows):
+        return base.Rows(matmul(grad_var.x, q.factor), grad_var.weights).dense()
     return matmul(q.factor.T, matmul(grad_var, q.factor))
 
 
-def gradient(q: FullRank, grad_loc: Array, grad_var: families.Curvature) -> FullRank:
+def gradient(q: FullRank, grad_loc: Array, grad_var: base.Curvature) -> FullRank:
     """The gradient in ``(loc, factor)``: the lower triangle of ``2 grad_var @ L``."""
-    if isinstance(grad_var, families.Rows):
+    if isinstance(grad_var, base.Rows):
         product = matmul(grad_var.x.T * grad_var.weights[None, :], matmul(grad_var.x, q.factor))
-    elif isinstance(grad_var, families.Whitened):
+    elif isinstance(grad_var, base.Whitened):
         product = solve_triangular(q.factor, grad_var.matrix, lower=True, trans=1)
     else:
         product = matmul(grad_var, q.factor)
@@ -142,15 +138,13 @@ def kl_prox(anchor: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
     """
     if jnp.ndim(rate):
         raise ValueError(
-            f"a full covariance takes a scalar step size, got shape {jnp.shape(rate)}: one rate a "
-            "coordinate is for MeanField."
+            f"a full covariance takes a scalar step size, got shape {jnp.shape(rate)}; MeanField takes an array."
         )
     factor = anchor.factor
     whitened = rate * matmul(factor.T, grads.factor)
     diagonal = shrink(jnp.ones_like(anchor.loc), 0.5 * jnp.diagonal(whitened))
     mix = jnp.diag(diagonal) - jnp.tril(whitened, -1)
-    loc = anchor.loc - rate * matmul(factor, matmul(factor.T, grads.loc))
-    return FullRank(loc, matmul(factor, mix))
+    return FullRank(anchor.loc - rate * matmul(factor, matmul(factor.T, grads.loc)), matmul(factor, mix))
 
 
 def descend(q: FullRank, grads: FullRank, rate: Scalar) -> FullRank:
@@ -168,12 +162,7 @@ def start(q: FullRank) -> Memory:
 
 
 def natural_step(
-    memory: Memory,
-    q: FullRank,
-    prior: FullRank,
-    grad_loc: Array,
-    grad_var: families.Curvature,
-    gain: families.Gain,
+    memory: Memory, q: FullRank, prior: FullRank, grad_loc: Array, grad_var: base.Curvature, gain: base.Gain
 ) -> tuple[FullRank, Memory]:
     """A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var.
 
@@ -181,11 +170,10 @@ def natural_step(
     without a factorisation; otherwise the whitened precision is factored, in O(d³).
     """
     force, root = gain.step * grad_loc, memory.factor
-    if gain.keeps_all and not gain.pulls and isinstance(grad_var, families.Rows):
-        root = add_rows(root, families.Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
+    if gain.keeps_all and not gain.pulls and isinstance(grad_var, base.Rows):
+        root = add_rows(root, base.Rows(grad_var.x, 2.0 * gain.step * grad_var.weights))
     else:
-        whitened = gain.keep * jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)
-        whitened = whitened + 2.0 * gain.step * _whiten(q, grad_var)
+        whitened = gain.keep * jnp.eye(q.loc.shape[0], dtype=q.loc.dtype) + 2.0 * gain.step * _whiten(q, grad_var)
         if gain.pulls:
             ratio = solve_triangular(prior.factor, q.factor, lower=True)
             whitened = whitened + gain.pull * matmul(ratio.T, ratio)
@@ -203,15 +191,12 @@ def _divide(factor: Array, matrix: Array) -> Array:
     return solve_triangular(lower, factor.T, lower=True).T
 
 
-def add_rows(factor: CompensatedSum, rows: families.Rows) -> CompensatedSum:
+def add_rows(factor: CompensatedSum, rows: base.Rows) -> CompensatedSum:
     """The factor of (Σ^-1 + Σ w_i x_i x_iᵀ)^-1, one row after the other."""
     if rows.x.shape[0] == 1:
         return add_row(factor, rows.x[0], rows.weights[0])
 
-    def body(carry: CompensatedSum, row: families.Rows) -> tuple[CompensatedSum, None]:
-        return add_row(carry, row.x, row.weights), None
-
-    return jax.lax.scan(body, factor, rows)[0]
+    return jax.lax.scan(lambda total, row: (add_row(total, row.x, row.weights), None), factor, rows)[0]
 
 
 def add_row(factor: CompensatedSum, x: Array, weight: Array) -> CompensatedSum:
@@ -228,18 +213,18 @@ def add_row(factor: CompensatedSum, x: Array, weight: Array) -> CompensatedSum:
     return factor.add(matmul(root, v)[:, None] * (-kappa * v)[None, :])
 
 
-def floor(q: FullRank, grad_var: families.Curvature) -> tuple[families.Curvature, Array]:
+def floor(q: FullRank, grad_var: base.Curvature) -> tuple[base.Curvature, Array]:
     """Curvature without its negative part, and whether there was any.
 
     It drops rows with negative weights, and the negative eigenvalues of a dense matrix, whitened by q.
     """
-    if isinstance(grad_var, families.Rows):
+    if isinstance(grad_var, base.Rows):
         return grad_var.floor()
     values, vectors = jnp.linalg.eigh(_whiten(q, grad_var))
     # Rounding makes tiny negative eigenvalues of a singular matrix.
     tiny = jnp.finfo(values.dtype).eps * values.shape[0] * jnp.max(jnp.abs(values))
-    positive = families.Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
-    return families.Whitened(q.factor, positive), jnp.any(values < -tiny)
+    positive = base.Rows(vectors.T, jnp.maximum(values, 0.0)).dense()
+    return base.Whitened(q.factor, positive), jnp.any(values < -tiny)
 
 
 def merge(a: FullRank, b: FullRank, prior: FullRank) -> FullRank:
@@ -253,8 +238,7 @@ def merge(a: FullRank, b: FullRank, prior: FullRank) -> FullRank:
         return matmul(ratio.T, ratio), matmul(ratio.T, shift)
 
     (of_b, force_b), (of_prior, force_prior) = whitened(b), whitened(prior)
-    identity = jnp.eye(a.loc.shape[0], dtype=a.loc.dtype)
-    factor = _divide(of_a, identity + of_b - of_prior)
+    factor = _divide(of_a, jnp.eye(a.loc.shape[0], dtype=a.loc.dtype) + of_b - of_prior)
     # The force is L_a^T (λ_b - λ_0) around a.loc; the new covariance carries it back.
     force = solve_triangular(of_a, force_b - force_prior, lower=True, trans=1)
     return canonical(FullRank(a.loc + matmul(factor, matmul(factor.T, force)), factor))
@@ -265,27 +249,25 @@ def canonical(q: FullRank) -> FullRank:
     return q._replace(factor=q.scale_tril)
 
 
-families.register(
-    FullRank,
-    families.Family(
-        name="FullRank",
-        check=check,
-        sample=sample,
-        kl=kl,
-        root=lambda q: q.factor,
-        predictor_variance=predictor_variance,
-        curvature_form="matrix",
-        # A step carries whatever is not finite into the mean or the diagonal.
-        witness=lambda q: q.loc + jnp.diagonal(q.factor),
-        marginal_scale=lambda q: jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1)),
-        start=start,
-        natural_step=natural_step,
-        floor=floor,
-        merge=merge,
-        canonical=canonical,
-        from_root=FullRank,
-        gradient=gradient,
-        kl_prox=kl_prox,
-        descend=descend,
-    ),
+FAMILY = base.Family(
+    name="FullRank",
+    check=check,
+    sample=sample,
+    kl=kl,
+    root=lambda q: q.factor,
+    predictor_variance=predictor_variance,
+    curvature_form="matrix",
+    # A step carries whatever is not finite into the mean or the diagonal.
+    witness=lambda q: q.loc + jnp.diagonal(q.factor),
+    marginal_scale=lambda q: jnp.sqrt(jnp.sum(jnp.square(q.factor), axis=-1)),
+    start=start,
+    natural_step=natural_step,
+    floor=floor,
+    merge=merge,
+    canonical=canonical,
+    from_root=FullRank,
+    gradient=gradient,
+    kl_prox=kl_prox,
+    descend=descend,
 )
+base.register(FullRank, FAMILY)

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.families import base as families
+from numpyro_tempered.gaussian.families import base
 
 
 class LowRank(NamedTuple):
@@ -50,21 +51,18 @@ def check(prior: LowRank) -> LowRank:
         ValueError: If the shapes disagree, d or k is 0, k > d, or (outside of transformations) a value is not
             finite or a diagonal entry not positive.
     """
-    arrays = [jnp.asarray(leaf) for leaf in prior]
-    dtype = jnp.result_type(*arrays, float)
-    loc, diag, factor = arrays
-    shape = loc.shape
-    fits = loc.ndim == 1 and loc.size and diag.shape in ((), shape) and factor.ndim == 2
+    loc, diag, factor = base.as_floating(*prior)
+    fits = loc.ndim == 1 and loc.size and diag.shape in ((), loc.shape) and factor.ndim == 2
     if not fits or factor.shape[0] != loc.shape[0] or not 1 <= factor.shape[1] <= loc.shape[0]:
         raise ValueError(
             "prior needs loc of shape (d,) with d >= 1, precision_diag of shape (d,) or (), and precision_factor "
-            f"of shape (d, k) with 1 <= k <= d, got {shape}, {diag.shape} and {factor.shape}."
+            f"of shape (d, k) with 1 <= k <= d, got {loc.shape}, {diag.shape} and {factor.shape}."
         )
-    diag = jnp.broadcast_to(diag, shape)
+    diag = jnp.broadcast_to(diag, loc.shape)
     check_numbers(loc, "prior.loc")
     check_numbers(diag, "prior.precision_diag", "(0, inf)")
     check_numbers(factor, "prior.precision_factor")
-    return LowRank(loc.astype(dtype), diag.astype(dtype), factor.astype(dtype))
+    return LowRank(loc, diag, factor)
 
 
 def _core(q: LowRank) -> tuple[Array, Array]:
@@ -119,15 +117,14 @@ def color(q: LowRank, noise: Array) -> Array:
     return jnp.reshape(colored, noise.shape)
 
 
-sample = families.sampler(color)
+sample = base.sampler(color)
 
 
 def quadratic_form(q: LowRank, theta: Array) -> Array:
     """(θ - m)ᵀ P (θ - m) over the last axis."""
     shift = theta - q.loc
-    return jnp.sum(q.precision_diag * jnp.square(shift), -1) + jnp.sum(
-        jnp.square(matmul(shift, q.precision_factor)), -1
-    )
+    projection = matmul(shift, q.precision_factor)
+    return jnp.sum(q.precision_diag * jnp.square(shift), -1) + jnp.sum(jnp.square(projection), -1)
 
 
 def log_det_precision(q: LowRank) -> Array:
@@ -173,12 +170,11 @@ def truncate(columns: Array, signs: Array, rank: int) -> tuple[Array, Array]:
     strength, directions = jnp.linalg.eigh(inner, symmetrize_input=False)
     strongest = jnp.maximum(strength[-rank:], 0.0)
     factor = matmul(basis, directions[:, -rank:]) * jnp.sqrt(strongest)[None, :]
-    whole = jnp.sum(jnp.square(columns) * signs[None, :], axis=1)
-    return factor, whole - jnp.sum(jnp.square(factor), axis=1)
+    return factor, jnp.sum(jnp.square(columns) * signs[None, :], axis=1) - jnp.sum(jnp.square(factor), axis=1)
 
 
 def natural_step(
-    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: families.Curvature, gain: families.Gain
+    memory: Memory, q: LowRank, prior: LowRank, grad_loc: Array, grad_var: base.Curvature, gain: base.Gain
 ) -> tuple[LowRank, Memory]:
     r"""A natural-gradient step, P' = keep P + pull P_0 + step · 2 grad_var, projected on the family.
 
@@ -186,7 +182,7 @@ def natural_step(
     the others is added to D, so that the diagonal of the precision is that of the full-covariance step
     (Mishkin et al. 2018, SLANG). Exact where the precision has rank k beyond its diagonal.
     """
-    if not isinstance(grad_var, families.Rows):
+    if not isinstance(grad_var, base.Rows):
         raise TypeError(
             "LowRank takes curvature as rows of data: use a named predictor, a closed form, or "
             'ngvi(curvature="fisher"), not a dense Hessian.'
@@ -205,8 +201,7 @@ def natural_step(
     # streams; only one that would use the diagonal up is left out.
     lost = jnp.all(weights >= 0) & (rest < -0.5 * q.precision_diag)
     diag = memory.precision_diag.add(added + jnp.where(lost, 0.0, rest))
-    valid = jnp.all(diag.value > 0)
-    proposal = LowRank(q.loc, jnp.where(valid, diag.value, jnp.nan), factor)
+    proposal = LowRank(q.loc, jnp.where(jnp.all(diag.value > 0), diag.value, jnp.nan), factor)
     loc = memory.loc.add(-times_covariance(proposal, force[None, :])[0])
     return proposal._replace(loc=loc.value), Memory(loc, diag)
 
@@ -215,9 +210,7 @@ def merge(a: LowRank, b: LowRank, prior: LowRank) -> LowRank:
     """The Gaussian of natural parameters λ_a + λ_b - λ_0, projected on the family."""
     columns = jnp.concatenate([a.precision_factor, b.precision_factor, prior.precision_factor], axis=1)
     ranks = [q.precision_factor.shape[1] for q in (a, b, prior)]
-    signs = jnp.concatenate(
-        [jnp.full((r,), s, a.loc.dtype) for r, s in zip(ranks, (1.0, 1.0, -1.0), strict=True)]
-    )
+    signs = jnp.asarray(np.repeat([1.0, 1.0, -1.0], ranks), a.loc.dtype)
     factor, rest = truncate(columns, signs, ranks[0])
     diag = a.precision_diag + b.precision_diag - prior.precision_diag + rest
 
@@ -226,7 +219,7 @@ def merge(a: LowRank, b: LowRank, prior: LowRank) -> LowRank:
     return proposal._replace(loc=a.loc + times_covariance(proposal, force[None, :])[0])
 
 
-def convert(q: families.Gaussian, like: LowRank) -> LowRank:
+def convert(q: base.Gaussian, like: LowRank) -> LowRank:
     """The Gaussian whose precision has the diagonal of that of ``q`` and its strongest directions."""
     (d,), rank = q.loc.shape, like.precision_factor.shape[1]
     if isinstance(q, LowRank):
@@ -234,7 +227,7 @@ def convert(q: families.Gaussian, like: LowRank) -> LowRank:
             return q
         columns, diag = q.precision_factor, q.precision_diag
     else:
-        family = families.family_of(q)
+        family = base.family_of(q)
         root = family.root(family.canonical(q))
         if root.ndim == 1:
             return LowRank(q.loc, 1.0 / jnp.square(root), jnp.zeros((d, rank), q.loc.dtype))
@@ -248,23 +241,21 @@ def convert(q: families.Gaussian, like: LowRank) -> LowRank:
     return LowRank(q.loc, diag + rest, factor)
 
 
-families.register(
-    LowRank,
-    families.Family(
-        name="LowRank",
-        check=check,
-        sample=sample,
-        kl=kl,
-        root=lambda q: color(q, jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)).T,
-        predictor_variance=predictor_variance,
-        curvature_form="rows",
-        # A step carries a factor that is not finite into the mean.
-        witness=lambda q: q.loc + q.precision_diag,
-        marginal_scale=marginal_scale,
-        start=start,
-        natural_step=natural_step,
-        floor=lambda q, grad_var: grad_var.floor(),
-        merge=merge,
-        convert=convert,
-    ),
+FAMILY = base.Family(
+    name="LowRank",
+    check=check,
+    sample=sample,
+    kl=kl,
+    root=lambda q: color(q, jnp.eye(q.loc.shape[0], dtype=q.loc.dtype)).T,
+    predictor_variance=predictor_variance,
+    curvature_form="rows",
+    # A step carries a factor that is not finite into the mean.
+    witness=lambda q: q.loc + q.precision_diag,
+    marginal_scale=marginal_scale,
+    start=start,
+    natural_step=natural_step,
+    floor=lambda q, grad_var: grad_var.floor(),
+    merge=merge,
+    convert=convert,
 )
+base.register(LowRank, FAMILY)

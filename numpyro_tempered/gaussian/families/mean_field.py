@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, ArrayLike, Scalar
-from numpyro_tempered.gaussian.families.base import Family, Gain, Sample, register, sampler
+from numpyro_tempered.gaussian.families.base import Family, Gain, Sample, as_floating, register, sampler
 
 
 class MeanField(NamedTuple):
@@ -192,10 +192,8 @@ def natural_step(
 def clip_memory(memory: Memory, q: MeanField, scale: ArrayLike) -> Memory:
     """The sums set to where q was clipped; others keep their rounding error."""
     least = 1.0 / jnp.square(jnp.asarray(scale, q.scale.dtype))
-    loc, precision = memory
-    return Memory(
-        loc.restart_where(q.loc != loc.value, q.loc), precision.restart_where(precision.value < least, least)
-    )
+    loc = memory.loc.restart_where(q.loc != memory.loc.value, q.loc)
+    return Memory(loc, memory.precision.restart_where(memory.precision.value < least, least))
 
 
 def floor(q: MeanField, grad_var: Array) -> tuple[Array, Array]:
@@ -219,15 +217,12 @@ def check(prior: MeanField) -> MeanField:
         ValueError: If the shapes disagree, d is 0, or (outside of transformations) a scale is
             not positive or a value not finite.
     """
-    loc, scale = jnp.asarray(prior.loc), jnp.asarray(prior.scale)
-    dtype = jnp.result_type(loc, scale, float)
+    loc, scale = as_floating(*prior)
     if loc.ndim != 1 or loc.size == 0 or scale.shape not in ((), loc.shape):
         raise ValueError(
-            "prior needs loc of shape (d,) with d >= 1 and scale of shape (d,) or (), got "
-            f"{loc.shape} and {scale.shape}."
+            f"prior needs loc of shape (d,), d >= 1, and scale of (d,) or (), got {loc.shape} and {scale.shape}."
         )
-    scale = jnp.broadcast_to(scale, loc.shape).astype(dtype)
-    loc = loc.astype(dtype)
+    scale = jnp.broadcast_to(scale, loc.shape)
     return MeanField(check_numbers(loc, "prior.loc"), check_numbers(scale, "prior.scale", "(0, inf)"))
 
 
@@ -241,27 +236,25 @@ def descend(q: MeanField, grads: MeanField, rate: Scalar) -> MeanField:
     return MeanField(q.loc - rate * grads.loc, jnp.maximum(q.scale - rate * grads.scale, 0.0))
 
 
-register(
-    MeanField,
-    Family(
-        name="MeanField",
-        check=check,
-        sample=sample,
-        kl=kl,
-        root=lambda q: q.scale,
-        predictor_variance=predictor_variance,
-        curvature_form="diagonal",
-        witness=lambda q: q.loc + q.scale,
-        marginal_scale=lambda q: q.scale,
-        start=start,
-        natural_step=natural_step,
-        floor=floor,
-        merge=merge,
-        from_root=MeanField,
-        gradient=lambda q, grad_loc, grad_var: MeanField(grad_loc, 2.0 * q.scale * grad_var),
-        kl_prox=kl_prox,
-        kl_prox_scaled=kl_prox_scaled,
-        descend=descend,
-        clip_memory=clip_memory,
-    ),
+FAMILY = Family(
+    name="MeanField",
+    check=check,
+    sample=sample,
+    kl=kl,
+    root=lambda q: q.scale,
+    predictor_variance=predictor_variance,
+    curvature_form="diagonal",
+    witness=lambda q: q.loc + q.scale,
+    marginal_scale=lambda q: q.scale,
+    start=start,
+    natural_step=natural_step,
+    floor=floor,
+    merge=merge,
+    from_root=MeanField,
+    gradient=lambda q, grad_loc, grad_var: MeanField(grad_loc, 2.0 * q.scale * grad_var),
+    kl_prox=kl_prox,
+    kl_prox_scaled=kl_prox_scaled,
+    descend=descend,
+    clip_memory=clip_memory,
 )
+register(MeanField, FAMILY)

@@ -37,10 +37,9 @@ class StartsAtPrior(AutoContinuous):
         return type(self)(self.model, prefix=self.prefix)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        model: Model = self.model  # type: ignore[has-type]
+        model: Model = self.model
         # The start depends only on the prior, and must survive data that are missing or absurd.
-        prior_only: Model = temper(model, alpha=0.0)
-        self.model = prior_only
+        self.model: Any = temper(model, alpha=0.0)
         try:
             super()._setup_prototype(*args, **kwargs)
             rng_key = numpyro.prng_key()
@@ -70,9 +69,8 @@ class StartsAtPrior(AutoContinuous):
         Raises:
             TypeError: If the guide does not define its own.
         """
-        raise TypeError(
-            f"{type(self).__name__} needs a method start_at(loc, scale, moments): it decides the family."
-        )
+        name = type(self).__name__
+        raise TypeError(f"{name} needs a method start_at(loc, scale, moments): it decides the family.")
 
     def to_params(self, q: Any) -> Params:
         """The guide's parameters at ``q``."""
@@ -86,15 +84,13 @@ class StartsAtPrior(AutoContinuous):
 
     def pack(self, values: Params) -> Array:
         """Unconstrained values by site as one flat array, in the guide's own order."""
-        order = self._unpack_latent(jnp.zeros(self.latent_dim))
-        flat = jnp.concatenate([jnp.ravel(values[name]) for name in order])
+        flat = jnp.concatenate([jnp.ravel(values[name]) for name, _ in self.layout.sites])
         return jax.lax.convert_element_type(flat, flat.dtype)  # never weakly typed
 
     @property
     def layout(self) -> Layout:
         """Names and shapes of the sites in the flat vector, in order."""
-        sites = self._unpack_latent(jnp.zeros(self.latent_dim))
-        return Layout(tuple((name, jnp.shape(value)) for name, value in sites.items()))
+        return Layout.of(self._unpack_latent(jnp.zeros(self.latent_dim)))
 
     @property
     def prior(self) -> Gaussian:
@@ -102,6 +98,20 @@ class StartsAtPrior(AutoContinuous):
         if self.prototype_trace is None or self._prior is None:
             raise ValueError("the guide has not been set up: call it, or OnlineVI.init, first.")
         return self._prior
+
+
+def check_guide(guide: object, taker: str) -> StartsAtPrior:
+    """A guide whose covariance has a root among its parameters.
+
+    Raises:
+        TypeError: If it is another.
+    """
+    if not isinstance(guide, StartsAtPrior) or guide.root_param is None:
+        raise TypeError(
+            f"{taker} takes an AutoOnlineDiagonalNormal or AutoOnlineMultivariateNormal, got "
+            f"{type(guide).__name__}: use OnlineVI for other online guides."
+        )
+    return guide
 
 
 class AutoOnlineDiagonalNormal(StartsAtPrior, AutoDiagonalNormal):
@@ -192,14 +202,10 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
         """The start, with the covariance of what was drawn."""
         factor = np.diag(np.asarray(scale))
         if moments.draws:
-            # Which coordinates were drawn, and their draws in the flat order.
-            on = self.pack({k: jnp.full_like(v.loc, k in moments.draws) for k, v in moments.sites.items()})
-            at = np.flatnonzero(np.asarray(on))
-            draws = [
-                np.reshape(moments.draws[k], (NUM_PRIOR_DRAWS, -1))
-                for k, _ in self.layout.sites
-                if k in moments.draws
-            ]
+            names = [name for name, _ in self.layout.sites if name in moments.draws]
+            places = self.layout.split(jnp.arange(self.latent_dim))
+            at = np.concatenate([np.ravel(places[name]) for name in names])
+            draws = [np.reshape(moments.draws[name], (NUM_PRIOR_DRAWS, -1)) for name in names]
             covariance = np.atleast_2d(np.cov(np.concatenate(draws, axis=1), rowvar=False, bias=True))
             # Priors that determine each other, or more coordinates than draws: their variances remain.
             with contextlib.suppress(np.linalg.LinAlgError):
@@ -262,14 +268,11 @@ class AutoOnlineGuide(StartsAtPrior):
         return dist.MultivariateNormal(q.loc, scale_tril=square_root(family_of(q).canonical(q)))
 
     def _get_posterior(self) -> dist.Distribution:
-        return self.get_posterior(
-            {
-                f"{self.prefix}_{name}": numpyro.param(
-                    f"{self.prefix}_{name}", value, constraint=self.field_constraints.get(name, constraints.real)
-                )
-                for name, value in self.prior._asdict().items()
-            }
-        )
+        params = {}
+        for field, value in self.prior._asdict().items():
+            name, constraint = f"{self.prefix}_{field}", self.field_constraints.get(field, constraints.real)
+            params[name] = numpyro.param(name, value, constraint=constraint)
+        return self.get_posterior(params)
 
     def get_posterior(self, params: Params) -> dist.Distribution:
         """The posterior on the flat unconstrained scale."""

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.checks import check_numbers, is_traced
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.effects import base_distribution
@@ -53,9 +52,10 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
         raise ValueError(
             "a prior cannot be sampled (is it improper?): the online rules start at the prior."
         ) from error
-    exact = {name for name, (_, normal) in two.items() if _constant(normal.loc) and _constant(normal.scale)}
-    moments = {name: jax.tree.map(lambda leaf: leaf[0], two[name][1]) for name in exact}
-    matched = tuple(name for name in two if name not in exact)
+    moments = {
+        name: jax.tree.map(lambda leaf: leaf[0], pair) for name, (_, pair) in two.items() if _is_constant(pair)
+    }
+    matched = [name for name in two if name not in moments]
     draws: Params = {}
     if matched:
         keys = jax.random.split(rng_key, NUM_PRIOR_DRAWS)
@@ -66,12 +66,12 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
         draws = jax.jit(lambda keys: jax.lax.map(values, keys, batch_size=1000))(keys)
         for name in matched:
             moments[name] = MeanField(jnp.mean(draws[name], 0), jnp.std(draws[name], 0))
-            scale = np.asarray(moments[name].scale)
-            if not np.all(np.isfinite(scale)) or not np.all(scale > 0):
-                raise ValueError(
-                    f"the prior of {name!r} has no finite positive standard deviation on the "
-                    f"unconstrained scale (got {scale}): the online rules start at the prior."
-                )
+            check_numbers(
+                moments[name].scale,
+                f"the standard deviation of the prior of {name!r} on the unconstrained scale",
+                "(0, inf)",
+                hint="The online rules start at the prior.",
+            )
     return PriorMoments(moments, draws)
 
 
@@ -79,16 +79,14 @@ def _describe(site: Site) -> tuple[Array, MeanField]:
     """A draw on the unconstrained scale, and the site's Normal parameters, NaN where it is not Normal."""
     fn, value = site["fn"], site["value"]
     base = base_distribution(fn)
-    if base.support is constraints.real and not _has_variance(base):
+    if base.support is dist.constraints.real and not _has_variance(base):
         raise ValueError(
             f"the prior of {site['name']!r}, {type(base).__name__}, has no finite variance: the "
             "online rules start at a Gaussian. Give it a prior with two moments."
         )
     if isinstance(unindexed(fn), dist.MaskedDistribution):
-        raise ValueError(
-            f"the prior of {site['name']!r} is masked, so it is no distribution to start a guide at."
-        )
-    unconstrained = biject_to(fn.support).inv(value)
+        raise ValueError(f"the prior of {site['name']!r} is masked: a guide cannot start at it.")
+    unconstrained = dist.biject_to(fn.support).inv(value)
     if not isinstance(base, dist.Normal):
         nan = jnp.full_like(unconstrained, jnp.nan)
         return unconstrained, MeanField(nan, nan)
@@ -113,6 +111,6 @@ def _has_variance(fn: dist.Distribution) -> bool:
     return is_traced(variance) or bool(np.all(np.isfinite(variance)))
 
 
-def _constant(pair: Array) -> bool:
-    """Whether two draws agree, so that the parameter does not depend on other latents."""
-    return bool(np.all(np.asarray(pair[0]) == np.asarray(pair[1])))
+def _is_constant(pair: MeanField) -> bool:
+    """Whether the parameters agree at two draws, so that they do not depend on other latents."""
+    return all(np.array_equal(one, other) for one, other in pair)

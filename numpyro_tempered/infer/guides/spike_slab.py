@@ -18,6 +18,7 @@ from numpyro.primitives import Messenger, mutable
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params, Scalar
 from numpyro_tempered.handlers.effects import Message
+from numpyro_tempered.handlers.likelihood import is_masked
 from numpyro_tempered.infer.distributions import SpikeAndSlab
 
 
@@ -28,14 +29,14 @@ class AutoSpikeAndSlab(AutoNormal):
     φ N(m, σ²) + (1 - φ) δ_0; all others get Normals on the unconstrained scale, as in NumPyro's ``AutoNormal``.
     Parameters are ``{site}_{prefix}_probs``, ``_loc`` and ``_scale``.
 
-    **Three numbers, of which one is no bound.** Gates have no derivative, so SVI takes relaxed ones:
+    **Three objectives, one of them no bound.** Gates have no derivative, so SVI relaxes them:
 
     - the *relaxed objective*, what SVI minimises and :func:`numpyro_tempered.fit_svi` keeps in ``losses``. It
       may exceed the log evidence and must not be compared between models;
     - the *ELBO*, with exact gates, of :meth:`hard`. It is what ``fit_svi`` evaluates as ``elbo``, and the guide
       that it returns is that one;
-    - the ELBO of :func:`numpyro_tempered.round_and_refit`, whose gates are 0 or 1. Where a gate of .98 that drops
-      breaks the fit, as in networks, it is by far the greater one.
+    - the ELBO of :func:`numpyro_tempered.round_and_refit`, whose gates are 0 or 1. It is by far the
+      greatest where a gate of .98 that drops breaks the fit, as in networks.
 
     With stock ``SVI`` the loss must be ``TraceMeanField_ELBO()``: others need the density of the relaxed draws
     and raise. ``fit_svi`` takes it by default. A temperature that is a schedule is counted by a
@@ -131,10 +132,7 @@ class AutoSpikeAndSlab(AutoNormal):
             self.model = model
         if not slabs.sites:
             self.prototype_trace: Any = None
-            raise ValueError(
-                "the model has no latent site with a SpikeAndSlab prior, which is what AutoSpikeAndSlab is for: "
-                "take AutoNormal."
-            )
+            raise ValueError("the model has no latent site with a SpikeAndSlab prior: take AutoNormal.")
         self._sparse = frozenset(slabs.sites)
         # In the model's order, which potential_energy's dictionary does not keep.
         starts: Params = self._init_locs  # type: ignore[has-type]
@@ -200,23 +198,21 @@ class AutoSpikeAndSlab(AutoNormal):
         """Draws with exact gates, whatever the temperature, of shape ``sample_shape`` plus the site's."""
         factors = self._factors(params)
         keys = jax.random.split(rng_key, len(factors))
-        return self._constrain(
-            {name: q.sample(key, sample_shape) for key, (name, q) in zip(keys, factors.items(), strict=True)}
-        )
+        pairs = zip(keys, factors.items(), strict=True)
+        return self._constrain({name: q.sample(key, sample_shape) for key, (name, q) in pairs})
 
     def median(self, params: Params) -> Params:
-        """Medians, with exact gates: 0 where φ is below a half, and at times above."""
-        return self._constrain({name: q.icdf(jnp.asarray(0.5)) for name, q in self._factors(params).items()})
+        """Medians, with exact gates: 0 where φ is below a half, and for slabs around 0 above it too."""
+        return self.quantiles(params, 0.5)
 
     def quantiles(self, params: Params, quantiles: ArrayLike) -> Params:
         """Quantiles, with exact gates, along a leading axis."""
         levels = jnp.asarray(quantiles)
-        return self._constrain(
-            {
-                name: q.icdf(jnp.reshape(levels, (*levels.shape, *(1,) * len(q.batch_shape))))
-                for name, q in self._factors(params).items()
-            }
-        )
+
+        def quantile(q: dist.Distribution) -> Array:
+            return q.icdf(jnp.reshape(levels, levels.shape + (1,) * len(q.batch_shape)))
+
+        return self._constrain({name: quantile(q) for name, q in self._factors(params).items()})
 
 
 class _SlabsForSetUp(Messenger):
@@ -240,12 +236,12 @@ def _slab(name: str, fn: dist.Distribution) -> dist.Distribution | None:
     base = fn
     while hasattr(base, "base_dist"):
         base = base.base_dist
-        if isinstance(base, SpikeAndSlab) and isinstance(fn, dist.MaskedDistribution):
-            raise ValueError(
-                f"the SpikeAndSlab prior of site {name!r} is masked, which AutoSpikeAndSlab cannot be."
-            )
     if not isinstance(base, SpikeAndSlab):
         return None
+    if is_masked(fn):
+        raise ValueError(
+            f"the SpikeAndSlab prior of site {name!r} is masked: AutoSpikeAndSlab holds no such site."
+        )
     if base.temperature is not None:
         raise ValueError(
             f"the SpikeAndSlab prior of site {name!r} has a temperature: a prior has exact gates. Leave it out."

@@ -6,11 +6,8 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components import diagonal_gaussian, gaussian, spherical_gaussian, tied_gaussian
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_by
-from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
-from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
-from numpyro_tempered.mixtures.components.spherical_gaussian import SphericalGamma, spherical_gaussian
-from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.factors import Factors
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.result import MixtureFit
@@ -19,7 +16,6 @@ from numpyro_tempered.mixtures.source import array_source, problem_of
 
 # sklearn.mixture.BayesianGaussianMixture, which has no type annotations.
 VariationalMixture: TypeAlias = Any
-Form: TypeAlias = tuple[Component, Hyperparameters]
 
 
 def from_sklearn(
@@ -27,7 +23,7 @@ def from_sklearn(
 ) -> MixtureFit:
     r"""A fitted ``sklearn.mixture.BayesianGaussianMixture`` as a :class:`MixtureFit`, without any fitting.
 
-    scikit-learn's ``lower_bound_`` leaves out constants that depend on the number of components K,
+    scikit-learn's ``lower_bound_`` leaves out constants that depend on the number of components K:
 
     .. math:: \log\Gamma(K a) - K \log\Gamma(a) + K \Big[ \tfrac d2 \log \kappa_0 + \tfrac{\nu_0}2 \log |\Psi_0|
               - \tfrac{\nu_0 d}2 \log 2 - \sum_{i<d} \log\Gamma\big(\tfrac{\nu_0 - i}2\big) \Big]
@@ -36,15 +32,15 @@ def from_sklearn(
     for full covariances, so that it ranks wrong numbers of components first. ``objective`` and ``bound`` of the
     result have every constant.
 
-    The factors are those of the model, and F and E1 are evaluated at them; both are bounds at any factors:
+    The factors are those of the model. F and E1 are bounds at any factors, and are evaluated at these:
 
-    - full covariances: those of ``nt.mixtures.gaussian``, also a fixed point of its ascent if ``reg_covar`` is 0.
-      With another ``reg_covar`` the factors are a little wider than the best, and F so much lower.
+    - full covariances: those of ``nt.mixtures.gaussian``, and a fixed point of its ascent if ``reg_covar`` is 0.
+      With another ``reg_covar`` the factors are a little wider than the best ones, and F is lower.
     - diag, spherical: those of ``diagonal_gaussian`` and ``spherical_gaussian``, precisions Gamma with
-      concentration df / 2 or d df / 2. Where d > 1 scikit-learn takes responsibilities with the expected log
+      concentration df / 2 or d df / 2. Where d > 1, scikit-learn's responsibilities use the expected log
       determinant of a full Wishart matrix, which these factors do not have: not a fixed point of the ascent on F.
     - tied: those of ``tied_gaussian``. scikit-learn counts n / K data in the shared covariance where the
-      posterior has n: F is that of a factor that is too wide.
+      posterior counts n: F is that of a factor that is too wide.
 
     ``nt.mixtures.fit`` with the result as ``warm_start`` continues from there.
 
@@ -79,54 +75,43 @@ def from_sklearn(
     """
     num_samples = check_count(num_samples, "num_samples", 0)
     _check(model)
-    form = _wishart_form if model.covariance_type in ("full", "tied") else _gamma_form
-    family, posterior = form(model)
-    data = prepare(x, family, None)
-    if data.component != family._replace(prior=None):
+    component, posterior = _form(model)
+    data = prepare(x, component, None)
+    if data.component != component._replace(prior=None):
         raise ValueError("the data have missing entries (NaN), which scikit-learn cannot have been fitted to.")
     dtype = data.rows.dtype
     source = array_source(data, model.n_components)
     problem = problem_of(source, np.full(model.n_components, model.weight_concentration_prior_), 1.0)
     # On the host, in double precision.
-    posterior = translate_by(family, posterior, -_host(data.centre))  # type: ignore[arg-type]
+    posterior = translate_by(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
     factors = as_dtype(Factors(_host(model.weight_concentration_), posterior), dtype)
     history = History(np.empty(0), np.empty(0), bool(model.converged_), int(model.n_iter_))
     fit = assemble(rng_key, source, problem, 1.0, factors, history=history, num_samples=num_samples)
     return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
 
 
-def _wishart_form(model: VariationalMixture) -> Form:
-    """Of full covariances, or tied ones: then the one factor of the precision is repeated K times."""
+def _form(model: VariationalMixture) -> tuple[Component, Hyperparameters]:
+    """The component of a model, and its posterior."""
     size, dim = model.means_.shape
-    df, scale = _wisharts(model)
-    component = (tied_gaussian if model.covariance_type == "tied" else gaussian)(
-        dim,
-        loc=model.mean_prior_,
-        mean_precision=model.mean_precision_prior_,
-        df=model.degrees_of_freedom_prior_,
-        scale=model.covariance_prior_,
-    )
-    df, scale = _host(np.broadcast_to(df, (size,))), _host(np.broadcast_to(scale, (size, dim, dim)))
-    return component, NormalWishart(*_means(model), df, scale)
-
-
-def _gamma_form(model: VariationalMixture) -> Form:
-    """Of diagonal or spherical covariances, the latter with the degrees of freedom of all d columns."""
-    dim, spherical = model.means_.shape[1], model.covariance_type == "spherical"
+    of_means = {"loc": model.mean_prior_, "mean_precision": model.mean_precision_prior_}
+    df0, scale0 = model.degrees_of_freedom_prior_, np.asarray(model.covariance_prior_)
+    loc, mean_precision, df = map(_host, (model.means_, model.mean_precision_, model.degrees_of_freedom_))
+    # scikit-learn keeps scales divided by the degrees of freedom.
+    covariances = _host(model.covariances_)
+    scale = covariances * np.reshape(df, (*df.shape, *(1,) * (covariances.ndim - df.ndim)))
+    if model.covariance_type in ("full", "tied"):
+        with_wishart = tied_gaussian.tied_gaussian if model.covariance_type == "tied" else gaussian.gaussian
+        # The factor of a tied precision is repeated K times.
+        df, scale = _host(np.broadcast_to(df, (size,))), _host(np.broadcast_to(scale, (size, dim, dim)))
+        posterior = gaussian.NormalWishart(loc, mean_precision, df, scale)
+        return with_wishart(dim, **of_means, df=df0, scale=scale0), posterior
+    # A spherical covariance has the degrees of freedom of all d columns.
+    spherical = model.covariance_type == "spherical"
+    with_gamma = spherical_gaussian.spherical_gaussian if spherical else diagonal_gaussian.diagonal_gaussian
     half = 0.5 * dim if spherical else 0.5
-    loc, mean_precision = _means(model)
-    df, scale = _wisharts(model)
-    component = (spherical_gaussian if spherical else diagonal_gaussian)(
-        dim,
-        loc=model.mean_prior_,
-        mean_precision=model.mean_precision_prior_,
-        concentration=half * model.degrees_of_freedom_prior_,
-        rate=half * np.asarray(model.covariance_prior_),
-    )
-    mean_precision = _columns(mean_precision, dim)
-    if spherical:
-        return component, SphericalGamma(loc, mean_precision, half * df, half * scale)
-    return component, NormalGamma(loc, mean_precision, _columns(half * df, dim), half * scale)
+    concentration = half * df if spherical else _columns(half * df, dim)
+    gammas = diagonal_gaussian.NormalGamma(loc, _columns(mean_precision, dim), concentration, half * scale)
+    return with_gamma(dim, **of_means, concentration=half * df0, rate=half * scale0), gammas
 
 
 def _host(values: ArrayLike) -> Array:
@@ -135,18 +120,8 @@ def _host(values: ArrayLike) -> Array:
 
 
 def _columns(values: Array, dim: int) -> Array:
-    """Values ``(K,)`` the same in each of d columns."""
+    """Values ``(K,)`` repeated for each of d columns."""
     return _host(np.repeat(values[:, None], dim, axis=1))
-
-
-def _means(model: VariationalMixture) -> tuple[Array, Array]:
-    return _host(model.means_), _host(model.mean_precision_)
-
-
-def _wisharts(model: VariationalMixture) -> tuple[Array, Array]:
-    """Degrees of freedom, and scales: scikit-learn keeps them divided by the degrees of freedom."""
-    df, covariances = _host(model.degrees_of_freedom_), _host(model.covariances_)
-    return df, covariances * np.reshape(df, (*df.shape, *(1,) * (covariances.ndim - df.ndim)))
 
 
 def _check(model: object) -> None:

@@ -2,7 +2,7 @@
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
-from numpyro_tempered.mixtures.bridges.sites import Change, mixture_guide, mixture_model
+from numpyro_tempered.mixtures.bridges.sites import mixture_guide, mixture_model
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_concentration
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit
@@ -13,8 +13,8 @@ def numpyro_model(
 ) -> Model:
     r"""A mixture as a NumPyro model.
 
-    Sites: ``weights`` ~ Dirichlet; the parameters of the components in the plate ``components``, with what all
-    components share outside of it; the data ``x`` in the plate ``rows``, whose labels are summed out. The model
+    Sites: ``weights`` ~ Dirichlet; the parameters of the components in the plate ``components``, or outside of it
+    where all components share them; the data ``x`` in the plate ``rows``, with their labels summed out. The model
     is not tempered: put :class:`temper` around it. Its bound at :func:`numpyro_guide`, by ``Trace_ELBO``, is E1
     of the fit.
 
@@ -24,7 +24,7 @@ def numpyro_model(
         concentration: Dirichlet prior of the weights, one number or ``(K,)``, for a component.
 
     Returns:
-        ``model(x, sample_weight=None)``, of data as in ``nt.mixtures.fit``. A row of weight 0 has no density.
+        ``model(x, sample_weight=None)``, with data as in ``nt.mixtures.fit``. A row of weight 0 does not count.
 
     Raises:
         TypeError: If ``mixture`` is neither a fit nor a component.
@@ -81,15 +81,5 @@ def numpyro_guide(fit: MixtureFit) -> Guide:
         >>> bool(abs(-loss(jax.random.key(1)) - fit.bound.value) < 0.3)
         True
     """
-    return guide_of(fit)
-
-
-def guide_of(fit: MixtureFit, change: Change = lambda name, fn: fn) -> Guide:
-    """The factors of a fit as a guide, each factor's distribution changed.
-
-    Args:
-        fit: A fitted mixture.
-        change: Name of a site and its distribution, before it stands in a plate, to another distribution.
-    """
     check_fit(fit)
-    return mixture_guide(fit.component, fit.problem.prior, fit.factors.concentration, fit.posterior, change)
+    return mixture_guide(fit.component, fit.problem.prior, fit.factors.concentration, fit.posterior)

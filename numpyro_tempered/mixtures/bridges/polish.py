@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer import Predictive, TraceMeanField_ELBO
 from numpyro.optim import Adam
 
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
-from numpyro_tempered.mixtures.bridges.model import guide_of, numpyro_model
+from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
+from numpyro_tempered.mixtures.bridges.sites import mixture_guide
 from numpyro_tempered.mixtures.result import MixtureFit
 
 # Draws for the widths of the factors.
@@ -35,10 +35,10 @@ def polish(
     r"""Raise E1 from a fit by NumPyro's SVI, within the families of its factors.
 
     Coordinate ascent maximises F, a lower bound of :math:`E_1 = \alpha E_\rho[\log L] - \mathrm{KL}(\rho, \pi)`
-    that holds the labels independent of the parameters. Where components overlap the best factors for :math:`E_1`
-    are others, and this finds them: the guide has the same sites with the same distributions and the same
-    dependence of one on another, with arguments that start at the fit. A location moves by a shift, a positive
-    argument by a factor, a matrix by a triangular factor.
+    that takes the labels as independent of the parameters. Where components overlap, other factors are best for
+    :math:`E_1`, and this finds them. The guide has the same sites, distributions and dependence between sites,
+    with arguments that start at the fit. A location moves by a shift, a positive argument by a factor, a matrix
+    by a triangular factor.
 
     Args:
         rng_key: Key of the ascent, and of the draws for the bound.
@@ -47,19 +47,19 @@ def polish(
         sample_weight: Their weights, as in the fit.
         num_steps: Steps of the optimiser.
         optim: NumPyro or optax optimiser; by default Adam, with a step size that falls from 0.02 to 0.0002.
-            A step of 0.02 is one of 2 per cent in what is positive, and of .02 posterior standard deviations in a
-            location.
+            A step of 0.02 moves positive arguments by 2 per cent, and locations by 0.02 posterior standard
+            deviations.
         num_particles: Draws for a gradient.
         num_samples: Draws for the bound at the end.
         progress_bar: Show NumPyro's progress bar.
 
     Returns:
         A :class:`TemperedFit`, for :func:`compare` and :func:`to_inference_data`, whose ``elbo`` is E1 after the
-        polish with its standard error; compare with ``fit.bound``. It need not be larger: take
-        more steps or particles if it is not.
+        polish with its standard error; compare with ``fit.bound``. If it is not larger, take more steps or
+        particles.
 
     Raises:
-        TypeError: If ``fit`` is not a fit, or a factor is of a distribution with arguments that are not real,
+        TypeError: If ``fit`` is not a fit, or the distribution of a factor has arguments that are not real,
             positive or triangular.
         ValueError: If the data are not of the family, or the ascent ends in NaN.
 
@@ -95,7 +95,7 @@ def polish(
 
 
 def adjustable_guide(fit: MixtureFit, spreads: dict[str, Array]) -> Guide:
-    """The factors of a fit with arguments to be fitted; at the start of the parameters they are the fit's.
+    """The factors of a fit with arguments to optimise, which start at the fit.
 
     Args:
         fit: A fitted mixture.
@@ -106,41 +106,35 @@ def adjustable_guide(fit: MixtureFit, spreads: dict[str, Array]) -> Guide:
         arguments = ARGUMENTS.get(type(fn), fn.arg_constraints)
         return type(fn)(**{key: _adjusted(name, key, fn, getattr(fn, key), spreads) for key in arguments})
 
-    return guide_of(fit, change)
+    return mixture_guide(fit.component, fit.problem.prior, fit.factors.concentration, fit.posterior, change)
 
 
 def _adjusted(site: str, argument: str, fn: dist.Distribution, value: Array, spreads: dict[str, Array]) -> Array:
-    """An argument of a distribution times or plus a parameter, by what it may be."""
+    """An argument of a distribution, times or plus a parameter of the guide, by its constraint."""
     name, shape = f"{site}_{argument}", jnp.shape(value)
     constraint = fn.arg_constraints[argument]
     if constraint in (constraints.real, constraints.real_vector):
         return value + spreads[site] * numpyro.param(f"{name}_shift", jnp.zeros(shape))
     if constraint is constraints.lower_cholesky:
-        # Lower triangular, with a positive diagonal, as are products of such.
+        # A product of lower triangular matrices with positive diagonals is one.
         identity = jnp.broadcast_to(jnp.eye(shape[-1]), shape)
         return value @ numpyro.param(f"{name}_factor", identity, constraint=constraints.lower_cholesky)
-    positive = constraints.independent(constraints.positive, 1)
-    if constraint is constraints.positive or constraint == positive:
-        return value * numpyro.param(f"{name}_factor", jnp.ones(shape), constraint=constraints.positive)
-    if isinstance(fn, dist.Wishart):
+    if constraint in (constraints.positive, constraints.independent(constraints.positive, 1)):
+        least = 0.0
+    elif isinstance(fn, dist.Wishart):
         least = fn.event_shape[-1] - 1.0
-        factor = numpyro.param(f"{name}_factor", jnp.ones(shape), constraint=constraints.positive)
-        return least + (value - least) * factor
-    raise TypeError(
-        f"the factor of {site!r} is a {type(fn).__name__}, whose argument {argument!r} is neither real nor "
-        "positive: polish moves locations, positive numbers and triangular matrices."
-    )
+    else:
+        raise TypeError(
+            f"the factor of {site!r} is a {type(fn).__name__}, whose argument {argument!r} is neither real nor "
+            "positive: polish moves locations, positive numbers and triangular matrices."
+        )
+    factor = numpyro.param(f"{name}_factor", jnp.ones(shape), constraint=constraints.positive)
+    return least + (value - least) * factor
 
 
 def _spreads(rng_key: Array, fit: MixtureFit) -> dict[str, Array]:
     """The width of each entry of each site under the factors of a fit."""
-    guide = guide_of(fit)
-
-    def one(key: Array) -> dict[str, Array]:
-        trace = handlers.trace(handlers.seed(guide, key)).get_trace()
-        return {name: site["value"] for name, site in trace.items() if site["type"] == "sample"}
-
-    draws = jax.jit(jax.vmap(one))(jax.random.split(rng_key, NUM_DRAWS))
+    draws = jax.jit(Predictive(numpyro_guide(fit), num_samples=NUM_DRAWS, parallel=True))(rng_key)
 
     def half_width(values: Array) -> Array:
         # Locations of unknown precision may have no standard deviation, but they have quantiles.

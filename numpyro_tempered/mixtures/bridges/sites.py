@@ -1,8 +1,7 @@
 """A mixture as NumPyro's sites: the model and the guide, from the component and its hyperparameters."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +12,12 @@ from numpyro import handlers
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Rows,
-    Sample,
-    as_dtype,
-    missing_form,
-)
+from numpyro_tempered.mixtures.components import base
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.components.product import ColumnsOf
 from numpyro_tempered.mixtures.prepare import check_weight
 
 WEIGHTS, COMPONENTS, ROWS, DATA = "weights", "components", "rows", "x"
-
-
-class Change(Protocol):
-    """What makes another distribution of that of a site."""
-
-    def __call__(self, name: str, fn: dist.Distribution, /) -> dist.Distribution:
-        """The new distribution, before it stands in a plate."""
 
 
 def mixture_model(component: Component, prior: Hyperparameters, concentration: np.ndarray | Array) -> Model:
@@ -40,21 +26,22 @@ def mixture_model(component: Component, prior: Hyperparameters, concentration: n
 
     def model(x: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         rows = component.check(_on_host(x))
-        # Of traced rows it is not known whether entries are missing.
-        form = component.with_missing if is_traced(rows) else missing_form(component, rows)
-        has_missing = form is not None and form is not component
+        if is_traced(rows):
+            # Their values are unknown: entries may be missing wherever the family allows it.
+            may_miss = component.with_missing is not None
+        else:
+            may_miss = base.missing_form(component, rows) is not component
         rows = jnp.asarray(rows)
         weight = None
         if sample_weight is not None:
             check_weight(_on_host(sample_weight), rows)
             weight = jnp.asarray(sample_weight, rows.dtype)
-        hyperparameters, dirichlet = as_dtype((prior, concentration), rows.dtype)
-        width = jax.eval_shape(component.statistics, rows[:1].T).shape[0]
+        hyperparameters, dirichlet = base.as_dtype((prior, concentration), rows.dtype)
         weights = numpyro.sample(WEIGHTS, dist.Dirichlet(dirichlet))
-        sample = _sampler(sites_by_component(component, hyperparameters, size, width), size)
-        parameters = component.draw(sample, prior_of_all(component, hyperparameters, size, width))
+        sample = _sampler(component, hyperparameters, size)
+        parameters = component.draw(sample, _prior_of_all(component, hyperparameters, size))
         components = component.distribution(parameters)
-        observed = ~jnp.isnan(rows) if has_missing else None
+        observed = ~jnp.isnan(rows) if may_miss else None
         if observed is not None:
             components = mask_missing(components, observed)
         with numpyro.plate(ROWS, rows.shape[0]), _counted(weight, observed):
@@ -64,16 +51,25 @@ def mixture_model(component: Component, prior: Hyperparameters, concentration: n
 
 
 def mixture_guide(
-    component: Component, prior: Hyperparameters, concentration: Array, posterior: Hyperparameters, change: Change
+    component: Component,
+    prior: Hyperparameters,
+    concentration: Array,
+    posterior: Hyperparameters,
+    change: Callable[[str, dist.Distribution], dist.Distribution] = lambda name, fn: fn,
 ) -> Guide:
-    """A Dirichlet and posteriors of the components as a guide, each site's distribution changed."""
-    size = concentration.shape[0]
-    width = jax.eval_shape(component.coefficients, posterior)[1].shape[1]
-    by_component = sites_by_component(component, prior, size, width)
+    """A Dirichlet and posteriors of the components as a guide.
+
+    Args:
+        component: The component.
+        prior: Of one component.
+        concentration: Of the Dirichlet of the weights, ``(K,)``.
+        posterior: Hyperparameters with leading axis K.
+        change: Name of a site and its distribution, before it stands in a plate, to another distribution.
+    """
+    sample = _sampler(component, prior, concentration.shape[0])
 
     def guide(x: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> None:
         numpyro.sample(WEIGHTS, change(WEIGHTS, dist.Dirichlet(concentration)))
-        sample = _sampler(by_component, size)
         component.draw(lambda name, fn: sample(name, change(name, fn)), posterior)
 
     return guide
@@ -82,30 +78,30 @@ def mixture_guide(
 class Mixture(dist.MixtureSameFamily):
     """A mixture of any components of one family, whose data may have missing entries.
 
-    NumPyro's own refuses components whose support has arguments, such as the categorical, and has no density
-    for NaN.
+    NumPyro's ``MixtureSameFamily`` refuses components whose support has arguments, such as the categorical, and
+    has no density for NaN.
 
     Args:
         weights: Of the components, ``(K,)``.
-        components: Batch shape ``(K,)``, or ``(n, K)`` where entries are missing; see :func:`masked`.
+        components: Batch shape ``(K,)``, or ``(n, K)`` where entries are missing; see :func:`mask_missing`.
     """
 
     def __init__(self, weights: Array, components: dist.Distribution) -> None:
         self._mixing_distribution = dist.Categorical(probs=weights)
         self._component_distribution = components
         self._mixture_size = jnp.shape(weights)[-1]
-        # Past the checks of MixtureSameFamily; and missing entries are outside of every support.
+        # Skips the checks of MixtureSameFamily. Missing entries are outside of every support: no validation.
         super(dist.MixtureSameFamily, self).__init__(
             components.batch_shape[:-1], components.event_shape, validate_args=False
         )
 
 
 def mask_missing(components: dist.Distribution, observed: Array) -> dist.Distribution:
-    """Components for rows ``(n, d)`` with missing entries, which are marginalised.
+    """Components for rows ``(n, d)`` with missing entries, marginalised.
 
     Args:
         components: Batch shape ``(K,)``, with columns that are independent where entries are missing.
-        observed: Which entries there are, ``(n, d)``.
+        observed: Which entries are observed, ``(n, d)``.
 
     Returns:
         Batch shape ``(n, K)``. Its draws are complete.
@@ -117,53 +113,40 @@ def mask_missing(components: dist.Distribution, observed: Array) -> dist.Distrib
         )
     if isinstance(components, dist.Independent) and len(components.event_shape) == 1:
         return components.base_dist.mask(observed[:, None, :]).to_event(1)
-    # A part without missing entries, since its component refuses them.
+    # Entries are never missing here: the component refuses that.
     return components.expand((observed.shape[0], *components.batch_shape))
 
 
-def prior_of_all(
-    component: Component, prior: Hyperparameters, num_components: int, num_statistics: int
-) -> Hyperparameters:
-    """The prior in the form of a posterior: an axis K where each component has its own, none where they share."""
-    dtype = jax.tree.leaves(prior)[0].dtype
-    return component.update(
-        prior, jnp.zeros(num_components, dtype), jnp.zeros((num_components, num_statistics), dtype)
-    )
-
-
-def sites_by_component(
-    component: Component, prior: Hyperparameters, num_components: int, num_statistics: int
-) -> dict[str, bool]:
-    """Names of the parameters, and whether each component has its own."""
-
-    def batch_shapes(size: int) -> dict[str, tuple[int, ...]]:
-        shapes = {}
-
-        def build(prior: Hyperparameters) -> None:
-            def record(name: str, fn: dist.Distribution) -> Array:
-                shapes[name] = fn.batch_shape
-                return jnp.zeros(fn.shape())
-
-            component.draw(record, prior_of_all(component, prior, size, num_statistics))
-
-        jax.eval_shape(build, prior)
-        return shapes
-
-    # The shape of a shared parameter does not depend on K.
-    shapes, one_more = batch_shapes(num_components), batch_shapes(num_components + 1)
-    return {name: shapes[name] != one_more[name] for name in shapes}
-
-
-def _on_host(values: ArrayLike) -> Rows:
+def _on_host(values: ArrayLike) -> base.Rows:
     """Values that can be checked, also where NumPyro compiles the model; traced ones as they are."""
     return values if is_traced(values) else np.asarray(values)  # type: ignore[return-value]
 
 
-def _sampler(by_component: dict[str, bool], num_components: int) -> Sample:
+def _prior_of_all(component: Component, prior: Hyperparameters, num_components: int) -> Hyperparameters:
+    """The prior in the form of a posterior: an axis K where each component has its own, none where they share."""
+    priors = base.broadcast_prior(prior, num_components)
+    counts, sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(component.coefficients, priors))
+    return component.update(prior, counts, sums)
+
+
+def _sampler(component: Component, prior: Hyperparameters, num_components: int) -> base.Sample:
     """``numpyro.sample`` of parameters, in the plate of the components where each has its own."""
 
+    def batch_shapes(size: int) -> dict[str, tuple[int, ...]]:
+        shapes = {}
+
+        def record(name: str, fn: dist.Distribution) -> Array:
+            shapes[name] = fn.batch_shape
+            return jnp.zeros(fn.shape())
+
+        jax.eval_shape(lambda prior: component.draw(record, _prior_of_all(component, prior, size)), prior)
+        return shapes
+
+    # The shape of a shared parameter does not depend on K.
+    shapes, one_more = batch_shapes(num_components), batch_shapes(num_components + 1)
+
     def sample(name: str, fn: dist.Distribution) -> Array:
-        if not by_component[name]:
+        if shapes[name] == one_more[name]:
             return numpyro.sample(name, fn.to_event(len(fn.batch_shape)))
         with numpyro.plate(COMPONENTS, num_components):
             return numpyro.sample(name, fn.to_event(len(fn.batch_shape) - 1))

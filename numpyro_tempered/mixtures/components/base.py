@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import check_count, check_numbers, is_traced
+from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 # A NamedTuple of arrays, the family's own; a dict of such for a product of families.
@@ -17,20 +17,15 @@ Hyperparameters: TypeAlias = Any
 Parameters: TypeAlias = dict[str, Array]
 # On the host, or on the devices.
 Rows: TypeAlias = Array | np.ndarray
+# ``numpyro.sample``, or what takes its place: the name of a site and its distribution to a value.
+Sample: TypeAlias = Callable[[str, dist.Distribution], Array]
 T = TypeVar("T")
-
-
-class Sample(Protocol):
-    """``numpyro.sample``, or what takes its place."""
-
-    def __call__(self, name: str, fn: dist.Distribution, /) -> Array:
-        """A value of the site ``name`` with distribution ``fn``."""
 
 
 class Component(NamedTuple):
     r"""A conjugate component as functions.
 
-    Data of a component are an exponential family: with K components, F statistics and n rows,
+    The data of a component follow an exponential family: with K components, F statistics and n rows,
 
     .. math:: \log q_{\theta_j}(x) = \log h(x) + c(\theta_j) + \langle w(\theta_j), T(x) \rangle .
 
@@ -39,8 +34,8 @@ class Component(NamedTuple):
     written for all K components at once, with K as leading axis of what is called a posterior or parameters;
     the prior has no such axis. Data are columns, features first: shape ``(d, n)``.
 
-    A component is compiled once for the functions that it holds: make it by a function that gives the same
-    ones for the same arguments (as :func:`columnwise` does), with everything that is a number in ``prior``.
+    JAX compiles a component once for the functions that it holds. Make it by a function that returns the same
+    functions for the same arguments, as :func:`columnwise` does, and put every number into ``prior``.
 
     Attributes:
         name: For messages and results.
@@ -53,22 +48,22 @@ class Component(NamedTuple):
         coefficients: A posterior to E[c] ``(K,)`` and E[w] ``(K, F)``.
         kl: ``(posterior, prior)`` to the KL divergence, summed over components, shape ().
         log_evidence: ``(prior, counts, sums)`` to the log of ∫ exp(N_j c(θ) + ⟨sums_j, w(θ)⟩) dprior(θ), summed
-            over components, shape (): log ratios of the normalisers of posterior and prior.
+            over components, shape (). It is the log ratio of the normalisers of posterior and prior.
         log_predictive: ``(posterior, columns (d, n))`` to the log density ``(K, n)`` of a datum under each
             component, the parameters integrated out.
         draw: ``(sample, hyperparameters)`` to parameters, where ``sample(name, distribution)`` is
             ``numpyro.sample`` or draws; the one description of the prior and the posterior as distributions.
         distribution: Parameters ``(..., K)`` to the NumPyro distribution of a datum, of batch shape ``(..., K)``.
         coefficients_at: Parameters to c ``(K,)`` and w ``(K, F)``.
-        maximum_likelihood: ``(prior, counts, sums)`` to parameters, of the prior only what is known (such as a
-            variance); None where there is none.
+        maximum_likelihood: ``(prior, counts, sums)`` to parameters. It reads from the prior only known
+            constants, such as a variance. None where there is no maximum.
         num_parameters: The number of components to the number of free parameters.
         coordinates: Rows ``(n, d)`` to points ``(n, p)`` without NaN, whose Euclidean distance separates the
             components; for starts and splits.
-        translate: ``(hyperparameters, shift (d,))`` to those of data that are moved by ``shift``; with it sums
-            are taken about the mean of the data, which keeps digits. None where data may not be moved.
-        with_missing: Makes the same component, without its prior, for data with missing entries, which are
-            marginalised. None where the family does not allow this.
+        translate: ``(hyperparameters, shift (d,))`` to those of the data plus ``shift``. With it, sums are taken
+            about the mean of the data, which keeps digits. None where the family has no such hyperparameters.
+        with_missing: Makes the same component, without its prior, for data with missing entries, which it
+            marginalises. None where the family does not allow this.
     """
 
     name: str
@@ -91,12 +86,11 @@ class Component(NamedTuple):
     with_missing: Callable[[], "Component"] | None = None
 
 
-def check_is_component(component: object) -> None:
+def check_is_component(component: object, name: str = "component") -> None:
     """Raise TypeError where this is not a component."""
     if not isinstance(component, Component):
-        raise TypeError(
-            f"component is a {type(component).__name__}; expected a component such as nt.mixtures.gaussian(dim)."
-        )
+        kind = type(component).__name__
+        raise TypeError(f"{name} is a {kind}; expected a component such as nt.mixtures.gaussian(dim).")
 
 
 def broadcast_prior(prior: T, num_components: int) -> T:
@@ -110,12 +104,12 @@ def as_dtype(tree: T, dtype: np.dtype | type) -> T:
 
 
 def translate_by(component: Component, q: T, shift: Array | None) -> T:
-    """Hyperparameters of data that are moved by ``shift``; the same ones where it is None."""
+    """Hyperparameters of the data plus ``shift``; the same ones where it is None."""
     return q if shift is None else component.translate(q, shift)  # type: ignore[misc]
 
 
 def translate_loc(q: Hyperparameters, shift: Array) -> Hyperparameters:
-    """Hyperparameters of a location family of data that are moved by ``shift``."""
+    """Hyperparameters of a location family, of the data plus ``shift``."""
     return q._replace(loc=q.loc + shift)
 
 
@@ -142,40 +136,41 @@ def namespace(array: Rows) -> ModuleType:
     return np if isinstance(array, np.ndarray) else jnp
 
 
-def floating_rows(x: ArrayLike, name: str, dim: int | None = None) -> Array:
+def floating_rows(
+    x: ArrayLike, name: str, dim: int | None, valid: Callable[[Array], Array] | None = None, expected: str = ""
+) -> Array:
     """Data as floating rows ``(n, d)``; a vector is one column.
 
+    Args:
+        x: The data; missing entries are NaN.
+        name: The family, for messages.
+        dim: Number of columns; None for any.
+        valid: Entries to whether each is a datum of the family; by default any finite number is.
+        expected: What a datum is, for the message.
+
     Raises:
-        ValueError: If there is no row or column, the shape is wrong, or an entry is infinite.
-        TypeError: If the data are not numbers.
+        ValueError: If there is no row or column, the shape is wrong, or an entry is infinite or not valid.
+        TypeError: If the data are not real numbers.
     """
     array: Array = x if isinstance(x, jax.Array) else np.asarray(x)  # type: ignore[assignment]
-    dtype = array.dtype
-    if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
-        raise TypeError(f"{name}: the data are of dtype {dtype}; numbers are needed. Encode them first.")
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(f"{name}: the data are complex; real numbers are needed.")
+    check_real(array.dtype, f"{name}: the data", hint="Encode them as real numbers.")
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim != 2 or 0 in array.shape or (dim is not None and array.shape[1] != dim):
-        expected = "(n, d)" if dim is None else f"(n, {dim})" + (" or (n,)" if dim == 1 else "")
-        raise ValueError(f"{name}: the data have shape {np.shape(x)}; {expected} with n >= 1 is needed.")
-    if not jnp.issubdtype(dtype, jnp.floating):
+        shape = "(n, d)" if dim is None else f"(n, {dim})" + (" or (n,)" if dim == 1 else "")
+        raise ValueError(f"{name}: the data have shape {np.shape(x)}; {shape} with n >= 1 is needed.")
+    if not jnp.issubdtype(array.dtype, jnp.floating):
         # Whole numbers far from 0 keep their digits on the host, until the centre is taken off.
         array = array.astype(np.float64 if isinstance(array, np.ndarray) else jnp.zeros(()).dtype)
-    check_values(array, name, lambda rows: ~namespace(rows).isinf(rows))
+    if not is_traced(array):
+        library = namespace(array)
+        is_valid = library.isfinite(array) if valid is None else library.isfinite(array) & valid(array)
+        is_invalid = ~(library.isnan(array) | is_valid)
+        if bool(is_invalid.any()):
+            row, column = np.unravel_index(int(is_invalid.argmax()), is_invalid.shape)
+            value = f"row {row}, column {column} of the data is {float(array[row, column]):g}"
+            raise ValueError(f"{name}: {value}; expected {expected}." if expected else f"{name}: {value}.")
     return array
-
-
-def check_values(x: Array, name: str, valid: Callable[[Array], Array], expected: str = "") -> None:
-    """Raise ValueError where an entry that is not missing is not valid; the first such row is named."""
-    if is_traced(x):
-        return
-    is_invalid = ~(namespace(x).isnan(x) | valid(x))
-    if bool(is_invalid.any()):
-        row, column = (int(index) for index in np.unravel_index(int(is_invalid.argmax()), is_invalid.shape))
-        value = f"row {row}, column {column} of the data is {float(x[row, column]):g}"
-        raise ValueError(f"{name}: {value}; expected {expected}." if expected else f"{name}: {value}.")
 
 
 def one_number(value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)") -> Array:
@@ -185,10 +180,8 @@ def one_number(value: ArrayLike, name: str, argument: str, interval: str = "(0, 
         TypeError: If it is not a number.
         ValueError: If it is an array, or outside of the interval.
     """
-    array = hyperparameter(value, name, argument, interval)
-    if array.shape != ():
-        raise ValueError(f"{name}: {argument} has shape {array.shape}; expected one number, for all columns.")
-    return array
+    check_number(value, f"{name}: {argument}", interval)
+    return hyperparameter(value, name, argument, interval)
 
 
 def per_column(value: ArrayLike, dim: int, name: str, argument: str, interval: str = "(0, inf)") -> Array:
@@ -201,9 +194,7 @@ def per_column(value: ArrayLike, dim: int, name: str, argument: str, interval: s
     dim = check_count(dim, f"{name}: the number of columns")
     array = hyperparameter(value, name, argument, interval)
     if array.shape not in ((), (dim,)):
-        raise ValueError(
-            f"{name}: {argument} has shape {array.shape}; expected () or ({dim},), a number for each column."
-        )
+        raise ValueError(f"{name}: {argument} has shape {array.shape}; expected () or ({dim},).")
     return jnp.broadcast_to(array, (dim,))
 
 
@@ -223,14 +214,14 @@ def hyperparameter(value: ArrayLike, name: str, argument: str, interval: str = "
 
 
 def standardised(rows: Array) -> Array:
-    """Rows with columns of mean 0 and standard deviation 1; missing entries at 0, constant columns too."""
+    """Rows with columns of mean 0 and standard deviation 1; missing entries and constant columns are 0."""
     deviations, count = centre_rows(rows)
     scale = jnp.sqrt(jnp.sum(jnp.square(deviations), axis=0) / count)
     return deviations / jnp.where(scale > 0, scale, 1.0)
 
 
 def centre_rows(rows: Array) -> tuple[Array, Array]:
-    """Rows less the means of their columns, 0 where an entry is missing; and each column's observed entries."""
+    """Rows less the means of their columns, 0 where an entry is missing; and the observed entries per column."""
     observed = ~jnp.isnan(rows)
     count = jnp.maximum(jnp.sum(observed, axis=0), 1)
     mean = jnp.sum(jnp.where(observed, rows, 0.0), axis=0) / count

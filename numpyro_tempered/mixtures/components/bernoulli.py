@@ -52,7 +52,7 @@ def as_dirichlet(q: BetaProbability) -> Array:
 
 
 def update(prior: BetaProbability, count: Array, sums: Arrays) -> BetaProbability:
-    """The beta posterior, with zeros counted too: the count less the ones would be rounding for a rare value."""
+    """The beta posterior. Zeros are counted too: the count minus the ones would lose the digits of a rare 0."""
     return BetaProbability(prior.ones + sums[0], prior.zeros + sums[1])
 
 

@@ -12,16 +12,7 @@ from jax.scipy.special import digamma, gammaln
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Parameters,
-    Sample,
-    check_values,
-    floating_rows,
-    namespace,
-    per_column,
-    standardised,
-)
+from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.special import log_gamma_slack
 
 
@@ -34,7 +25,7 @@ class DirichletColumns(NamedTuple):
     concentration: Array
 
 
-def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> Component:
+def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> components.Component:
     """Components of independent columns of codes: the latent class model.
 
     Args:
@@ -62,23 +53,25 @@ def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> Com
     counts = tuple(check_count(count, f"{name}: each of the levels") for count in levels)
     if not counts:
         raise ValueError(f"{name}: levels is empty; expected the number of levels of each column.")
-    concentrations = per_column(concentration, len(counts), name, "concentration")
+    concentrations = components.per_column(concentration, len(counts), name, "concentration")
     exists = np.arange(max(counts)) < np.asarray(counts)[:, None]
     return _categorical(counts)._replace(prior=DirichletColumns(jnp.where(exists, concentrations[:, None], 0.0)))
 
 
 @lru_cache(maxsize=64)
-def _categorical(levels: tuple[int, ...]) -> Component:
+def _categorical(levels: tuple[int, ...]) -> components.Component:
     name, dim, most = "categorical", len(levels), max(levels)
-    column, code = (np.concatenate(part) for part in _layout(levels))
+    # The column and the code of each statistic, as indices of one width whatever JAX's default is.
+    column = np.repeat(np.arange(dim, dtype=np.int32), levels)
+    code = np.concatenate([np.arange(size, dtype=np.int32) for size in levels])
+    expected = f"a code from 0 below the column's levels {levels}, or NaN or -1 for a missing entry"
+
+    def is_code(values: Array) -> Array:
+        return (values >= -1) & (values < np.asarray(levels, values.dtype)) & (values == values.round())
 
     def check(x: ArrayLike) -> Array:
-        rows = floating_rows(x, name, dim)
-        rows = namespace(rows).where(rows == -1, np.asarray(np.nan, rows.dtype), rows)
-        sizes = np.asarray(levels, rows.dtype)
-        expected = f"a code from 0 below the column's levels {levels}, or NaN or -1 for a missing entry"
-        check_values(rows, name, lambda v: (v >= 0) & (v < sizes) & (v == v.round()), expected)
-        return rows
+        rows = components.floating_rows(x, name, dim, is_code, expected)
+        return components.namespace(rows).where(rows == -1, np.asarray(np.nan, rows.dtype), rows)
 
     def statistics(columns: Array) -> Array:
         """Indicators of all levels, column by column; none where the entry is missing."""
@@ -100,8 +93,8 @@ def _categorical(levels: tuple[int, ...]) -> Component:
     def kl(q: DirichletColumns, p: DirichletColumns) -> Array:
         _, expected = coefficients(q)
         slack = jnp.sum(log_gamma_slack(flat(q.concentration))) - jnp.sum(log_gamma_slack(totals(q)))
-        components = totals(q).size // dim
-        return slack - jnp.sum(flat(p.concentration) * expected) + components * log_normaliser(p)
+        num_components = totals(q).size // dim
+        return slack - jnp.sum(flat(p.concentration) * expected) + num_components * log_normaliser(p)
 
     def log_normaliser(q: DirichletColumns) -> Array:
         return jnp.sum(gammaln(flat(q.concentration))) - jnp.sum(gammaln(totals(q)))
@@ -116,34 +109,34 @@ def _categorical(levels: tuple[int, ...]) -> Component:
         log_mean = jnp.log(flat(q.concentration)) - jnp.log(totals(q))[..., column]
         return jnp.matmul(log_mean, statistics(columns), precision=jax.lax.Precision.HIGHEST)
 
-    def draw(sample: Sample, q: DirichletColumns) -> Parameters:
-        """One site for the columns of each number of levels."""
+    def draw(sample: components.Sample, q: DirichletColumns) -> components.Parameters:
+        """A site for all columns with the same number of levels."""
         probs = jnp.zeros_like(q.concentration)
         for size in sorted(set(levels)):
             columns = np.flatnonzero(np.asarray(levels) == size).astype(np.int32)
             site = "probs" if min(levels) == most else f"probs_of_{size}"
-            # A column of one level has nothing to be drawn.
+            # A column of one level has nothing to draw.
             concentration = q.concentration[..., columns, :size]
             values = jnp.ones_like(concentration) if size == 1 else sample(site, dist.Dirichlet(concentration))
             probs = probs.at[..., columns, :size].set(values)
         return {"probs": probs}
 
-    def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
+    def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
         log_probs = jnp.log(flat(parameters["probs"]))
         return jnp.zeros_like(log_probs[..., 0]), log_probs
 
-    def maximum_likelihood(prior: DirichletColumns, counts: Array, sums: Array) -> Parameters:
+    def maximum_likelihood(prior: DirichletColumns, counts: Array, sums: Array) -> components.Parameters:
         shares = padded(sums)
         observed = jnp.sum(shares, axis=-1, keepdims=True)
-        # Nothing was observed: all levels have the same share.
+        # Where nothing was observed, all levels have the same share.
         equal = padded(jnp.broadcast_to(1.0 / np.asarray(levels, sums.dtype)[column], sums.shape))
         return {"probs": jnp.where(observed > 0, shares / jnp.where(observed > 0, observed, 1.0), equal)}
 
     def coordinates(rows: Array) -> Array:
         indicators = statistics(rows.T).T
-        return standardised(jnp.where(jnp.isnan(rows)[:, column], jnp.nan, indicators))
+        return components.standardised(jnp.where(jnp.isnan(rows)[:, column], jnp.nan, indicators))
 
-    return Component(
+    return components.Component(
         name=name,
         prior=None,
         check=check,
@@ -162,12 +155,6 @@ def _categorical(levels: tuple[int, ...]) -> Component:
         coordinates=coordinates,
         with_missing=lambda: _categorical(levels),
     )
-
-
-def _layout(levels: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Column and code of each statistic."""
-    # Indices of one width, whatever jax's default is when they are used.
-    return [np.full(c, j, np.int32) for j, c in enumerate(levels)], [np.arange(c, dtype=np.int32) for c in levels]
 
 
 class CodedCategorical(dist.CategoricalProbs):

@@ -7,11 +7,14 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
+import numpyro
+from numpyro import handlers
+from numpyro.infer.util import log_density
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters
 
 # Relative to the largest term of an identity; it holds to some 1e-13 in double precision.
 TOLERANCE = 1e-8
@@ -21,31 +24,31 @@ MAX_ROWS = 100
 Identities: TypeAlias = OrderedDict[str, tuple[object, object]]
 
 
-def check_component(rng_key: Array, component: components.Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
+def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
     r"""Check that the functions of a component agree with each other, on given data, in double precision.
 
-    With K = 2 components, fixed responsibilities and parameters drawn from the posterior, these are compared,
-    none of them by Monte Carlo averages:
+    With K = 2 components, fixed responsibilities and parameters drawn from the posterior, it compares the
+    following, without any Monte Carlo average:
 
     - the prior after no data with the prior, and its KL and log evidence with 0;
     - ``distribution`` with the exponential family :math:`\log h + c(\theta) + \langle w(\theta), T(x) \rangle`;
     - posterior / prior with likelihood / evidence, at every drawn parameter: ``draw``, ``update`` and
       ``coefficients_at`` with ``log_evidence``;
-    - ``coefficients`` with the derivatives of ``log_evidence`` in the counts and the sums, which they are;
+    - ``coefficients`` with the derivatives of ``log_evidence`` with respect to the counts and the sums;
     - ``kl`` with alpha E log q - log evidence: the two forms of the objective;
     - ``log_predictive`` with the gain of log evidence by one more datum;
-    - ``translate`` and ``with_missing`` with the component as it is.
+    - the results of ``translate`` and ``with_missing`` with those of the component itself.
 
     Args:
         rng_key: Key of the drawn parameters.
         component: The component.
         x: Some data of its family, of which the first 100 rows are used; missing entries too, if it takes them.
-            Each column has two different values at least.
+            Each column has at least two different values.
         alpha: Power on the likelihood.
 
     Raises:
         ValueError: If two of its functions disagree; the message names them and both values. Or if a column of
-            the data has one value only.
+            the data has only one value.
 
     Example:
         >>> import jax
@@ -67,14 +70,14 @@ def check_component(rng_key: Array, component: components.Component, x: ArrayLik
         identities = _identities(rng_key, form, prior, jnp.asarray(host), jnp.float64(alpha))
         if component.with_missing is not None:
             complete = host[~np.isnan(host).any(axis=1)]
-            # A product marginalises in some columns only, and says so where it checks.
+            # A product may marginalise only in some columns; its check refuses the others.
             if len(complete) and _allows_empty_rows(component, rows.shape[1]):
                 identities |= _missing_identities(component._replace(prior=None), prior, jnp.asarray(complete.T))
     for names, (left, right) in identities.items():
         _compare(component.name, names, left, right)
 
 
-def _allows_empty_rows(component: components.Component, dim: int) -> bool:
+def _allows_empty_rows(component: Component, dim: int) -> bool:
     """Whether all columns may be missing."""
     try:
         component.check(np.full((1, dim), np.nan))
@@ -92,27 +95,26 @@ def _compare(name: str, names: str, left: object, right: object) -> None:
         gap = np.abs(a - b)
         tolerance = TOLERANCE * (1.0 + np.max(np.abs(b), initial=0.0))
         if not np.all(gap <= tolerance):
-            # NaN has no place in the order, but is the worst.
+            # NaN compares with nothing, but is the worst.
             worst = np.unravel_index(int(np.argmax(np.where(np.isnan(gap), np.inf, gap))), gap.shape)
             raise ValueError(f"{name}: {names} disagree: {float(a[worst]):.9g} and {float(b[worst]):.9g}.")
 
 
-def _responsibilities(num_rows: int) -> Array:
-    """Responsibilities ``(2, n)`` of two components that differ and are not empty."""
-    first = 0.5 + 0.4 * jnp.cos(jnp.arange(num_rows, dtype=jnp.float64))
-    return jnp.stack([first, 1.0 - first])
+def _weighted_sums(statistics: Array) -> tuple[Array, Array]:
+    """Counts and sums of statistics ``(F, n)`` for two components that differ and are not empty."""
+    first = 0.5 + 0.4 * jnp.cos(jnp.arange(statistics.shape[1], dtype=jnp.float64))
+    omega = jnp.stack([first, 1.0 - first])
+    return jnp.sum(omega, axis=1), jnp.sum(omega[:, None, :] * statistics, axis=-1)
 
 
 @partial(jax.jit, static_argnames="component")
 def _identities(
-    rng_key: Array, component: components.Component, prior: components.Hyperparameters, rows: Array, alpha: Array
+    rng_key: Array, component: Component, prior: Hyperparameters, rows: Array, alpha: Array
 ) -> Identities:
     """Pairs that should be equal, by the names of what makes them."""
     columns = rows.T
     statistics, base = component.statistics(columns), component.log_base(columns)
-    omega = _responsibilities(rows.shape[0])
-    counts = alpha * jnp.sum(omega, axis=1)
-    sums = alpha * jnp.sum(omega[:, None, :] * statistics, axis=-1)
+    counts, sums = (alpha * total for total in _weighted_sums(statistics))
     posterior, priors = component.update(prior, counts, sums), components.broadcast_prior(prior, 2)
     nothing = component.update(prior, 0.0 * counts, 0.0 * sums)
     # In the order in which they are reported: what others rest on comes first.
@@ -142,25 +144,22 @@ def _identities(
 
     direct, log_density, log_ratio, likelihood = jax.vmap(at_a_draw)(jax.random.split(rng_key, 5))
     pairs["distribution and coefficients_at with statistics and log_base"] = direct, log_density
-    evidences = likelihood - log_ratio, jnp.full_like(log_ratio, 1.0) * value
+    evidences = likelihood - log_ratio, jnp.broadcast_to(value, log_ratio.shape)
     pairs["draw or update, whose posterior / prior is not likelihood / evidence, and log_evidence"] = evidences
     pairs["coefficients and the derivatives of log_evidence"] = (constant, weights), slopes
     expected = jnp.sum(counts * constant) + jnp.sum(sums * weights)
     divergence = component.kl(posterior, prior)
     pairs["kl and log_evidence, the two forms of the objective,"] = divergence, expected - value
 
-    def gain(j: Array, datum: Array) -> Array:
-        one = jax.nn.one_hot(j, 2, dtype=counts.dtype)
+    def gain(one: Array, datum: Array) -> Array:
         return evidence(one, one[:, None] * datum) - value
 
-    gains = jax.vmap(lambda j: jax.vmap(lambda datum: gain(j, datum))(statistics.T))(jnp.arange(2))
+    gains = jax.vmap(jax.vmap(gain, (None, 0)), (0, None))(jnp.eye(2, dtype=counts.dtype), statistics.T)
     predictive = component.log_predictive(posterior, columns)
     # A row without an observed entry is not a datum.
     some = ~jnp.all(jnp.isnan(rows), axis=1)
-    pairs["log_predictive and the gain of log_evidence"] = (
-        jnp.where(some, predictive, 0.0),
-        jnp.where(some, gains + base, 0.0),
-    )
+    each_gain = jnp.where(some, gains + base, 0.0)
+    pairs["log_predictive and the gain of log_evidence"] = jnp.where(some, predictive, 0.0), each_gain
     if component.translate is not None:
         shift = 1.0 + jnp.arange(rows.shape[1], dtype=rows.dtype)
         new_posterior, new_prior = component.translate(posterior, shift), component.translate(prior, shift)
@@ -171,44 +170,26 @@ def _identities(
 
 
 def _draw_with_ratio(
-    rng_key: Array,
-    component: components.Component,
-    posterior: components.Hyperparameters,
-    priors: components.Hyperparameters,
-) -> tuple[components.Parameters, Array]:
+    rng_key: Array, component: Component, posterior: Hyperparameters, priors: Hyperparameters
+) -> tuple[Parameters, Array]:
     """Parameters drawn from the posterior, and the log of posterior / prior there."""
-    draws: dict[str, tuple[Array, Array]] = {}
-
-    def sample(name: str, fn: dist.Distribution) -> Array:
-        value = fn.sample(jax.random.fold_in(rng_key, len(draws)))
-        draws[name] = value, jnp.sum(fn.log_prob(value))
-        return value
-
-    parameters = component.draw(sample, posterior)
-    log_prior: list[Array] = []
-
-    def replay(name: str, fn: dist.Distribution) -> Array:
-        value, _ = draws[name]
-        log_prior.append(jnp.sum(fn.log_prob(value)))
-        return value
-
-    component.draw(replay, priors)
-    return parameters, sum((log_q for _, log_q in draws.values()), jnp.zeros(())) - sum(log_prior, jnp.zeros(()))
+    with handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
+        parameters = component.draw(numpyro.sample, posterior)
+    values = {name: site["value"] for name, site in trace.items()}
+    log_q, _ = log_density(component.draw, (numpyro.sample, posterior), {}, values)
+    log_p, _ = log_density(component.draw, (numpyro.sample, priors), {}, values)
+    return parameters, log_q - log_p
 
 
 @partial(jax.jit, static_argnames="component")
-def _missing_identities(
-    component: components.Component, prior: components.Hyperparameters, complete: Array
-) -> Identities:
+def _missing_identities(component: Component, prior: Hyperparameters, complete: Array) -> Identities:
     """The form for missing entries on complete rows, and on a row without any."""
     form = component.with_missing()  # type: ignore[misc]
     pairs: Identities = OrderedDict()
     values = []
     for each in (component, form):
         statistics = each.statistics(complete)
-        omega = _responsibilities(complete.shape[1])
-        counts, sums = jnp.sum(omega, axis=1), jnp.sum(omega[:, None, :] * statistics, axis=-1)
-        posterior = each.update(prior, counts, sums)
+        posterior = each.update(prior, *_weighted_sums(statistics))
         constant, weights = each.coefficients(posterior)
         expected = constant[:, None] + jnp.einsum("kf,fn->kn", weights, statistics)
         values.append((expected, each.log_predictive(posterior, complete), each.kl(posterior, prior)))

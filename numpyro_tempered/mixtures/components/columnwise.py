@@ -10,8 +10,11 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components.base import Hyperparameters, Parameters, Sample
 
 Arrays: TypeAlias = tuple[Array, ...]
+Update: TypeAlias = Callable[[Hyperparameters, Array, Arrays], Hyperparameters]
+Evidence: TypeAlias = Callable[[Hyperparameters, Array, Arrays], Array]
 
 
 class Column(NamedTuple):
@@ -28,42 +31,39 @@ class Column(NamedTuple):
         draw: ``(sample, hyperparameters)`` to parameters by name; see :class:`Component`.
         distribution: Parameters to a NumPyro distribution of scalars.
         coefficients_at: Parameters to c and the r arrays w_1 ... w_r.
-        maximum_likelihood: ``(prior, count, sums)`` to parameters, of the prior only what is known; None where
-            there is none.
+        maximum_likelihood: ``(prior, count, sums)`` to parameters, with only known constants read from the
+            prior; None where there is no maximum.
         num_statistics: r.
         num_parameters: Of one column of one component.
-        coordinate: ``x`` to a value in which a distance of 1 means as much everywhere; before standardisation.
-        translate: ``(hyperparameters, shift)``; None where data may not be moved.
+        coordinate: ``x`` to a scale on which a distance of 1 means as much everywhere; standardised afterwards.
+        translate: ``(hyperparameters, shift)`` to those of the data plus ``shift``; see :class:`Component`.
         valid: ``x`` to whether each entry is a datum of the family; by default any finite number is.
         expected: What a datum is, for the message, such as "a count".
     """
 
     statistics: Callable[[Array], Arrays]
     log_base: Callable[[Array], Array]
-    update: Callable[[components.Hyperparameters, Array, Arrays], components.Hyperparameters]
-    coefficients: Callable[[components.Hyperparameters], tuple[Array, Arrays]]
-    kl: Callable[[components.Hyperparameters, components.Hyperparameters], Array]
-    log_evidence: Callable[[components.Hyperparameters, Array, Arrays], Array]
-    log_predictive: Callable[[components.Hyperparameters, Array], Array]
-    draw: Callable[[components.Sample, components.Hyperparameters], components.Parameters]
-    distribution: Callable[[components.Parameters], dist.Distribution]
-    coefficients_at: Callable[[components.Parameters], tuple[Array, Arrays]]
-    maximum_likelihood: Callable[[components.Hyperparameters, Array, Arrays], components.Parameters] | None
+    update: Update
+    coefficients: Callable[[Hyperparameters], tuple[Array, Arrays]]
+    kl: Callable[[Hyperparameters, Hyperparameters], Array]
+    log_evidence: Evidence
+    log_predictive: Callable[[Hyperparameters, Array], Array]
+    draw: Callable[[Sample, Hyperparameters], Parameters]
+    distribution: Callable[[Parameters], dist.Distribution]
+    coefficients_at: Callable[[Parameters], tuple[Array, Arrays]]
+    maximum_likelihood: Callable[[Hyperparameters, Array, Arrays], Parameters] | None
     num_statistics: int
     num_parameters: int
     coordinate: Callable[[Array], Array] = lambda x: x
-    translate: Callable[[components.Hyperparameters, Array], components.Hyperparameters] | None = None
+    translate: Callable[[Hyperparameters, Array], Hyperparameters] | None = None
     valid: Callable[[Array], Array] | None = None
     expected: str = ""
 
 
-def evidence_by(
-    update: Callable[[components.Hyperparameters, Array, Arrays], components.Hyperparameters],
-    log_normaliser: Callable[[components.Hyperparameters], Array],
-) -> Callable[[components.Hyperparameters, Array, Arrays], Array]:
+def evidence_by(update: Update, log_normaliser: Callable[[Hyperparameters], Array]) -> Evidence:
     """The log evidence as the log ratio of the normalisers of posterior and prior."""
 
-    def log_evidence(prior: components.Hyperparameters, count: Array, sums: Arrays) -> Array:
+    def log_evidence(prior: Hyperparameters, count: Array, sums: Arrays) -> Array:
         return log_normaliser(update(prior, count, sums)) - log_normaliser(prior)
 
     return log_evidence
@@ -71,7 +71,7 @@ def evidence_by(
 
 def columnwise(
     name: str,
-    prior: components.Hyperparameters,
+    prior: Hyperparameters,
     column: Column,
     *,
     check: Callable[[ArrayLike], Array] | None = None,
@@ -105,14 +105,8 @@ def columnwise(
 def _columnwise(
     name: str, column: Column, dim: int, check: Callable[[ArrayLike], Array] | None, missing: bool
 ) -> components.Component:
-    """The functions, the same objects for the same arguments: what is compiled for them is found again."""
+    """The functions, the same objects for the same arguments, so that JAX finds what it compiled for them."""
     r = column.num_statistics
-
-    def check_rows(x: ArrayLike) -> Array:
-        rows = components.floating_rows(x, name, dim)
-        if column.valid is not None:
-            components.check_values(rows, name, column.valid, column.expected)
-        return rows
 
     def where_observed(function: Callable[[Array], Array], columns: Array) -> Array:
         observed = ~jnp.isnan(columns)
@@ -123,22 +117,15 @@ def _columnwise(
         if not missing:
             return jnp.concatenate(column.statistics(columns))
         observed = ~jnp.isnan(columns)
-        parts = column.statistics(jnp.where(observed, columns, 1.0))
-        return jnp.concatenate(
-            [*(jnp.where(observed, part, 0.0) for part in parts), observed.astype(columns.dtype)]
-        )
+        parts = [jnp.where(observed, part, 0.0) for part in column.statistics(jnp.where(observed, columns, 1.0))]
+        return jnp.concatenate([*parts, observed.astype(columns.dtype)])
 
     def unpack(counts: Array, sums: Array) -> tuple[Array, Arrays]:
         parts = jnp.split(sums, r + missing, axis=-1)
         count = parts.pop() if missing else jnp.broadcast_to(counts[..., None], parts[0].shape)
         return count, tuple(parts)
 
-    def pack(constant: Array, weights: Arrays) -> tuple[Array, Array]:
-        if missing:
-            return jnp.zeros_like(constant[..., 0]), jnp.concatenate([*weights, constant], axis=-1)
-        return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)
-
-    def log_predictive(posterior: components.Hyperparameters, columns: Array) -> Array:
+    def log_predictive(posterior: Hyperparameters, columns: Array) -> Array:
         q = jax.tree.map(lambda leaf: leaf[..., None], posterior)
         return jnp.sum(where_observed(lambda x: column.log_predictive(q, x), columns), axis=-2)
 
@@ -146,17 +133,17 @@ def _columnwise(
     return components.Component(
         name=name,
         prior=None,
-        check=check or check_rows,
+        check=check or (lambda x: components.floating_rows(x, name, dim, column.valid, column.expected)),
         statistics=statistics,
         log_base=lambda columns: jnp.sum(where_observed(column.log_base, columns), axis=0),
         update=lambda prior, counts, sums: column.update(prior, *unpack(counts, sums)),
-        coefficients=lambda posterior: pack(*column.coefficients(posterior)),
+        coefficients=lambda posterior: join(*column.coefficients(posterior), missing),
         kl=lambda posterior, prior: jnp.sum(column.kl(posterior, prior)),
         log_evidence=lambda prior, counts, sums: jnp.sum(column.log_evidence(prior, *unpack(counts, sums))),
         log_predictive=log_predictive,
         draw=column.draw,
         distribution=lambda parameters: column.distribution(parameters).to_event(1),
-        coefficients_at=lambda parameters: pack(*column.coefficients_at(parameters)),
+        coefficients_at=lambda parameters: join(*column.coefficients_at(parameters), missing),
         maximum_likelihood=None
         if best is None
         else lambda prior, counts, sums: best(prior, *unpack(counts, sums)),
@@ -165,3 +152,10 @@ def _columnwise(
         translate=column.translate,
         with_missing=lambda: _columnwise(name, column, dim, check, True),
     )
+
+
+def join(constant: Array, weights: Arrays, missing: bool) -> tuple[Array, Array]:
+    """Coefficients of all columns; with missing entries, the constants multiply the numbers of observed ones."""
+    if missing:
+        return jnp.zeros_like(constant[..., 0]), jnp.concatenate([*weights, constant], axis=-1)
+    return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)

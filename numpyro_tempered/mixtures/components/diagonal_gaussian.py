@@ -15,7 +15,8 @@ from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, colu
 class NormalGamma(NamedTuple):
     """precision ~ Gamma(concentration, rate), mean ~ N(loc, 1 / (mean_precision × precision)).
 
-    Arrays ``(d,)``, or ``(K, d)`` for a posterior.
+    Arrays ``(d,)``, or ``(K, d)`` for a posterior. Where all columns share one precision, its ``concentration``
+    and ``rate`` are ``()``, or ``(K,)``.
     """
 
     loc: Array
@@ -89,12 +90,8 @@ def update(prior: NormalGamma, count: Array, sums: Arrays) -> NormalGamma:
     scatter = jnp.maximum(squares - total * mean, 0.0)
     kappa = prior.mean_precision + count
     between = prior.mean_precision * count / kappa * jnp.square(mean - prior.loc)
-    return NormalGamma(
-        (prior.mean_precision * prior.loc + total) / kappa,
-        kappa,
-        prior.concentration + 0.5 * count,
-        prior.rate + 0.5 * (scatter + between),
-    )
+    loc = (prior.mean_precision * prior.loc + total) / kappa
+    return NormalGamma(loc, kappa, prior.concentration + 0.5 * count, prior.rate + 0.5 * (scatter + between))
 
 
 def coefficients(q: NormalGamma) -> tuple[Array, Arrays]:
@@ -109,21 +106,20 @@ def kl(q: NormalGamma, p: NormalGamma) -> Array:
     ratio = p.mean_precision / q.mean_precision
     distance = p.mean_precision * jnp.square(q.loc - p.loc) * q.concentration / q.rate
     of_mean = 0.5 * (ratio - 1.0 - jnp.log(ratio) + distance)
-    return of_mean + special.gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
+    return of_mean + special.gamma_kl(q, p)
 
 
 def log_normaliser(q: NormalGamma) -> Array:
     """With respect to the mean and the precision, without 2π."""
-    return special.gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.log(q.mean_precision)
+    return special.gamma_log_normaliser(q) - 0.5 * jnp.log(q.mean_precision)
 
 
 def log_predictive(q: NormalGamma, x: Array) -> Array:
     """Student's t with 2a degrees of freedom."""
     width = 2.0 * q.rate * (1.0 + 1.0 / q.mean_precision)
     power = (q.concentration + 0.5) * jnp.log1p(jnp.square(x - q.loc) / width)
-    return (
-        special.log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * width) + special.LOG_TWO_PI) - power
-    )
+    constant = special.log_gamma_half_step(q.concentration) - 0.5 * (jnp.log(0.5 * width) + special.LOG_TWO_PI)
+    return constant - power
 
 
 def draw(sample: components.Sample, q: NormalGamma) -> components.Parameters:

@@ -5,9 +5,10 @@ import numpyro.distributions as dist
 from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components import poisson
 from numpyro_tempered.mixtures.components.base import Component, Parameters
-from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
-from numpyro_tempered.mixtures.components.poisson import GammaRate, draw, gamma_prior, kl, log_normaliser
+from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise, evidence_by
+from numpyro_tempered.mixtures.components.special import gamma_log_normaliser
 
 
 def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) -> Component:
@@ -33,20 +34,20 @@ def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1
         (1,)
     """
     name = "exponential"
-    return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN)
+    return columnwise(name, poisson.gamma_prior(name, dim, concentration, rate), COLUMN)
 
 
-def update(prior: GammaRate, count: Array, sums: Arrays) -> GammaRate:
+def update(prior: poisson.GammaRate, count: Array, sums: Arrays) -> poisson.GammaRate:
     """The gamma posterior."""
-    return GammaRate(prior.concentration + count, prior.rate + sums[0])
+    return poisson.GammaRate(prior.concentration + count, prior.rate + sums[0])
 
 
-def coefficients(q: GammaRate) -> tuple[Array, Arrays]:
+def coefficients(q: poisson.GammaRate) -> tuple[Array, Arrays]:
     """E log rate and -E[rate]."""
     return digamma(q.concentration) - jnp.log(q.rate), (-q.concentration / q.rate,)
 
 
-def log_predictive(q: GammaRate, x: Array) -> Array:
+def log_predictive(q: poisson.GammaRate, x: Array) -> Array:
     """Pareto of the second kind (Lomax)."""
     return jnp.log(q.concentration / q.rate) - (q.concentration + 1.0) * jnp.log1p(x / q.rate)
 
@@ -56,26 +57,22 @@ def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     return jnp.log(parameters["rate"]), (-parameters["rate"],)
 
 
-def maximum_likelihood(prior: GammaRate, count: Array, sums: Arrays) -> Parameters:
+def maximum_likelihood(prior: poisson.GammaRate, count: Array, sums: Arrays) -> Parameters:
     """One over the weighted means."""
     return {"rate": jnp.where(count > 0, count, 1.0) / jnp.where(count > 0, sums[0], 1.0)}
 
 
-COLUMN = Column(
-    statistics=lambda x: (x,),
+# Statistics, prior and draws are those of Poisson's rates.
+COLUMN = poisson.COLUMN._replace(
     log_base=jnp.zeros_like,
     update=update,
     coefficients=coefficients,
-    kl=kl,
-    log_evidence=evidence_by(update, log_normaliser),
+    log_evidence=evidence_by(update, gamma_log_normaliser),
     log_predictive=log_predictive,
-    draw=draw,
     distribution=lambda parameters: dist.Exponential(parameters["rate"]),
     coefficients_at=coefficients_at,
     maximum_likelihood=maximum_likelihood,
-    num_statistics=1,
-    num_parameters=1,
-    # Near to normal on this scale (Wilson and Hilferty), which unlike the logarithm has a value at 0.
+    # Nearly normal on this scale (Wilson and Hilferty), which unlike the logarithm has a value at 0.
     coordinate=jnp.cbrt,
     valid=lambda values: values >= 0,
     expected="a number that is not negative",

@@ -81,9 +81,7 @@ def gaussian_of(dim: int) -> components.Component:
         update=update,
         coefficients=coefficients,
         kl=lambda q, p: jnp.sum(kl_of_mean(q, p) + wishart_kl(q, p)),
-        log_evidence=lambda prior, counts, sums: jnp.sum(
-            log_normaliser(update(prior, counts, sums)) - log_normaliser(prior)
-        ),
+        log_evidence=lambda p, n, s: jnp.sum(log_normaliser(update(p, n, s)) - log_normaliser(p)),
         log_predictive=log_predictive,
         draw=draw,
         distribution=lambda p: dist.MultivariateNormal(p["loc"], precision_matrix=p["precision"]),
@@ -114,7 +112,7 @@ def wishart_prior(
         raise ValueError(f"{name}: give scale or variance, not both; scale = df * variance.")
     mean = components.per_column(loc, dim, name, "loc", "(-inf, inf)")
     degrees = components.one_number(dim + 2.0 if df is None else df, name, "df", f"({dim - 1}, inf)")
-    argument, value = ("variance", variance) if scale is None and variance is not None else ("scale", scale)
+    argument, value = ("scale", scale) if variance is None else ("variance", variance)
     matrix = components.hyperparameter(1.0 if value is None else value, name, argument, "(-inf, inf)")
     if matrix.ndim < 2:
         matrix = jnp.diag(components.per_column(matrix, dim, name, argument))
@@ -125,16 +123,12 @@ def wishart_prior(
         if not np.allclose(host, host.T, rtol=1e-5, atol=0.0) or np.linalg.eigvalsh(host).min() <= 0:
             raise ValueError(f"{name}: {argument} must be symmetric and positive definite.")
     matrix = 0.5 * (matrix + matrix.T)
-    return NormalWishart(
-        mean,
-        components.one_number(mean_precision, name, "mean_precision"),
-        degrees,
-        matrix if variance is None else degrees * matrix,
-    )
+    kappa = components.one_number(mean_precision, name, "mean_precision")
+    return NormalWishart(mean, kappa, degrees, matrix if variance is None else degrees * matrix)
 
 
 def statistics(columns: Array) -> Array:
-    """The entries of x, and the products of each two."""
+    """The entries of x, and the products of all pairs."""
     i, j = np.triu_indices(columns.shape[0])
     return jnp.concatenate([columns, columns[i] * columns[j]])
 
@@ -144,24 +138,21 @@ def log_base(columns: Array) -> Array:
     return jnp.full(columns.shape[1:], -0.5 * columns.shape[0] * special.LOG_TWO_PI, columns.dtype)
 
 
-def moments(sums: Array) -> tuple[Array, Array]:
-    """The sums of x ``(K, d)`` and of its outer product ``(K, d, d)``."""
+def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
+    """Sums of x and means ``(K, d)``, and scatters about them ``(K, d, d)``; 0 where a component is empty."""
     # F = d + d (d + 1) / 2.
     dim = int((np.sqrt(9 + 8 * sums.shape[-1]) - 3) / 2 + 0.5)
     i, j = np.triu_indices(dim)
     upper = jnp.zeros((*sums.shape[:-1], dim, dim), sums.dtype).at[..., i, j].set(sums[..., dim:])
-    return sums[..., :dim], upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
-
-
-def scatter_of(counts: Array, total: Array, outer: Array) -> tuple[Array, Array]:
-    """Means, and sums of squares about them; zeros where a component is empty."""
+    outer = upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
+    total = sums[..., :dim]
     mean = total / jnp.where(counts > 0, counts, 1.0)[..., None]
-    return mean, outer - counts[..., None, None] * outer_product(mean)
+    return total, mean, outer - counts[..., None, None] * outer_product(mean)
 
 
 def outer_product(vector: Array) -> Array:
     """The symmetric matrix v v'."""
-    # By itself: a factor on one side would round the two triangles differently, and NumPyro asks for symmetry.
+    # Without a factor on one side, which would round the two triangles differently: NumPyro asks for symmetry.
     return vector[..., :, None] * vector[..., None, :]
 
 
@@ -173,8 +164,7 @@ def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
 
 def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[Array, Array, Array, Array]:
     """Posterior means and their precisions, the scatter within components, and that about the prior mean."""
-    total, outer = moments(sums)
-    mean, scatter = scatter_of(counts, total, outer)
+    total, mean, scatter = moments(counts, sums)
     kappa = prior.mean_precision + counts
     between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(mean - prior.loc)
     return (prior.mean_precision * prior.loc + total) / kappa[..., None], kappa, scatter, between
@@ -182,7 +172,7 @@ def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[
 
 def cholesky(matrix: Array) -> Array:
     """The lower Cholesky factor."""
-    # Calls of LAPACK for one number each take longer than the pass over a thousand rows.
+    # A call of LAPACK for one number takes longer than the pass over a thousand rows.
     return jnp.sqrt(matrix) if matrix.shape[-1] == 1 else jnp.linalg.cholesky(matrix)
 
 
@@ -240,7 +230,7 @@ def wishart_kl(q: NormalWishart, p: NormalWishart) -> Array:
     precision, _ = expected_precision(q)
     i = jnp.arange(dim, dtype=q.loc.dtype)
     a = 0.5 * (q.df[..., None] - i)
-    # Terms of the size of df cancel by hand: d df / 2 with the sum of the a's.
+    # Terms of the size of df cancel here: d df / 2 with the sum of the a's.
     gammas = jnp.sum(special.log_gamma_slack(a) - 0.5 * (p.df[..., None] - i) * digamma(a), axis=-1)
     widths = 0.5 * p.df * (log_det(cholesky(q.scale)) - log_det(cholesky(p.scale)))
     trace = 0.5 * jnp.sum(precision * p.scale, axis=(-2, -1))
@@ -274,9 +264,8 @@ def log_predictive(q: NormalWishart, columns: Array) -> Array:
 def draw(sample: components.Sample, q: NormalWishart) -> components.Parameters:
     """Precision matrices, and means given them."""
     precision = sample("precision", dist.Wishart(q.df, rate_matrix=q.scale))
-    loc = sample(
-        "loc", dist.MultivariateNormal(q.loc, precision_matrix=q.mean_precision[..., None, None] * precision)
-    )
+    scaled = q.mean_precision[..., None, None] * precision
+    loc = sample("loc", dist.MultivariateNormal(q.loc, precision_matrix=scaled))
     return {"loc": loc, "precision": precision}
 
 
@@ -288,7 +277,6 @@ def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
 
 def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> components.Parameters:
     """Weighted means, and inverses of the weighted covariances."""
-    total, outer = moments(sums)
-    mean, scatter = scatter_of(counts, total, outer)
+    _, mean, scatter = moments(counts, sums)
     covariance = scatter / jnp.where(counts > 0, counts, 1.0)[..., None, None]
     return {"loc": mean, "precision": precision_of(covariance)}

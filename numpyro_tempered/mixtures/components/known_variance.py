@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column, translate_loc
-from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise
+from numpyro_tempered.mixtures.components import diagonal_gaussian
+from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column
+from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise
 from numpyro_tempered.mixtures.components.special import LOG_TWO_PI
 
 
@@ -81,14 +82,12 @@ def log_evidence(prior: NormalMean, count: Array, sums: Arrays) -> Array:
     inflation = 1.0 + count * precision * jnp.square(prior.scale)
     mean = total / jnp.where(count > 0, count, 1.0)
     scatter = jnp.maximum(squares - total * mean, 0.0)
-    exponent = precision * scatter + count * (
-        precision * jnp.square(mean - prior.loc) / inflation - jnp.log(precision)
-    )
-    return -0.5 * (exponent + jnp.log(inflation))
+    each = precision * jnp.square(mean - prior.loc) / inflation - jnp.log(precision)
+    return -0.5 * (precision * scatter + count * each + jnp.log(inflation))
 
 
 def log_predictive(q: NormalMean, x: Array) -> Array:
-    """A Gaussian whose variance is that of the mean and of the data."""
+    """A Gaussian whose variance is the sum of those of the mean and of the data."""
     total = jnp.hypot(q.scale, q.noise)
     return -0.5 * (jnp.square((x - q.loc) / total) + LOG_TWO_PI) - jnp.log(total)
 
@@ -110,9 +109,8 @@ def maximum_likelihood(prior: NormalMean, count: Array, sums: Arrays) -> Paramet
     return {"loc": loc, "scale": jnp.broadcast_to(prior.noise, loc.shape)}
 
 
-COLUMN = Column(
-    statistics=lambda x: (x, jnp.square(x)),
-    log_base=lambda x: jnp.full_like(x, -0.5 * LOG_TWO_PI),
+# Statistics and base measure are those of any Gaussian column.
+COLUMN = diagonal_gaussian.COLUMN._replace(
     update=update,
     coefficients=coefficients,
     kl=kl,
@@ -122,7 +120,5 @@ COLUMN = Column(
     distribution=lambda parameters: dist.Normal(parameters["loc"], parameters["scale"]),
     coefficients_at=coefficients_at,
     maximum_likelihood=maximum_likelihood,
-    num_statistics=2,
     num_parameters=1,
-    translate=translate_loc,
 )

@@ -28,7 +28,7 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
         dim: Number of columns d, the categories.
         concentration: Of the Dirichlet prior, the number of counts (not rows) that each category is worth,
             ``(d,)`` or one for all.
-        total_count: The total of rows that are simulated. Rows of data may have any total, 0 included.
+        total_count: The total of each simulated row. Rows of data may have any total, 0 included.
 
     Returns:
         The component. Missing entries are refused: a row without its total has no probability.
@@ -52,15 +52,10 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
 
 @lru_cache(maxsize=64)
 def _multinomial(dim: int, total_count: int) -> components.Component:
-    def check(x: ArrayLike) -> Array:
-        rows = components.floating_rows(x, "multinomial", dim)
-        components.check_values(rows, "multinomial", is_count, "a count")
-        return rows
-
     return components.Component(
         name="multinomial",
         prior=None,
-        check=check,
+        check=lambda x: components.floating_rows(x, "multinomial", dim, is_count, "a count"),
         statistics=lambda columns: columns,
         log_base=log_base,
         update=lambda prior, counts, sums: DirichletProbabilities(prior.concentration + sums),
@@ -131,9 +126,9 @@ class CountsGivenTotal(dist.Distribution):
     pytree_data_fields = ("probs",)
     pytree_aux_fields = ("total_count",)
 
-    def __init__(self, probs: Array, total_count: int, *, validate_args: bool | None = None) -> None:
+    def __init__(self, probs: Array, total_count: int) -> None:
         self.probs, self.total_count = probs, total_count
-        super().__init__(jnp.shape(probs)[:-1], jnp.shape(probs)[-1:], validate_args=validate_args)
+        super().__init__(jnp.shape(probs)[:-1], jnp.shape(probs)[-1:])
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Rows of ``total_count``."""

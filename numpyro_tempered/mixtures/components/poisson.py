@@ -70,16 +70,6 @@ def coefficients(q: GammaRate) -> tuple[Array, Arrays]:
     return -q.concentration / q.rate, (digamma(q.concentration) - jnp.log(q.rate),)
 
 
-def kl(q: GammaRate, p: GammaRate) -> Array:
-    """KL of the rates."""
-    return gamma_kl(q.concentration, q.rate, p.concentration, p.rate)
-
-
-def log_normaliser(q: GammaRate) -> Array:
-    """With respect to the rate."""
-    return gamma_log_normaliser(q.concentration, q.rate)
-
-
 def log_predictive(q: GammaRate, x: Array) -> Array:
     """Negative binomial."""
     a = q.concentration
@@ -106,8 +96,8 @@ COLUMN = Column(
     log_base=lambda x: -gammaln(x + 1.0),
     update=update,
     coefficients=coefficients,
-    kl=kl,
-    log_evidence=evidence_by(update, log_normaliser),
+    kl=gamma_kl,
+    log_evidence=evidence_by(update, gamma_log_normaliser),
     log_predictive=log_predictive,
     draw=draw,
     distribution=lambda parameters: dist.Poisson(parameters["rate"]),

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,14 +13,8 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Parameters,
-    Sample,
-    floating_rows,
-    namespace,
-)
+from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, Sample
 
 
 class Part(NamedTuple):
@@ -59,16 +53,13 @@ def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence
         >>> component.check([[0.1, 2, 0.3], [0.4, 0, 0.5]]).shape
         (2, 3)
     """
-    for part, component in parts.items():
-        if not isinstance(component, Component):
-            raise TypeError(f"product: part {part!r} is a {type(component).__name__}; expected a component.")
+    for name, part in parts.items():
+        components.check_is_component(part, f"product: part {name!r}")
     if not parts or set(parts) != set(columns):
         raise ValueError(f"product: the parts are {list(parts)}, columns are given for {list(columns)}.")
-    indices = _indices({part: columns[part] for part in parts})
-    structure = tuple(
-        Part(part, component._replace(prior=None), indices[part]) for part, component in parts.items()
-    )
-    prior = {part: component.prior for part, component in parts.items()}
+    indices = _indices({name: columns[name] for name in parts})
+    structure = tuple(Part(name, part._replace(prior=None), indices[name]) for name, part in parts.items())
+    prior = {name: part.prior for name, part in parts.items()}
     return _product(structure, False)._replace(prior=prior)
 
 
@@ -78,15 +69,14 @@ def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, tuple[int, ..
     Raises:
         ValueError: If a column belongs to no part, or to two.
     """
-    sizes = {part: value for part, value in columns.items() if isinstance(value, int | np.integer)}
-    if sizes and len(sizes) < len(columns):
+    if len({isinstance(value, int | np.integer) for value in columns.values()}) > 1:
         raise ValueError(f"product: columns are all numbers or all indices, got {columns}.")
-    ends = np.cumsum(list(sizes.values()))
-    indices = {
-        part: tuple(range(int(end - sizes[part]), int(end))) for part, end in zip(sizes, ends, strict=True)
-    }
-    if not sizes:
-        indices = {part: tuple(int(i) for i in value) for part, value in columns.items()}  # type: ignore[union-attr]
+    indices: dict[str, tuple[int, ...]] = {}
+    start = 0
+    for part, value in columns.items():
+        values = range(start, start + value) if isinstance(value, int | np.integer) else value
+        indices[part] = tuple(int(i) for i in values)
+        start += len(indices[part])
     positions = sorted(i for value in indices.values() for i in value)
     if positions != list(range(len(positions))) or not all(indices.values()):
         raise ValueError(f"product: each of the columns 0 ... d-1 must belong to one part, got {columns}.")
@@ -95,16 +85,16 @@ def _indices(columns: dict[str, int | Sequence[int]]) -> dict[str, tuple[int, ..
 
 @functools.lru_cache(maxsize=64)
 def _product(structure: tuple[Part, ...], missing: bool) -> Component:
-    """The functions; with missing entries, the parts that allow them are in the form that does."""
+    """The functions; with missing entries, the parts that allow them take that form."""
     parts = tuple(_missing_part(part) if missing else part for part in structure)
-    components = [part.component for part in parts]
+    families = [part.component for part in parts]
     ends = np.cumsum([_num_statistics(part) for part in parts])[:-1]
 
-    def split(sums: Array) -> Iterator[tuple[str, Component, Array]]:
+    def split(sums: Array) -> dict[str, Array]:
         pieces = jnp.split(sums, ends, axis=-1)
-        return ((part.name, part.component, piece) for part, piece in zip(parts, pieces, strict=True))
+        return {part.name: piece for part, piece in zip(parts, pieces, strict=True)}
 
-    def pack(pairs: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
+    def join(pairs: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
         constants, weights = zip(*pairs, strict=True)
         return jnp.sum(jnp.stack(constants), axis=0), jnp.concatenate(weights, axis=-1)
 
@@ -112,33 +102,26 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
         return functools.reduce(operator.add, map(function, parts))
 
     def update(prior: Hyperparameters, counts: Array, sums: Array) -> Hyperparameters:
-        return {name: component.update(prior[name], counts, piece) for name, component, piece in split(sums)}
+        pieces = split(sums)
+        return {part.name: part.component.update(prior[part.name], counts, pieces[part.name]) for part in parts}
 
     def log_evidence(prior: Hyperparameters, counts: Array, sums: Array) -> Array:
-        values = [component.log_evidence(prior[name], counts, piece) for name, component, piece in split(sums)]
-        return functools.reduce(operator.add, values)
+        pieces = split(sums)
+        return total(lambda part: part.component.log_evidence(prior[part.name], counts, pieces[part.name]))
 
     def draw(sample: Sample, q: Hyperparameters) -> Parameters:
-        parameters: Parameters = {}
-        for name, component, _ in parts:
-
-            def sample_within(site: str, fn: dist.Distribution, name: str = name) -> Array:
-                return sample(f"{name}_{site}", fn)
-
-            parameters |= _prefixed(name, component.draw(sample_within, q[name]))
-        return parameters
+        parameters = {part.name: part.component.draw(_within(part, sample), q[part.name]) for part in parts}
+        return _with_names(parameters)
 
     def distribution(parameters: Parameters) -> ColumnsOf:
-        return ColumnsOf(
-            [part.component.distribution(_parameters_of(parameters, part, parts)) for part in parts],
-            tuple(part.columns for part in parts),
-        )
+        fns = [part.component.distribution(_parameters_of(parameters, part, parts)) for part in parts]
+        return ColumnsOf(fns, tuple(part.columns for part in parts))
 
     def maximum_likelihood(prior: Hyperparameters, counts: Array, sums: Array) -> Parameters:
-        parameters: Parameters = {}
-        for name, component, piece in split(sums):
-            parameters |= _prefixed(name, component.maximum_likelihood(prior[name], counts, piece))  # type: ignore[misc]
-        return parameters
+        parameters = {}
+        for part, piece in zip(parts, split(sums).values(), strict=True):
+            parameters[part.name] = part.component.maximum_likelihood(prior[part.name], counts, piece)  # type: ignore[misc]
+        return _with_names(parameters)
 
     def translate(q: Hyperparameters, shift: Array) -> Hyperparameters:
         return {part.name: part.component.translate(q[part.name], shift[part.column_index]) for part in parts}  # type: ignore[misc]
@@ -150,7 +133,7 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
         statistics=lambda x: jnp.concatenate([part.component.statistics(x[part.column_index]) for part in parts]),
         log_base=lambda x: total(lambda part: part.component.log_base(x[part.column_index])),
         update=update,
-        coefficients=lambda q: pack(part.component.coefficients(q[part.name]) for part in parts),
+        coefficients=lambda q: join(part.component.coefficients(q[part.name]) for part in parts),
         kl=lambda q, p: total(lambda part: part.component.kl(q[part.name], p[part.name])),
         log_evidence=log_evidence,
         log_predictive=lambda q, x: total(
@@ -158,16 +141,16 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
         ),
         draw=draw,
         distribution=distribution,
-        coefficients_at=lambda p: pack(
+        coefficients_at=lambda p: join(
             part.component.coefficients_at(_parameters_of(p, part, parts)) for part in parts
         ),
-        maximum_likelihood=maximum_likelihood if all(c.maximum_likelihood for c in components) else None,
-        num_parameters=lambda num_components: sum(c.num_parameters(num_components) for c in components),
+        maximum_likelihood=maximum_likelihood if all(family.maximum_likelihood for family in families) else None,
+        num_parameters=lambda num_components: sum(family.num_parameters(num_components) for family in families),
         coordinates=lambda rows: jnp.concatenate(
             [part.component.coordinates(rows[:, part.column_index]) for part in parts], axis=1
         ),
-        translate=translate if all(c.translate for c in components) else None,
-        with_missing=(lambda: _product(structure, True)) if any(c.with_missing for c in components) else None,
+        translate=translate if all(family.translate for family in families) else None,
+        with_missing=(lambda: _product(structure, True)) if any(f.with_missing for f in families) else None,
     )
 
 
@@ -178,39 +161,39 @@ def _missing_part(part: Part) -> Part:
 
 
 def _check(parts: tuple[Part, ...], x: ArrayLike) -> Array:
-    """Rows, each part's columns as its own component has them.
+    """Rows, each part's columns in the form that its component returns.
 
     Raises:
         ValueError: If columns are not data of their part; the part is named.
     """
-    rows = floating_rows(x, "product", sum(len(part.columns) for part in parts))
+    rows = components.floating_rows(x, "product", sum(len(part.columns) for part in parts))
     pieces = []
     for part in parts:
         try:
             pieces.append(part.component.check(rows[:, part.column_index]))
+            if not is_traced(rows):
+                components.missing_form(part.component, pieces[-1])
         except ValueError as error:
-            raise ValueError(
-                f"product: part {part.name!r}, whose columns are {part.columns} of the data: {error}"
-            ) from error
-        if part.component.with_missing is None and not is_traced(rows):
-            is_missing = np.isnan(np.asarray(pieces[-1])).any(axis=0)
-            if is_missing.any():
-                raise ValueError(
-                    f"product: column {part.columns[int(np.argmax(is_missing))]} has missing entries (NaN), "
-                    f"which {part.component.name} of part {part.name!r} does not marginalise."
-                )
+            of_part = f"product: part {part.name!r}, whose columns are {part.columns} of the data"
+            raise ValueError(f"{of_part}: {error}") from error
     order = np.argsort(np.concatenate([part.column_index for part in parts]))
-    return namespace(rows).concatenate(pieces, axis=1)[:, order]
+    return components.namespace(rows).concatenate(pieces, axis=1)[:, order]
 
 
-def _prefixed(part: str, parameters: Parameters) -> Parameters:
-    return {f"{part}_{name}": value for name, value in parameters.items()}
+def _within(part: Part, sample: Sample) -> Sample:
+    """A sampler of the sites of a part."""
+    return lambda name, fn: sample(f"{part.name}_{name}", fn)
+
+
+def _with_names(parameters: dict[str, Parameters]) -> Parameters:
+    """Parameters of all parts, by the name of the part and their own."""
+    return {f"{part}_{name}": value for part, values in parameters.items() for name, value in values.items()}
 
 
 def _parameters_of(parameters: Parameters, part: Part, parts: tuple[Part, ...]) -> Parameters:
     """The parameters of a part, by the names that its component gives them."""
     prefix = f"{part.name}_"
-    # Of two parts, one may have the other's name at its start.
+    # The name of one part may begin with that of another.
     others = tuple(f"{other.name}_" for other in parts if other.name.startswith(prefix))
     return {
         name.removeprefix(prefix): value
@@ -226,7 +209,7 @@ def _num_statistics(part: Part) -> int:
 
 
 class ColumnsOf(dist.Distribution):
-    """Rows whose columns are of several independent distributions.
+    """Rows whose columns follow several independent distributions.
 
     Args:
         parts: Distributions of vectors, of one batch shape.
@@ -238,15 +221,9 @@ class ColumnsOf(dist.Distribution):
     pytree_data_fields = ("parts",)
     pytree_aux_fields = ("columns",)
 
-    def __init__(
-        self,
-        parts: Sequence[dist.Distribution],
-        columns: tuple[tuple[int, ...], ...],
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
+    def __init__(self, parts: Sequence[dist.Distribution], columns: tuple[tuple[int, ...], ...]) -> None:
         self.parts, self.columns = tuple(parts), columns
-        super().__init__(parts[0].batch_shape, (sum(map(len, columns)),), validate_args=validate_args)
+        super().__init__(parts[0].batch_shape, (sum(map(len, columns)),))
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Rows, codes and counts as floating numbers."""

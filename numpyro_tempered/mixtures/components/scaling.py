@@ -46,7 +46,7 @@ def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, np.ndarray | 
     if is_traced(x):
         raise TypeError("scaled_to reads the data on the host: call it outside of jit and vmap.")
     check_number(fraction, "fraction", "(0, 1]")
-    rows = np.asarray(floating_rows(x, "scaled_to"), np.float64)
+    rows = np.asarray(floating_rows(x, "scaled_to", None), np.float64)
     observed = ~np.isnan(rows)
     count = np.maximum(observed.sum(axis=0), 1)
     loc = np.where(observed, rows, 0.0).sum(axis=0) / count

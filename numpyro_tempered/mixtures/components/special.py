@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures.components.base import Hyperparameters
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
@@ -23,7 +24,7 @@ def log_gamma_half_step(a: Array) -> Array:
 
 
 def stirling_error(a: Array) -> Array:
-    """What log Γ(a) is above Stirling's (a - 1/2) log a - a + log(2π)/2, for a > 0."""
+    """The difference of log Γ(a) and Stirling's (a - 1/2) log a - a + log(2π)/2, for a > 0."""
     safe = jnp.where(a > 16.0, a, 16.0)
     r = 1.0 / jnp.square(safe)
     series = (1 / 12 - r * (1 / 360 - r * (1 / 1260 - r * (1 / 1680)))) / safe
@@ -43,7 +44,7 @@ def log_choose(a: Array, x: Array) -> Array:
 
 
 def log_gamma_slack(a: Array) -> Array:
-    """The slack a ψ(a) - log Γ(a) - a, for a > 0: of the size of log a, each of its terms of that of a log a."""
+    """The slack a ψ(a) - log Γ(a) - a, for a > 0. It is of order log a, its terms are of order a log a."""
     safe = jnp.where(a > 16.0, a, 16.0)
     r = 1.0 / jnp.square(safe)
     tail = (1 / 6 - r * (1 / 90 - r * (1 / 210 - r * (1 / 210)))) / safe
@@ -52,15 +53,15 @@ def log_gamma_slack(a: Array) -> Array:
     return jnp.where(a > 16.0, series, small * (digamma(small) - 1.0) - gammaln(small))
 
 
-def gamma_kl(concentration: Array, rate: Array, concentration0: Array, rate0: Array) -> Array:
-    """KL(Gamma(a, b), Gamma(a0, b0)), elementwise."""
-    a, b, a0, b0 = concentration, rate, concentration0, rate0
+def gamma_kl(q: Hyperparameters, p: Hyperparameters) -> Array:
+    """KL(Gamma(a, b), Gamma(a0, b0)), elementwise, with a and b the ``concentration`` and ``rate`` of each."""
+    a, b, a0, b0 = q.concentration, q.rate, p.concentration, p.rate
     return log_gamma_slack(a) + gammaln(a0) + a0 * (jnp.log(b / b0) - digamma(a)) + a * (b0 / b)
 
 
-def gamma_log_normaliser(concentration: Array, rate: Array) -> Array:
+def gamma_log_normaliser(q: Hyperparameters) -> Array:
     """The log of ∫ t^(a-1) exp(-b t) dt, elementwise."""
-    return gammaln(concentration) - concentration * jnp.log(rate)
+    return gammaln(q.concentration) - q.concentration * jnp.log(q.rate)
 
 
 def dirichlet_kl(concentration: Array, concentration0: Array) -> Array:
@@ -84,7 +85,7 @@ def dirichlet_log_normaliser(concentration: Array) -> Array:
 
 
 def with_total(concentration: Array) -> Array:
-    """The entries and their sum: a function of both is compiled once, and these take long to compile."""
+    """The entries and their sum, so that a special function of both is compiled once: that takes long."""
     return jnp.concatenate([concentration, jnp.sum(concentration, axis=-1, keepdims=True)], axis=-1)
 
 

@@ -1,7 +1,6 @@
 """Gaussian components with one precision for all columns, and normal-inverse-gamma priors."""
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -11,19 +10,8 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
-from numpyro_tempered.mixtures.components.diagonal_gaussian import rate_of
-
-
-class SphericalGamma(NamedTuple):
-    """precision ~ Gamma(concentration, rate), each mean ~ N(loc, 1 / (mean_precision × precision)).
-
-    Arrays ``(d,)``, ``(d,)``, ``()`` and ``()``, with a leading K for a posterior.
-    """
-
-    loc: Array
-    mean_precision: Array
-    concentration: Array
-    rate: Array
+from numpyro_tempered.mixtures.components.columnwise import join
+from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, rate_of
 
 
 def spherical_gaussian(
@@ -43,8 +31,8 @@ def spherical_gaussian(
         mean_precision: kappa0, the number of data that the prior of the means is worth, ``(d,)`` or one for all.
         concentration: a0 of the Gamma prior of the precision; 2 a0 / d is the number of data it is worth.
         rate: b0, in the data's units squared; ``concentration`` × ``variance`` by default.
-        variance: The variance that the prior expects, instead of ``rate``; 1 by default. The
-            average is taken of one for each column.
+        variance: The variance that the prior expects, instead of ``rate``; 1 by default. Of one for each column,
+            the prior takes the mean.
 
     Returns:
         The component. Missing entries are allowed.
@@ -64,7 +52,7 @@ def spherical_gaussian(
     name = "spherical_gaussian"
     if variance is not None:
         variance = jnp.mean(components.per_column(variance, dim, name, "variance"))
-    prior = SphericalGamma(
+    prior = NormalGamma(
         components.per_column(loc, dim, name, "loc", "(-inf, inf)"),
         components.per_column(mean_precision, dim, name, "mean_precision"),
         components.one_number(concentration, name, "concentration"),
@@ -75,7 +63,7 @@ def spherical_gaussian(
 
 @lru_cache(maxsize=64)
 def _spherical(dim: int, missing: bool) -> components.Component:
-    """The functions; with missing entries, each column's observed ones are counted."""
+    """The functions; with missing entries, the statistics count the observed ones of each column."""
 
     def statistics(columns: Array) -> Array:
         observed = ~jnp.isnan(columns)
@@ -90,38 +78,29 @@ def _spherical(dim: int, missing: bool) -> components.Component:
         mean = total / jnp.where(count > 0, count, 1.0)
         return count, mean, jnp.maximum(squares - jnp.sum(total * mean, axis=-1), 0.0)
 
-    def update(prior: SphericalGamma, counts: Array, sums: Array) -> SphericalGamma:
+    def update(prior: NormalGamma, counts: Array, sums: Array) -> NormalGamma:
         count, mean, scatter = moments(counts, sums)
         kappa = prior.mean_precision + count
         between = jnp.sum(prior.mean_precision * count / kappa * jnp.square(mean - prior.loc), axis=-1)
-        return SphericalGamma(
-            (prior.mean_precision * prior.loc + sums[..., :dim]) / kappa,
-            kappa,
-            prior.concentration + 0.5 * jnp.sum(count, axis=-1),
-            prior.rate + 0.5 * (scatter + between),
-        )
+        loc = (prior.mean_precision * prior.loc + sums[..., :dim]) / kappa
+        concentration = prior.concentration + 0.5 * jnp.sum(count, axis=-1)
+        return NormalGamma(loc, kappa, concentration, prior.rate + 0.5 * (scatter + between))
 
-    def pack(constant: Array, slope: Array, curvature: Array) -> tuple[Array, Array]:
-        weights = [slope, curvature[..., None]]
-        if missing:
-            return jnp.zeros_like(curvature), jnp.concatenate([*weights, constant], axis=-1)
-        return jnp.sum(constant, axis=-1), jnp.concatenate(weights, axis=-1)
-
-    def coefficients(q: SphericalGamma) -> tuple[Array, Array]:
-        precision = q.concentration / q.rate
+    def coefficients(q: NormalGamma) -> tuple[Array, Array]:
+        precision = (q.concentration / q.rate)[..., None]
         expected_log = (digamma(q.concentration) - jnp.log(q.rate))[..., None]
-        slope = precision[..., None] * q.loc
-        return pack(0.5 * (expected_log - slope * q.loc - 1.0 / q.mean_precision), slope, -0.5 * precision)
+        constant = 0.5 * (expected_log - precision * q.loc * q.loc - 1.0 / q.mean_precision)
+        return join(constant, (precision * q.loc, -0.5 * precision), missing)
 
     def coefficients_at(parameters: components.Parameters) -> tuple[Array, Array]:
-        loc, precision = parameters["loc"], parameters["precision"]
-        slope = precision[..., None] * loc
-        return pack(0.5 * (jnp.log(precision)[..., None] - slope * loc), slope, -0.5 * precision)
+        loc, precision = parameters["loc"], parameters["precision"][..., None]
+        constant = 0.5 * (jnp.log(precision) - precision * loc * loc)
+        return join(constant, (precision * loc, -0.5 * precision), missing)
 
-    def log_evidence(prior: SphericalGamma, counts: Array, sums: Array) -> Array:
+    def log_evidence(prior: NormalGamma, counts: Array, sums: Array) -> Array:
         return jnp.sum(log_normaliser(update(prior, counts, sums)) - log_normaliser(prior))
 
-    def maximum_likelihood(prior: SphericalGamma, counts: Array, sums: Array) -> components.Parameters:
+    def maximum_likelihood(prior: NormalGamma, counts: Array, sums: Array) -> components.Parameters:
         count, mean, scatter = moments(counts, sums)
         return {"loc": mean, "precision": jnp.sum(count, axis=-1) / scatter}
 
@@ -152,22 +131,20 @@ def log_base(columns: Array) -> Array:
     return -0.5 * special.LOG_TWO_PI * jnp.sum(~jnp.isnan(columns), axis=0).astype(columns.dtype)
 
 
-def kl(q: SphericalGamma, p: SphericalGamma) -> Array:
+def kl(q: NormalGamma, p: NormalGamma) -> Array:
     """KL of the means given the precisions, in expectation, and KL of the precisions."""
     ratio = p.mean_precision / q.mean_precision
     distance = p.mean_precision * jnp.square(q.loc - p.loc) * (q.concentration / q.rate)[..., None]
     of_means = 0.5 * jnp.sum(ratio - 1.0 - jnp.log(ratio) + distance)
-    return of_means + jnp.sum(special.gamma_kl(q.concentration, q.rate, p.concentration, p.rate))
+    return of_means + jnp.sum(special.gamma_kl(q, p))
 
 
-def log_normaliser(q: SphericalGamma) -> Array:
+def log_normaliser(q: NormalGamma) -> Array:
     """With respect to the means and the precision, without 2π, for each component."""
-    return special.gamma_log_normaliser(q.concentration, q.rate) - 0.5 * jnp.sum(
-        jnp.log(q.mean_precision), axis=-1
-    )
+    return special.gamma_log_normaliser(q) - 0.5 * jnp.sum(jnp.log(q.mean_precision), axis=-1)
 
 
-def log_predictive(q: SphericalGamma, columns: Array) -> Array:
+def log_predictive(q: NormalGamma, columns: Array) -> Array:
     """Student's t with 2a degrees of freedom, of as many dimensions as are observed."""
     observed = ~jnp.isnan(columns)
     width = 2.0 * q.rate[..., None] * (1.0 + 1.0 / q.mean_precision)
@@ -183,7 +160,7 @@ def log_predictive(q: SphericalGamma, columns: Array) -> Array:
     return steps[..., count] - 0.5 * log_width - power * jnp.log1p(distance)
 
 
-def draw(sample: components.Sample, q: SphericalGamma) -> components.Parameters:
+def draw(sample: components.Sample, q: NormalGamma) -> components.Parameters:
     """Precisions, and means given them."""
     precision = sample("precision", dist.Gamma(q.concentration, q.rate))
     loc = sample("loc", dist.Normal(q.loc, 1.0 / jnp.sqrt(q.mean_precision * precision[..., None])))

@@ -23,8 +23,8 @@ def tied_gaussian(
     r"""Components N(mean_j, precision^-1): one precision, Wishart, for all K components.
 
     With precision Λ ~ Wishart(df, scale^-1) and :math:`m_j \mid \Lambda \sim N(loc, (\kappa_0 \Lambda)^{-1})`,
-    the posterior is of the same form: :math:`\nu = \nu_0 + \alpha \sum_j N_j` and one matrix, to which all
-    components' scatters add. They are kept K times, so that every array of the posterior has K first.
+    the posterior has the same form: :math:`\nu = \nu_0 + \alpha \sum_j N_j` and one matrix, the prior's plus the
+    scatters of all components. Both are repeated K times, so that every array of the posterior has K first.
 
     Args:
         dim: Number of columns d.
@@ -70,7 +70,7 @@ def _tied(dim: int) -> Component:
 
 
 def of_precision(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
-    """The hyperparameters of the one precision: those of the first of K components; a prior as it is."""
+    """The hyperparameters of the shared precision: those of the first of K components, or the prior itself."""
     return q if q.df.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], q)
 
 
@@ -83,12 +83,12 @@ def update(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> gaussia
 
 
 def kl(q: gaussian.NormalWishart, p: gaussian.NormalWishart) -> Array:
-    """KL of the K means given the precision, in expectation, and KL of the one precision."""
+    """KL of the K means given the precision, in expectation, and KL of the shared precision."""
     return jnp.sum(gaussian.kl_of_mean(q, p)) + gaussian.wishart_kl(of_precision(q), p)
 
 
 def log_evidence(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Array:
-    """The log ratio of the normalisers; the precision's once."""
+    """The log ratio of the normalisers, in which the precision counts once."""
     q = update(prior, counts, sums)
     means = 0.5 * prior.loc.shape[-1] * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
     return means + gaussian.wishart_log_normaliser(of_precision(q)) - gaussian.wishart_log_normaliser(prior)
@@ -105,7 +105,6 @@ def draw(sample: Sample, q: gaussian.NormalWishart) -> Parameters:
 
 def maximum_likelihood(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Parameters:
     """Weighted means, and the inverse of the pooled covariance."""
-    total, outer = gaussian.moments(sums)
-    mean, scatter = gaussian.scatter_of(counts, total, outer)
+    _, mean, scatter = gaussian.moments(counts, sums)
     precision = gaussian.precision_of(jnp.sum(scatter, axis=0) / jnp.sum(counts))
-    return {"loc": mean, "precision": jnp.broadcast_to(precision, outer.shape)}
+    return {"loc": mean, "precision": jnp.broadcast_to(precision, scatter.shape)}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,26 +11,16 @@ from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
-from numpyro_tempered.gaussian.families.base import Gaussian, able, supports
-from numpyro_tempered.online.base import (
-    CumulativeLosses,
-    Data,
-    Losses,
-    OnlineState,
-    Rule,
-    StepSize,
-    as_schedule,
-    check_prior,
-    choose,
-    start,
-)
+from numpyro_tempered.gaussian.families.base import Gaussian, require
+from numpyro_tempered.online import base as rules
+from numpyro_tempered.online.base import Losses, OnlineState
 from numpyro_tempered.online.experts.grid import Grid, init_experts, scale_gradients
-from numpyro_tempered.online.experts.hedge import exponential_weights, mix_loss
 from numpyro_tempered.online.experts.state import Experts, all_posteriors, match
-from numpyro_tempered.online.stream import round_key, step
+from numpyro_tempered.online.stream import round_key
+from numpyro_tempered.online.stream import step as one_round
 
 
-def aggregate(*grids: Grid, learning_rate: StepSize | None = None, share: float = 0.0) -> Rule:
+def aggregate(*grids: Grid, learning_rate: rules.StepSize | None = None, share: float = 0.0) -> rules.Rule:
     r"""Many rules side by side, combined by exponential weights: no learning rate to guess.
 
     Each of the K experts takes each datum from its own state. The decision of round t is
@@ -61,8 +52,8 @@ def aggregate(*grids: Grid, learning_rate: StepSize | None = None, share: float 
     aggregate follows a best expert that changes. Each expert then has a weight of at least share/K in every
     decision: it is for experts that stay bounded.
 
-    Where the expectation draws, all experts see the same random numbers. An expert is left out for good once its
-    cumulative loss is not finite, or beyond the square root of the largest number: ``memory.active`` is False. A
+    Where the expectation draws, all experts see the same random numbers. An expert whose cumulative loss is not
+    finite, or exceeds the square root of the largest number, is left out for good: ``memory.active`` is False. A
     round that all experts reject is rejected.
 
     Args:
@@ -104,19 +95,18 @@ def aggregate(*grids: Grid, learning_rate: StepSize | None = None, share: float 
             raise TypeError(f"aggregate takes grids of rules, from grid(...), got {type(each).__name__}.")
     check_number(share, "share", "[0, 1)")
     size = sum(len(grid.labels) for grid in grids)
-    schedule = None if learning_rate is None else as_schedule(learning_rate, "learning_rate")
-    # With one expert any rate will do. Switching costs log(K/share) a time.
+    schedule = None if learning_rate is None else rules.as_schedule(learning_rate, "learning_rate")
+    # With one expert any rate will do. Each switch costs log(K/share).
     complexity = math.log(max(size, 2)) + (math.log(1.0 / share) if share else 0.0)
 
-    def rate_after(count: Array, gap: Array, q: Gaussian) -> Array:
+    def rate_after(count: Array, q: Gaussian, gap: Array) -> Array:
         if schedule is not None:
             return jnp.asarray(schedule(count + 1, q), q.loc.dtype)
         return jnp.where(gap > 0, complexity / jnp.where(gap > 0, gap, 1.0), jnp.inf)
 
     def init(prior: Gaussian) -> OnlineState:
-        prior = check_prior(prior)
-        if not supports(prior, "from_root"):
-            raise TypeError(f"aggregate works on {able('from_root')}, got {type(prior).__name__}.")
+        prior = rules.check_prior(prior)
+        require(prior, "from_root", "aggregate")
         states = tuple(init_experts(grid, prior) for grid in grids)
         dtype = prior.loc.dtype
         weights = jnp.full((size,), 1.0 / size, dtype)
@@ -127,33 +117,32 @@ def aggregate(*grids: Grid, learning_rate: StepSize | None = None, share: float 
             losses=CompensatedSum.start(jnp.zeros((size,), dtype)),
             potential=CompensatedSum.start(jnp.zeros((size,), dtype)),
             gap=CompensatedSum.start(zero),
-            rate=rate_after(jnp.zeros((), jnp.int32), zero, prior),
+            rate=rate_after(jnp.zeros((), jnp.int32), prior, zero),
             share=jnp.full((), share, dtype),
             active=jnp.ones((size,), bool),
         )
-        return start(prior, match(weights, all_posteriors(states)), memory)
+        return rules.start(prior, match(weights, all_posteriors(states)), memory)
 
-    def whole_round(
-        expectation: Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+    def step(
+        expectation: Expectation, state: OnlineState, data: rules.Data, rng_key: Array | None, mask: Array | None
     ) -> tuple[OnlineState, Losses]:
         before, q = state.memory, state.posterior
-        key = round_key(rng_key, state.count + state.rejected) if expectation.needs_key else None
-        options = {} if mask is None else {"mask": mask}
-        at_mean = expectation.evaluate(q, *data, rng_key=key, curvature="none", **options).at_mean
-        rounds = [
-            step_experts(grid, expectation, states, data, key, mask)
-            for grid, states in zip(grids, before.states, strict=True)
-        ]
-        suffered, expected = (
-            jnp.concatenate(leaves) for leaves in zip(*(losses for _, losses in rounds), strict=True)
-        )
-        experts, some = reweigh(
-            before._replace(states=tuple(after for after, _ in rounds)),
-            suffered,
-            at_mean,
-            lambda gap: rate_after(state.count + 1, gap, q),
-            share,
-        )
+        key = round_key(expectation, state, rng_key)
+        at_mean = expectation.evaluate(q, *data, rng_key=key, curvature="none", mask=mask).at_mean
+
+        def step_grid(grid: Grid, states: OnlineState) -> tuple[OnlineState, Losses]:
+            def one(values: dict[str, Array], state: OnlineState) -> tuple[OnlineState, Losses]:
+                # The key counts rejected rounds too, so that all experts draw the same numbers.
+                tempered = scale_gradients(expectation, values["alpha"])
+                return one_round(grid.rule(values), tempered, state, data, key, mask)
+
+            return jax.vmap(one)(grid.arrays(q.loc.dtype), states)
+
+        states, by_grid = zip(*map(step_grid, grids, before.states), strict=True)
+        # Losses of the experts, those of rejected rounds as they came out.
+        suffered, expected = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *by_grid)
+        rate_of = partial(rate_after, state.count + 1, q)
+        experts, some = reweigh(before._replace(states=states), suffered, at_mean, rate_of, share)
         weights = experts.weights
         losses = Losses(at_mean, jnp.sum(jnp.where(weights > 0, weights * expected, 0.0)))
         some = some & any_increase("count", experts, before)
@@ -163,36 +152,12 @@ def aggregate(*grids: Grid, learning_rate: StepSize | None = None, share: float 
     def update(evaluation: Evaluation, state: OnlineState) -> OnlineState:
         raise TypeError("an aggregate evaluates each expert itself: run it by nt.online.run, update or OnlineVI.")
 
-    rules = [grid.rule({name: values[0].item() for name, values in grid.options.items()}) for grid in grids]
-    return Rule(
-        init,
-        update,
-        curvature="none",
-        name="aggregate",
-        step=whole_round,
-        quadratic=any(rule.quadratic for rule in rules),
-    )
-
-
-def step_experts(
-    grid: Grid,
-    expectation: Expectation,
-    states: OnlineState,
-    data: Data,
-    rng_key: Array | None,
-    mask: Array | None,
-) -> tuple[OnlineState, Losses]:
-    """One round of every expert of a grid; losses ``(K,)``, those of rejected rounds as they came out."""
-
-    def one(values: dict[str, Array], state: OnlineState) -> tuple[OnlineState, Losses]:
-        # Rejections are counted, so that all experts draw by one and the same key.
-        return step(grid.rule(values), scale_gradients(expectation, values["alpha"]), state, data, rng_key, mask)
-
-    return jax.vmap(one)(grid.arrays(states.posterior.loc.dtype), states)
+    quadratic = any(grid.rule(grid.values(0)).quadratic for grid in grids)
+    return rules.Rule(init, update, curvature="none", name="aggregate", step=step, quadratic=quadratic)
 
 
 def reweigh(
-    experts: Experts, suffered: Array, at_mean: Array, rate_after: Callable[[Array], Array], share: float
+    experts: Experts, suffered: Array, at_mean: Array, rate_of: Callable[[Array], Array], share: float
 ) -> tuple[Experts, Array]:
     """The experts after a round, their weights still those of its decision, and whether one is active.
 
@@ -200,7 +165,7 @@ def reweigh(
         experts: The states after the round, all else before it.
         suffered: The experts' losses in the round, shape ``(K,)``.
         at_mean: The loss of the decision.
-        rate_after: From the sum of the gaps to λ.
+        rate_of: From the sum of the gaps to λ.
         share: Part of the weight that is shared out.
     """
     losses = experts.losses.add(suffered)
@@ -208,12 +173,12 @@ def reweigh(
     largest = jnp.sqrt(jnp.finfo(at_mean.dtype).max)
     active = experts.active & (jnp.abs(losses.value) < largest)
     some = jnp.any(active)
-    # Data that are bad for all are not the experts' fault.
+    # Where no expert is left, the data are to blame.
     active = jnp.where(some, active, experts.active)
     potential = jnp.where(active, experts.potential.value, jnp.inf)
     weights = exponential_weights(potential, experts.rate)
     gap = experts.gap.add(jnp.maximum(at_mean - mix_loss(potential, suffered, experts.rate), 0.0))
-    rate = rate_after(gap.value)
+    rate = rate_of(gap.value)
     ahead = experts.potential.add(jnp.where(active, suffered - at_mean, 0.0))
     if share:
         ahead = share_out(ahead, rate, active, share)
@@ -225,21 +190,13 @@ def commit(state: OnlineState, experts: Experts, losses: Losses, accept: Array) 
     """The state after a round: each expert has accepted or rejected it for itself."""
     before, active = state.memory, experts.active
     sums = jax.tree.map(lambda leaf: jnp.where(active, leaf, jnp.inf), experts.losses)
-    experts = experts._replace(
-        losses=choose(accept, sums, before.losses),
-        potential=choose(accept, experts.potential, before.potential),
-        gap=choose(accept, experts.gap, before.gap),
-        rate=choose(accept, experts.rate, before.rate),
-    )
-    weights = exponential_weights(jnp.where(active, experts.potential.value, jnp.inf), experts.rate)
-    cumulative = CumulativeLosses(*(c.add(loss) for c, loss in zip(state.cumulative, losses, strict=True)))
+    memory = rules.choose(accept, experts._replace(losses=sums), before)
+    weights = exponential_weights(jnp.where(active, memory.potential.value, jnp.inf), memory.rate)
     floored = accept & any_increase("floored", experts, before)
-    return state._replace(
+    return rules.close_round(state, losses, accept)._replace(
         posterior=match(weights, all_posteriors(experts.states)),
-        memory=experts._replace(weights=weights),
+        memory=memory._replace(states=experts.states, weights=weights, active=active),
         count=state.count + accept.astype(state.count.dtype),
-        rejected=state.rejected + (~accept).astype(state.rejected.dtype),
-        cumulative=choose(accept, cumulative, state.cumulative),
         floored=state.floored + floored.astype(state.floored.dtype),
     )
 
@@ -257,5 +214,53 @@ def share_out(potential: CompensatedSum, rate: Array, active: Array, share: floa
     weights = (1.0 - share) * weights + share * even
     finite = jnp.isfinite(rate)
     value = -jnp.log(jnp.where(active, weights, 1.0)) / jnp.where(finite, rate, 1.0)
-    # While the rate is infinite the mix loss is that of the best expert of each round: it may change for free.
+    # At an infinite rate the mix loss is that of the best expert in each round: switches are free.
     return CompensatedSum.start(jnp.where(finite, value, jnp.zeros_like(value)))
+
+
+def exponential_weights(losses: Array, rate: Array) -> Array:
+    r"""The weights :math:`w_k \propto \exp(-\lambda L_k)`.
+
+    Args:
+        losses: Cumulative losses L, shape ``(K,)``, up to a common constant; infinite for an expert that is out.
+            One at least is finite.
+        rate: λ, at least 0. Infinite, it shares the weight among the leaders.
+
+    Returns:
+        Weights of shape ``(K,)`` that sum to 1.
+    """
+    behind = losses - jnp.min(losses)
+    finite = jnp.isfinite(rate)
+    # 0 times infinity, for a leader or for a rate of 0, would be NaN.
+    exponent = jnp.where(behind > 0, jnp.where(finite, rate, 1.0) * jnp.where(behind > 0, behind, 1.0), 0.0)
+    out = jnp.isinf(behind) | (~finite & (behind > 0))
+    weights = jnp.where(out, jnp.zeros((), losses.dtype), jnp.exp(-exponent))
+    return weights / jnp.sum(weights)
+
+
+def mix_loss(before: Array, losses: Array, rate: Array) -> Array:
+    r"""The mix loss of one round, :math:`-\lambda^{-1}\log\sum_k w_k \exp(-\lambda\ell_k)`.
+
+    w are the exponential weights of the cumulative losses before the round; for an infinite rate it is the change
+    of the least cumulative loss. Its sum over rounds exceeds the cumulative loss of no expert by more than
+    log(K)/λ, whatever the losses, so long as the rate does not increase.
+
+    Args:
+        before: Cumulative losses before the round, shape ``(K,)``; infinite for an expert that is out.
+        losses: Losses in the round, shape ``(K,)``; of an expert that is out they may be anything.
+        rate: λ, positive, possibly infinite.
+
+    Returns:
+        A scalar.
+    """
+    present = jnp.isfinite(before)
+    behind = jnp.where(present, before - jnp.min(before), jnp.inf)
+    losses = jnp.where(present, losses, 0.0)
+    after = behind + losses
+    # Before the round, the weight of the expert that is best after it may have been rounded to 0.
+    least = jnp.min(after)
+    finite = jnp.isfinite(rate)
+    safe = jnp.where(finite, rate, 1.0)
+    total = jnp.sum(jnp.exp(-safe * (after - least)))
+    normaliser = jnp.sum(jnp.exp(-safe * behind))
+    return least + jnp.where(finite, (jnp.log(normaliser) - jnp.log(total)) / safe, 0.0)

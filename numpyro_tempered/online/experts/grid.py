@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_tempered.core.checks import check_numbers
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, Options, evaluator
-from numpyro_tempered.gaussian.families.base import Gaussian, Q, Rows, Whitened, family_of
+from numpyro_tempered.gaussian.families.base import Gaussian, Rows, Whitened, family_of
 from numpyro_tempered.online.base import Data, OnlineState, Rule
 
 
@@ -33,6 +33,10 @@ class Grid(NamedTuple):
     def rule(self, values: Mapping[str, ArrayLike]) -> Rule:
         """The rule of one expert, whose options have these values, traced or not."""
         return self.factory(**self.constants, **{name: v for name, v in values.items() if name not in OUTER})
+
+    def values(self, index: int) -> dict[str, float]:
+        """The options of one expert, as numbers."""
+        return {name: values[index].item() for name, values in self.options.items()}
 
     def arrays(self, dtype: np.dtype) -> dict[str, Array]:
         """The options as arrays, real ones in this type."""
@@ -84,9 +88,7 @@ def grid(
         check_numbers(axes[name], name, "(0, inf)")
     product = np.meshgrid(*axes.values(), indexing="ij")
     unnamed = Grid(factory, constants, {name: p.ravel() for name, p in zip(axes, product, strict=True)}, ())
-    experts = [
-        {name: values[k].item() for name, values in unnamed.options.items()} for k in range(product[0].size)
-    ]
+    experts = [unnamed.values(k) for k in range(product[0].size)]
     rules = [unnamed.rule(values) for values in experts]
     if not all(isinstance(rule, Rule) for rule in rules):
         raise TypeError(f"the factory must return an online rule, got {type(rules[0]).__name__}.")
@@ -102,9 +104,8 @@ def grid(
 
 def _is_sequence(value: object) -> bool:
     # A NamedTuple, such as a box or a rate, is one value.
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return False
-    return isinstance(value, list | tuple | range) or (hasattr(value, "ndim") and value.ndim > 0)
+    is_record = isinstance(value, tuple) and hasattr(value, "_fields")
+    return not is_record and (isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) > 0)
 
 
 def _axis(name: str, value: object) -> np.ndarray:
@@ -121,17 +122,13 @@ def _axis(name: str, value: object) -> np.ndarray:
 
 def init_experts(grid: Grid, prior: Gaussian) -> OnlineState:
     """The states of all experts before the first round, stacked."""
+    family = family_of(prior)
 
     def one(values: dict[str, Array]) -> OnlineState:
-        return grid.rule(values).init(widen(prior, values["prior_scale"]))
+        wide = family.with_root(prior.loc, family.root(prior) * values["prior_scale"])
+        return grid.rule(values).init(wide)
 
     return jax.vmap(one)(grid.arrays(prior.loc.dtype))
-
-
-def widen(prior: Q, factor: Array) -> Q:
-    """The prior with its standard deviations multiplied."""
-    family = family_of(prior)
-    return family.with_root(prior.loc, family.root(prior) * factor)
 
 
 def scale_gradients(expectation: Expectation, alpha: Array) -> Expectation:

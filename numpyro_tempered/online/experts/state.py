@@ -10,7 +10,7 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
-from numpyro_tempered.online.base import OnlineState
+from numpyro_tempered.online.base import OnlineState, memory_of
 
 
 class Experts(NamedTuple):
@@ -22,9 +22,9 @@ class Experts(NamedTuple):
         losses: Cumulative losses of the experts at their means, shape ``(K,)``, compensated.
         potential: What the weights are exponential in: the losses less those of the decision, shape ``(K,)``,
             with shares taken into account; compensated.
-        gap: Sum of what the decision suffered above the mix loss, a scalar, compensated.
+        gap: Sum over rounds of the decision's loss above the mix loss, a scalar, compensated.
         rate: λ of the weights.
-        share: Part of the weight that is shared out in each round.
+        share: Part of the weight that all experts share in each round.
         active: Whether an expert's losses have all been finite, shape ``(K,)``.
     """
 
@@ -59,7 +59,7 @@ def match(weights: Array, posteriors: Q) -> Q:
     """The Gaussian with the mean and the variances of a mixture; the covariance unless the family is diagonal."""
     some = weights > 0
     loc = jnp.sum(jnp.where(some[:, None], weights[:, None] * posteriors.loc, 0.0), axis=0)
-    # An expert without weight may be far off: its square could overflow.
+    # The square of an expert without weight could overflow.
     root = jnp.sqrt(weights)[:, None]
     offset = jnp.where(some[:, None], root * (posteriors.loc - loc[None, :]), 0.0)
     family = family_of(posteriors)
@@ -73,8 +73,8 @@ def match(weights: Array, posteriors: Q) -> Q:
     largest = jnp.max(jnp.diagonal(covariance))
     # Points have no spread, and few of them a covariance of low rank.
     jitter = loc.shape[0] * jnp.finfo(loc.dtype).eps * largest
-    covariance = covariance + jitter * jnp.eye(loc.shape[0], dtype=loc.dtype)
     eye = jnp.eye(loc.shape[0], dtype=loc.dtype)
+    covariance = covariance + jitter * eye
     factor = jnp.linalg.cholesky(jnp.where(largest > 0, covariance, eye), symmetrize_input=False)
     return family.with_root(loc, jnp.where(largest > 0, factor, 0.0))
 
@@ -170,7 +170,7 @@ def regret(state: OnlineState) -> Array:
         0.0
     """
     memory, total = _memory(state), state.cumulative.at_mean
-    # Both are large: their values cancel, and what is left is of the size of their errors.
+    # Both are large: their values cancel, and the rest is of the size of their errors.
     ahead = (total.value - memory.losses.value) + (total.error - memory.losses.error)
     return jnp.max(jnp.where(memory.active, ahead, -jnp.inf))
 
@@ -222,10 +222,4 @@ def regret_bound(state: OnlineState, num_switches: int = 0) -> Array:
 
 
 def _memory(state: OnlineState) -> Experts:
-    memory = getattr(state, "memory", None)
-    if not isinstance(memory, Experts):
-        raise TypeError(
-            f"this is for the state of an aggregate (OnlineVI's is state.rule_state), whose memory is Experts; "
-            f"got {type(memory).__name__}."
-        )
-    return memory
+    return memory_of(state, Experts, "aggregate(...)")

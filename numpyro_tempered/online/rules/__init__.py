@@ -1,1 +1,1 @@
-"""Online rules, one published algorithm a module."""
+"""Online rules, one published algorithm in each module."""

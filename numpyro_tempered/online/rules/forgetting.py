@@ -22,7 +22,7 @@ class Forgetting(NamedTuple):
         keep: ``(count, q) -> factor`` of the precision that is kept, or None for all.
         inflate: ``(count, q) -> variance`` added to that of every coordinate, or None.
         window: Number of rounds that the posterior holds in the long run, as text.
-        evidence: ``count -> η``, the evidence to hold at most, the rest being the prior's, or None.
+        evidence: ``count -> η``, the most evidence that the posterior may hold beyond its prior, or None.
     """
 
     keep: Schedule | None
@@ -76,8 +76,8 @@ def power(factor: float | ByCount, *, max_scale: float = math.inf) -> Forgetting
 
     Args:
         factor: γ in (0, 1], or a callable of the count t = 1, 2, ...
-        max_scale: A coordinate whose standard deviation is beyond it forgets no more; with a full covariance
-            none does while one is beyond. In any case that holds short of overflow.
+        max_scale: A coordinate whose standard deviation exceeds it stops forgetting; with a full covariance all
+            stop while one exceeds it. Forgetting always stops before the variance overflows.
 
     Returns:
         A :class:`Forgetting`, which prints its window.
@@ -93,7 +93,15 @@ def power(factor: float | ByCount, *, max_scale: float = math.inf) -> Forgetting
     check_number(max_scale, "max_scale", "(0, inf]")
 
     def keep(count: Array, q: Gaussian) -> Array:
-        return _bounded(_within(factor(count) if callable(factor) else factor, q), q, max_scale)
+        value = jnp.asarray(factor(count) if callable(factor) else factor, q.loc.dtype)
+        # NaN rejects the round.
+        value = jnp.where((value > 0) & (value <= 1), value, jnp.nan)
+        family = family_of(q)
+        # The square of this limit is still far from overflow.
+        limit = jnp.minimum(jnp.asarray(max_scale, q.loc.dtype), jnp.finfo(q.loc.dtype).max ** 0.25)
+        wide = family.marginal_scale(q) > limit
+        # Coordinates that are wide already forget nothing.
+        return jnp.where(wide if family.diagonal_only else jnp.any(wide), jnp.ones_like(value), value)
 
     if callable(factor):
         return Forgetting(keep, None, "1 / (1 - factor(t)) rounds")
@@ -106,26 +114,11 @@ def power(factor: float | ByCount, *, max_scale: float = math.inf) -> Forgetting
     return Forgetting(keep, None, f"{1.0 / (1.0 - factor):.4g} rounds")
 
 
-def _bounded(factor: Array, q: Gaussian, max_scale: float) -> Array:
-    """The factor, with 1 in its place where q is wide already."""
-    family = family_of(q)
-    # Squares of this are still far from overflow.
-    limit = jnp.minimum(jnp.asarray(max_scale, q.loc.dtype), jnp.finfo(q.loc.dtype).max ** 0.25)
-    wide = family.marginal_scale(q) > limit
-    return jnp.where(wide if family.diagonal_only else jnp.any(wide), jnp.ones_like(factor), factor)
-
-
-def _within(factor: ArrayLike, q: Gaussian) -> Array:
-    factor = jnp.asarray(factor, q.loc.dtype)
-    # NaN makes the round one that is rejected.
-    return jnp.where((factor > 0) & (factor <= 1), factor, jnp.nan)
-
-
 def random_walk(scale: ArrayLike | Callable[[Array], ArrayLike]) -> Forgetting:
     r"""Random-walk inflation: the parameters move by N(0, scale²) between two rounds.
 
     The posterior after a round is the prediction for the next one, as in a Kalman filter: exact on a
-    conjugate stream whose parameters drift so. With information h a datum the variance settles at about
+    conjugate stream whose parameters drift so. With information h in each datum the variance settles at about
     scale / √h, which is that of 1 / (scale √h) data.
 
     Args:
@@ -143,15 +136,16 @@ def random_walk(scale: ArrayLike | Callable[[Array], ArrayLike]) -> Forgetting:
         >>> nt.online.random_walk(0.01)
         random_walk: window 100 / √h rounds, h the information in a datum
     """
+
+    def inflate(count: Array, q: Gaussian) -> Array:
+        return jnp.square(jnp.asarray(scale(count) if callable(scale) else scale, q.loc.dtype))
+
     unit = "rounds, h the information in a datum"
-    step: Callable[[Array], ArrayLike]
     if callable(scale):
-        window, step = f"1 / (scale(t) √h) {unit}", scale
-    elif is_traced(scale):
-        window, step = "traced", lambda count: scale
-    else:
-        value = np.asarray(check_numbers(scale, "scale", "[0, inf)"), float)
-        largest = float(np.max(value))
-        window = f"{1.0 / largest:.4g} / √h" if largest > 0 and math.isfinite(1.0 / largest) else "unbounded"
-        window, step = f"{window} {unit}" if largest > 0 else window, lambda count: value
-    return Forgetting(None, lambda count, q: jnp.square(jnp.asarray(step(count), q.loc.dtype)), window)
+        return Forgetting(None, inflate, f"1 / (scale(t) √h) {unit}")
+    if is_traced(scale):
+        return Forgetting(None, inflate, "traced")
+    largest = float(np.max(check_numbers(scale, "scale", "[0, inf)")))
+    if largest == 0.0 or math.isinf(1.0 / largest):
+        return Forgetting(None, inflate, "unbounded")
+    return Forgetting(None, inflate, f"{1.0 / largest:.4g} / √h {unit}")

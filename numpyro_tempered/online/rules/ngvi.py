@@ -13,9 +13,6 @@ from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, c
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.rules.forgetting import Forgetting, to_prior
 
-CURVATURES = ("hessian", "fisher")
-NEGATIVE = ("reject", "floor")
-
 
 def ngvi(
     step_size: rules.StepSize = 1.0,
@@ -64,7 +61,7 @@ def ngvi(
             posterior that the datum leads to: each evaluation but the last moves a copy of q half way to the
             update at itself, towards the fixed point of streaming variational Bayes. It matters where the
             curvature changes over the width of q, such as a scale parameter with a wide prior: one evaluation
-            then leaves the posterior too narrow from the first data on. Losses are those of q_t all the same.
+            then leaves the posterior too narrow from the first data on. The losses are those of q_t in any case.
 
     Returns:
         An online :class:`Rule` for every family; its memory is mean and precision (or its factor) as
@@ -88,8 +85,8 @@ def ngvi(
         1.500 0.500
     """
     rate, box = rules.as_schedule(step_size), rules.check_box(box)
-    check_choice(curvature, "curvature", CURVATURES)
-    check_choice(negative, "negative", NEGATIVE)
+    check_choice(curvature, "curvature", ("hessian", "fisher"))
+    check_choice(negative, "negative", ("reject", "floor"))
     check_count(num_local_steps, "num_local_steps")
     check_number(evidence, "evidence", "(0, inf]")
     if is_traced(evidence):
@@ -133,7 +130,7 @@ def ngvi(
         no_loc, no_var = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
         anchor, _ = family.natural_step(state.memory, state.posterior, state.prior, no_loc, no_var, gain)
         anchor = family.canonical(anchor)
-        # Half of the way each time: undamped the search overshoots as the first evaluation does.
+        # Half way each time: an undamped search overshoots, as the first evaluation does.
         half = Gain(0.5 * gain.step, 0.5, 0.5)
 
         def closer(_: Array, q: Gaussian) -> Gaussian:
@@ -147,19 +144,13 @@ def ngvi(
         shift = state.posterior.loc - q.loc
         return first._replace(grad_loc=carry(last.grad_loc, last.grad_var, shift), grad_var=last.grad_var)
 
-    return rules.Rule(
-        init,
-        update,
-        refine=refine if num_local_steps > 1 else None,
-        curvature=curvature,
-        name="ngvi",
-        box=box,
-        holds_evidence=forget is None and box is None,
-    )
+    accumulates = forget is None and box is None
+    rule = rules.Rule(init, update, curvature, name="ngvi", box=box, holds_evidence=accumulates)
+    return rule if num_local_steps == 1 else rule._replace(refine=refine)
 
 
 def _gain(rate: rules.Schedule, forget: Forgetting | None, state: rules.OnlineState) -> Gain:
-    """Weights of the next datum, of the present precision and of the prior's."""
+    """The weights of the next datum, of the present precision, and of the prior's."""
     count, q = state.count + 1, state.posterior
     alpha = rate(count, q)
     if forget is not None and forget.evidence is not None:

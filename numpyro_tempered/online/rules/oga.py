@@ -35,7 +35,7 @@ def oga(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
 
     def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "from_root", "oga")
-        return rules.start(prior, family_of(prior).point(prior), memory=())
+        return rules.start(prior, family_of(prior).point(prior))
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
@@ -69,7 +69,7 @@ def oga_el(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rul
 
     def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "descend", "oga_el")
-        return rules.start(prior, prior, memory=())
+        return rules.start(prior, prior)
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior

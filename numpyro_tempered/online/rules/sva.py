@@ -48,17 +48,15 @@ def sva(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
 
     def init(prior: rules.Gaussian) -> rules.OnlineState:
         require(prior, "kl_prox", "sva")
-        return rules.start(
-            prior, prior, jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
-        )
+        sums = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros_like(leaf)), prior)
+        return rules.start(prior, prior, memory=sums)
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior
         grads = require(q, "gradient", "sva")(q, evaluation.grad_loc, evaluation.grad_var)
         sums = type(grads)(*(total.add(term) for total, term in zip(state.memory, grads, strict=True)))
         totals = type(grads)(*(total.value for total in sums))
-        return rules.advance(
-            state, require(q, "kl_prox", "sva")(state.prior, totals, rate(state.count + 1, q)), sums
-        )
+        posterior = require(q, "kl_prox", "sva")(state.prior, totals, rate(state.count + 1, q))
+        return rules.advance(state, posterior, memory=sums)
 
     return rules.in_box(rules.Rule(init, update, curvature="hessian", name="sva"), box)

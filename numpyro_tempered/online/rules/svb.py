@@ -41,10 +41,10 @@ def svb(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
         require(prior, "kl_prox", "svb")
         if isinstance(step_size, rules.SVBRate) and not supports(prior, "kl_prox_scaled"):
             raise TypeError(
-                f"svb_rate is one rate a coordinate, for {able('kl_prox_scaled')}; on {type(prior).__name__} "
+                f"svb_rate sets one rate per coordinate, on {able('kl_prox_scaled')}; on {type(prior).__name__} "
                 "take a float or a schedule of the count."
             )
-        return rules.start(prior, prior, memory=())
+        return rules.start(prior, prior)
 
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q = state.posterior

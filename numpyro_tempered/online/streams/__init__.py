@@ -1,1 +1,1 @@
-"""What a long stream needs beside its rule."""
+"""What a long stream needs besides its rule."""

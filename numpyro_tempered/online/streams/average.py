@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
-from numpyro_tempered.online.base import Data, Gaussian, Losses, OnlineState, Rule
+from numpyro_tempered.online.base import Data, Gaussian, Losses, OnlineState, Rule, memory_of
 
 
 class RunningAverage(NamedTuple):
@@ -100,11 +100,6 @@ def average(state: OnlineState) -> Array:
         >>> nt.online.average(rule.init(nt.families.MeanField(jnp.ones(2), jnp.ones(2))))
         Array([1., 1.], dtype=float32)
     """
-    memory = state.memory
-    if not isinstance(memory, RunningAverage):
-        raise TypeError(
-            "average needs the state of a rule made by with_average(rule), got one whose memory is "
-            f"{type(memory).__name__}."
-        )
+    memory = memory_of(state, RunningAverage, "with_average(rule)")
     total, count = memory.total.value + memory.total.error, memory.count
     return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(total.dtype), state.posterior.loc)

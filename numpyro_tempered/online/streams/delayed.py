@@ -17,8 +17,8 @@ class Pending(NamedTuple):
         waiting: Which places are in use, shape ``(capacity,)``.
         order: Their place in the order of arrival, shape ``(capacity,)``.
         data: The data, a tuple of arrays ``(capacity, ...)``.
-        written: Data remembered in all, a scalar integer.
-        dropped: Data that were pushed out before their outcome came, a scalar integer.
+        written: Number of data remembered so far, a scalar integer.
+        dropped: Number of data pushed out before their outcome came, a scalar integer.
     """
 
     ids: Array
@@ -33,9 +33,8 @@ def pending(capacity: int, *datum: object) -> Pending:
     """An empty store for data whose outcomes come later.
 
     Predict by the present posterior, :func:`remember` the features, and when outcomes come :func:`recall` them
-    for :func:`update`. That update takes its gradient at the posterior of that moment, not at the
-    one that predicted, so the losses that it returns are not those of the predictions. To have these, remember
-    the prediction too.
+    for :func:`update`. That update takes its gradient at the posterior of that moment, not at the one that
+    predicted, so its losses are not those of the predictions. For these, remember the prediction too.
 
     Args:
         capacity: How many may wait; beyond it the oldest are pushed out and counted in ``dropped``.
@@ -106,16 +105,15 @@ def remember(store: Pending, ids: ArrayLike, *data: object) -> Pending:
     waiting = store.waiting & ~jnp.any(store.ids[:, None] == ids[None, :], axis=1)
     # Free places first, then those of the oldest.
     places = jnp.argsort(jnp.where(waiting, store.order, -1))[:count]
-    # Of ids given twice the last counts.
+    # Of repeated ids the last one counts.
     later = jnp.triu(ids[:, None] == ids[None, :], 1)
-    dropped = store.dropped + jnp.sum(waiting[places], dtype=jnp.int32)
     return Pending(
         ids=store.ids.at[places].set(ids),
         waiting=waiting.at[places].set(~jnp.any(later, axis=1)),
         order=store.order.at[places].set(store.written + jnp.arange(count, dtype=jnp.int32)),
         data=jax.tree.map(lambda old, new: old.at[places].set(new.astype(old.dtype)), store.data, arrays),
         written=store.written + count,
-        dropped=dropped,
+        dropped=store.dropped + jnp.sum(waiting[places], dtype=jnp.int32),
     )
 
 

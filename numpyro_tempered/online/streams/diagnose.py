@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_tempered.core.typing import ArrayLike
-from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
 from numpyro_tempered.online.base import Box, OnlineState, Rule
 from numpyro_tempered.online.streams.standardise import Standardisation
 
@@ -33,8 +33,8 @@ class Finding(NamedTuple):
 
     Attributes:
         kind: ``"collapse"``, ``"box"``, ``"features"`` or ``"rejected"``.
-        message: What was found, and what to do.
-        coordinates: Indices of the coordinates or features that it is about; empty for rejected rounds.
+        message: What is wrong, and what to do.
+        coordinates: Indices of the coordinates or features concerned; empty for rejected rounds.
     """
 
     kind: str
@@ -45,20 +45,20 @@ class Finding(NamedTuple):
 def diagnose(
     rule: Rule, state: OnlineState, x: ArrayLike | None = None, *, box: Box | None = None, warn: bool = True
 ) -> tuple[Finding, ...]:
-    """Look at a state on the host, after a run, and warn of what is wrong, once for each kind.
+    """Check a state on the host after a run, and warn once of each kind of trouble.
 
     - ``collapse``: a posterior scale is below 1e-6 of the prior's, which takes 10^12 data of unit information;
       not for rules that move a point.
     - ``box``: a coordinate sits on the bound of the box and did not start there.
     - ``features``: the sizes of two features, medians of the absolute values that are not 0, differ by a factor
       above 1000; not where the rule standardises them (:func:`standardise`).
-    - ``rejected``: more than 5% of the rounds were refused. Missing outcomes are among them.
+    - ``rejected``: more than 5% of the rounds were rejected. Missing outcomes are among them.
 
     Args:
         rule: The rule of the run.
         state: Its state: of one stream, not of many under ``vmap``.
         x: Optional features, shape ``(n, d)``; a sample will do.
-        box: The bounds the rule was made with; by default those it says it has.
+        box: The bounds of the rule; by default ``rule.box``.
         warn: Whether to issue a :class:`StreamWarning` for each finding, besides returning it.
 
     Returns:
@@ -80,7 +80,15 @@ def diagnose(
             f"diagnose looks at one stream, got {np.shape(state.count)} of them: take one by "
             "jax.tree.map(lambda leaf: leaf[i], state)."
         )
-    findings = [*_posterior_findings(rule, state, rule.box if box is None else box), *_rejections(state)]
+    findings = [*_posterior_findings(rule, state, rule.box if box is None else box)]
+    num_rejected = int(state.rejected)
+    num_rounds = num_rejected + int(state.count)
+    if num_rejected > REJECTED_SHARE * num_rounds:
+        message = (
+            f"{num_rejected} of {num_rounds} rounds were rejected, as data, loss or update were not finite: "
+            "look for missing values, or for a step size that is too large."
+        )
+        findings.append(Finding("rejected", message, np.empty(0, int)))
     if x is not None and not isinstance(state.memory, Standardisation):
         findings += _feature_findings(np.asarray(x, dtype=float))
     if warn:
@@ -91,11 +99,9 @@ def diagnose(
 
 def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None) -> Iterator[Finding]:
     q, prior = state.posterior, state.prior
-    try:
-        scales, prior_scales = (np.asarray(family_of(p).marginal_scale(p), dtype=float) for p in (q, prior))
-    except TypeError:
-        # Neither a Gaussian nor a single one.
+    if not is_gaussian(q):
         return
+    scales, prior_scales = (np.asarray(family_of(p).marginal_scale(p), dtype=float) for p in (q, prior))
     (small,) = np.nonzero(scales < COLLAPSE * prior_scales)
     if small.size and not rule.point:
         yield Finding(
@@ -117,18 +123,6 @@ def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None) -> Iter
             f"the box binds in {at.size} of {scales.size} coordinates: the best parameters may lie outside. "
             "Widen it, or standardise the features.",
             at,
-        )
-
-
-def _rejections(state: OnlineState) -> Iterator[Finding]:
-    num_rejected = int(state.rejected)
-    num_rounds = num_rejected + int(state.count)
-    if num_rejected > REJECTED_SHARE * num_rounds:
-        yield Finding(
-            "rejected",
-            f"{num_rejected} of {num_rounds} rounds were refused, as data, loss or update were not finite: "
-            "look for missing values, or for a step size that is too large.",
-            np.empty(0, int),
         )
 
 

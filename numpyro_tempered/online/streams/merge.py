@@ -28,7 +28,8 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         the two runs suffered, each without the data of the other.
 
     Raises:
-        TypeError: If the rule holds no evidence, or the states are not of such a rule.
+        TypeError: If the states are not of such a rule. The precision of oga, sva and svb is no count of data;
+            forgetting takes part of it away, a box cuts it, and a standardised stream has a scale of its own.
         ValueError: If the priors differ, or the merged precision is not positive definite. Inside a
             transformation, where values cannot be read, the first is not noticed and the second gives NaN.
 
@@ -45,16 +46,13 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
     """
     if not rule.holds_evidence:
         raise TypeError(
-            f"{rule.name} with these options holds no evidence that adds up, so two posteriors do not merge: the "
-            "precision of oga, sva and svb is no count of data; finite evidence and forgetting take part of it "
-            "away, a box cuts it, and a standardised stream has a scale of its own. ewa and ngvi() merge."
+            f"{rule.name} with these options holds no evidence that adds up, so two posteriors do not merge. "
+            "Without forget, box, finite evidence and standardise, ewa and ngvi() merge."
         )
     if not _alike(a.memory, family_of(a.prior).start(a.prior)):
         raise TypeError(f"the memory of {rule.name} holds more than the posterior, and does not merge.")
-    if not _alike(a, b) or not _same(a.prior, b.prior):
-        raise ValueError(
-            f"the two runs must start from the same prior, which is taken out once, got {a.prior} and {b.prior}."
-        )
+    if not _alike(a, b) or not _equal(a.prior, b.prior):
+        raise ValueError(f"the two runs must start from the same prior, got {a.prior} and {b.prior}.")
     posterior = family_of(a.prior).merge(a.posterior, b.posterior, a.prior)
     if not is_traced(posterior) and not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)):
         raise ValueError(
@@ -63,23 +61,18 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         )
     pairs = zip(a.cumulative, b.cumulative, strict=True)
     cumulative = CumulativeLosses(*(of_a.add(of_b.value).add(of_b.error) for of_a, of_b in pairs))
-    return OnlineState(
-        posterior=posterior,
-        prior=a.prior,
-        memory=family_of(posterior).start(posterior),
-        count=a.count + b.count,
-        rejected=a.rejected + b.rejected,
-        cumulative=cumulative,
-        floored=a.floored + b.floored,
-    )
+    counters = {name: getattr(a, name) + getattr(b, name) for name in ("count", "rejected", "floored")}
+    memory = family_of(posterior).start(posterior)
+    return a._replace(posterior=posterior, memory=memory, cumulative=cumulative, **counters)
 
 
 def _alike(a: object, b: object) -> bool:
     return jax.tree.structure(a) == jax.tree.structure(b)  # type: ignore[operator]
 
 
-def _same(a: object, b: object) -> bool:
-    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    return all(one.shape == other.shape for one, other in pairs) and (
-        is_traced(a, b) or all(np.array_equal(one, other) for one, other in pairs)
+def _equal(a: object, b: object) -> bool:
+    """Whether all leaves agree: in shape, and where values can be read in values."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(
+        one.shape == other.shape if is_traced(one, other) else np.array_equal(one, other) for one, other in pairs
     )

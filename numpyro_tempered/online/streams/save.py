@@ -25,7 +25,7 @@ def save(path: str | os.PathLike[str], state: object) -> None:
     """Write a state to one file, in NumPy's own format.
 
     The file appears whole or not at all: it is written beside ``path``, forced to the disk, and renamed. Where
-    the process or the machine dies in between, the old file stays, and perhaps a ``.tmp`` beside it.
+    the process or the machine stops in between, the old file stays, and perhaps a ``.tmp`` beside it.
 
     Args:
         path: The file; its name is taken as it is, ``.npz`` by custom.
@@ -65,7 +65,13 @@ def save(path: str | os.PathLike[str], state: object) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unfinished)
         raise
-    _force_folder(path.parent)
+    # Force the renaming to the disk too, where the system knows of folders.
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def restore(path: str | os.PathLike[str], like: T) -> T:
@@ -164,7 +170,7 @@ def _as_bytes(leaf: Array) -> np.ndarray:
 
 def _from_bytes(array: np.ndarray, leaf: Array) -> Array:
     if _is_key(leaf):
-        # A shape without values has no key to ask: one of its dtype has.
+        # A shape without values does not tell its implementation: a key of its dtype does.
         key = leaf if isinstance(leaf, jax.Array) else jnp.empty((), leaf.dtype)
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(key))
     if array.dtype != leaf.dtype:
@@ -173,25 +179,14 @@ def _from_bytes(array: np.ndarray, leaf: Array) -> Array:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict, list[np.ndarray]]:
-    """Header and arrays; the checksums of the archive notice every changed byte."""
+    """Header and arrays; the checksums of the archive reveal every changed byte."""
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 header = json.loads(archive["header"].tobytes().decode())
                 return header, [archive[f"leaf{i}"] for i in range(len(header["leaves"]))]
         except Exception as error:
-            # A damaged archive can raise almost anything, from struct, zlib, zipfile, NumPy or json.
+            # A damaged archive raises almost any error, of struct, zlib, zipfile, NumPy or json.
             raise ValueError(
                 f"{path} is truncated, or not a state that save wrote ({type(error).__name__}: {error})."
             ) from error
-
-
-def _force_folder(folder: Path) -> None:
-    """Force the renaming to the disk, where the system knows of folders."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,7 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, square_root, supports
 from numpyro_tempered.gaussian.families.full_rank import FullRank, canonical
-from numpyro_tempered.online.base import Losses, OnlineState, Rule, choose
+from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, choose, memory_of
 from numpyro_tempered.online.stream import step as one_round
 
 
@@ -46,7 +46,7 @@ def standardise(rule: Rule, *, intercept: int | None = None, argument: int = 0) 
 
     Round t uses the statistics of rows 1, ..., t, its own included: features are known when the prediction is
     made, outcomes are not, so that the cumulative loss stays that of honest predictions. It also bounds a centred
-    feature by √t, however far out the row is.
+    feature by √t, whatever the row.
 
     With an ``intercept`` column, z_j = (x_j - mean_j)/sd_j for the others, and the intercept is left as it is.
     Without one centring would change the model: z_j = x_j / √(mean of x_j²). A feature that has been constant (or
@@ -91,11 +91,7 @@ def standardise(rule: Rule, *, intercept: int | None = None, argument: int = 0) 
         return state._replace(memory=Standardisation(state.memory, moments, column))
 
     def step(
-        expectation: Expectation,
-        state: OnlineState,
-        data: tuple[Array, ...],
-        rng_key: Array | None,
-        mask: Array | None,
+        expectation: Expectation, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
     ) -> tuple[OnlineState, Losses]:
         before = state.memory
         x = jnp.asarray(data[argument]).astype(state.prior.loc.dtype)
@@ -147,7 +143,7 @@ def location_and_scale(memory: Standardisation) -> tuple[Array, Array]:
     if memory.intercept is None:
         scale = jnp.sqrt(variance + jnp.square(mean))
         return jnp.zeros_like(mean), jnp.where(scale > 0, scale, 1.0)
-    # Of a constant feature rounding leaves a spread of some units in the last place.
+    # Rounding leaves a constant feature a spread of some units in the last place.
     scale = jnp.sqrt(variance)
     unchanged = (memory.intercept > 0) | (scale <= 16.0 * jnp.finfo(scale.dtype).eps * jnp.abs(mean))
     return jnp.where(memory.intercept > 0, 0.0, mean), jnp.where(unchanged, 1.0, scale)
@@ -179,12 +175,7 @@ def original_scale(state: OnlineState) -> Gaussian:
         >>> nt.online.original_scale(state).scale_tril.shape
         (2, 2)
     """
-    memory, q = state.memory, state.posterior
-    if not isinstance(memory, Standardisation):
-        raise TypeError(
-            "original_scale needs the state of a rule made by standardise(rule), got one whose memory is "
-            f"{type(memory).__name__}."
-        )
+    memory, q = memory_of(state, Standardisation, "standardise(rule)"), state.posterior
     if not supports(q, "from_root"):
         raise TypeError(f"original_scale maps {able('from_root')}, got {type(q).__name__}.")
     family, (loc, scale) = family_of(q), location_and_scale(memory)

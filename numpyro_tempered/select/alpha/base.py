@@ -9,25 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.infer import MCMC
-from numpyro.infer.util import potential_energy
+from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.likelihood import Site, get_trace, latent_sites
+from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.draws import as_run
 from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each, weigh_data
-from numpyro_tempered.select.grid.model_data import ModelData
+from numpyro_tempered.select.alpha.model_data import ModelData
 
 # Frames from the fits of a grid to the caller of select_alpha.
-STACKLEVEL = 5
+STACKLEVEL = 4
 # A pytree of arrays, or None.
 Summary: TypeAlias = Any
 
@@ -64,10 +62,10 @@ class Task(ModelData):
         self.plate = plate
         self.check()
         for name, value in self.observed.items():
-            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not np.all(np.isfinite(value)):
+            bad = np.sum(~np.isfinite(value)) if jnp.issubdtype(jnp.result_type(value), jnp.inexact) else 0
+            if bad:
                 raise ValueError(
-                    f"observed site {name!r} has {int(np.sum(~np.isfinite(value)))} values that are NaN or "
-                    "infinite: leave such data out."
+                    f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
                 )
         self.num_data, self.dim = find_data(self.trace, plate)
 
@@ -77,10 +75,8 @@ class Task(ModelData):
 
     def log_lik_of_each(self, values: dict[str, Array]) -> Array:
         """Log-likelihood of each datum, ``(n,)``, at the values of the latents."""
-        return self._each(handlers.substitute(self.seeded, data=values))
-
-    def _each(self, model: Model) -> Array:
-        return log_lik_of_each(get_trace(model, self.args, self.kwargs), self.num_data, self.dim)
+        trace = get_trace(handlers.substitute(self.seeded, data=values), self.args, self.kwargs)
+        return log_lik_of_each(trace, self.num_data, self.dim)
 
     def flat(self) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """A feasible point on the flat unconstrained scale, ``(d,)``, and the way back to values by site there.
@@ -89,23 +85,13 @@ class Task(ModelData):
             ValueError: If a latent is discrete.
         """
         if self.discrete:
-            raise ValueError(
-                f"latent sites {self.discrete} are discrete, and have no gradient: sum them out by "
-                "nt.marginalize."
-            )
+            raise ValueError(f"latent sites {self.discrete} are discrete: sum them out by nt.marginalize.")
         values = {name: site["value"] for name, site in latent_sites(self.trace).items()}
         return ravel_pytree(self.unconstrain(values))
 
     def losses(self, unconstrained: dict[str, Array]) -> Array:
         """Negative log-likelihood of each datum, ``(n,)``, at unconstrained values of the latents."""
-
-        def constrain(site: Site) -> Array | None:
-            if site["type"] != "sample" or site["name"] not in unconstrained:
-                return None
-            # The site's own support, which may depend on other latents.
-            return biject_to(site["fn"].support)(unconstrained[site["name"]])
-
-        return -self._each(handlers.substitute(self.seeded, substitute_fn=constrain))
+        return -self.log_lik_of_each(constrain_fn(self.seeded, self.args, self.kwargs, unconstrained))
 
     def log_prior(self, unconstrained: dict[str, Array]) -> Array:
         """Log-density of the prior on the unconstrained scale, prior factors included."""
@@ -145,7 +131,7 @@ class Query(NamedTuple):
     Attributes:
         alphas: The grid, ``(A,)``.
         plans: Of the criteria. At each alpha there is one posterior of all data, then those of the plans in turn.
-        pointwise: Whether the log-likelihood of each datum is kept.
+        pointwise: Whether to keep the log-likelihood of each datum.
     """
 
     alphas: np.ndarray
@@ -208,7 +194,7 @@ class Criterion(NamedTuple):
     stream: Callable[[Array, np.ndarray, int, Callable[[np.ndarray], Losses]], Verdict] | None = None
 
 
-Fit: TypeAlias = TemperedFit | MCMC | tuple[OnlineVI, OnlineVIState]
+Fit: TypeAlias = TemperedFit | MCMC | OnlineVIState
 
 
 class AlphaChoice(NamedTuple):
@@ -223,7 +209,7 @@ class AlphaChoice(NamedTuple):
     """
 
     alpha: float
-    fit: TemperedFit | MCMC | OnlineVIState
+    fit: Fit
     data: Any
     advice: str
 
@@ -236,13 +222,14 @@ class Fits(NamedTuple):
     """The posteriors of a grid of A alphas.
 
     Attributes:
-        reduced: What each plan reduced the draws to, with axes ``(P, A)`` in front.
+        summaries: What each plan reduced the draws to, with axes ``(P, A)`` in front.
         log_lik: Log-likelihood of all data at each draw of the posteriors given them, ``(A, C, S)`` for C chains.
         pointwise: The same for each datum, ``(A, C, S, n)``; None unless asked for.
-        fit_at: From the number of an alpha in the grid to the fit that is handed to the user.
+        fit_at: From the number of an alpha in the grid to the fit for the user, with the further positional and
+            keyword arguments of :func:`to_inference_data`.
     """
 
     summaries: list[Summary]
     log_lik: np.ndarray
     pointwise: np.ndarray | None
-    fit_at: Callable[[int], Fit]
+    fit_at: Callable[[int], tuple[Fit, tuple, dict]]

@@ -91,8 +91,8 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         alpha = float(numerator.sum() / denominator.sum())
         if not (math.isfinite(alpha) and alpha > 0):
             raise ValueError(
-                f"the Fisher divergence is least at alpha = {alpha:.3g}, which is no power: the prior pulls "
-                "against the data more strongly than the data vary. Look at the prior, or take gpc()."
+                f"the Fisher divergence is least at alpha = {alpha:.3g}, which is no power: the prior is too "
+                "strong against the data. Look at the prior, or take gpc()."
             )
         resampling = float(np.linalg.norm(numerator - alpha * denominator) / denominator.sum())
         se = math.hypot(alpha * sampling / limit, resampling)
@@ -119,7 +119,7 @@ def check_converged(converged: np.ndarray) -> None:
     """Raise where a resample has no minimiser: alpha would be too large if such resamples were left out."""
     if not np.all(converged):
         raise ValueError(
-            f"the total loss has no minimiser that Newton's method finds in {int(np.sum(~converged))} of "
-            f"{len(converged)} resamples of the data, as where classes are nearly separable or a level of a "
-            "factor is rare. Take lyddon() or safe_bayes(), or float64 if the data are badly scaled."
+            f"the total loss has no minimiser that Newton's method finds in {np.sum(~converged)} of "
+            f"{len(converged)} resamples: classes are nearly separable, or a level of a factor is rare. Take "
+            "lyddon() or safe_bayes(), or float64 if the data are badly scaled."
         )

@@ -46,51 +46,45 @@ def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
             and none is named, lie in a scan, have powers or scales already, or latents lie in the plate.
     """
     sites = likelihood.likelihood_sites(trace)
+    shapes = {}
     for name, site in sites.items():
-        likelihood.log_prob_of_each(site)
-        if jnp.ndim(likelihood.weight(site)) or float(likelihood.weight(site)) != 1.0:
+        shapes[name] = likelihood.log_prob_of_each(site).shape
+        power = likelihood.weight(site)
+        if jnp.ndim(power) or float(power) != 1.0:
             raise ValueError(
-                f"observed site {name!r} has the power or scale {likelihood.weight(site)} already, and choosing "
-                "alpha starts at the untempered likelihood: pass the model without temper and handlers.scale."
+                f"observed site {name!r} has the power or scale {power} already: pass the model without temper "
+                "and handlers.scale."
             )
         if site.get("_control_flow_done"):
             raise ValueError(
                 f"observed site {name!r} is in a scan, whose data are not independent rows: none can be left "
-                "out. Choose alpha by its theory_default()."
+                "out. Take alpha = 1/2, the value of theory_default()."
             )
     common = set.intersection(*(plates_of(site) for site in sites.values()))
     if plate is not None and plate not in common:
         raise ValueError(
-            f"plate {plate!r} does not hold all observed sites {list(sites)}; in common: {sorted(common)}."
+            f"plate {plate!r} does not hold all observed sites {list(sites)}, as {sorted(common)} do."
         )
     if plate is None and len(common) > 1:
         raise ValueError(f"the data lie in several plates, {sorted(common)}: name that of the data by plate=.")
     if not common:
-        values = jax.eval_shape(
-            lambda: {name: likelihood.untempered_log_prob(site) for name, site in sites.items()}
-        )
-        shapes = {name: value.shape for name, value in values.items()}
-        if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 1:
+        shape, *others = set(shapes.values())
+        if others or len(shape) != 1:
             raise ValueError(
                 f"the observed sites have log-probabilities of shapes {shapes} and no plate in common: put all "
-                "in one plate, whose rows are the data. nt.temper(model, 1.0, factors=False) makes factors "
-                "terms of the prior."
+                "in one plate of rows. nt.temper(model, 1.0, factors=False) makes factors terms of the prior."
             )
-        return next(iter(shapes.values()))[0], -1
+        return shape[0], -1
     name = plate or common.pop()
     frames = {(f.size, f.dim) for site in sites.values() for f in site["cond_indep_stack"] if f.name == name}
     if len(frames) > 1:
-        raise ValueError(
-            f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim= for all its "
-            "sites."
-        )
+        raise ValueError(f"plate {name!r} has several sizes and dimensions, {sorted(frames)}: give it one dim=.")
     ((size, dim),) = frames
     local = [latent for latent, site in likelihood.latent_sites(trace).items() if name in plates_of(site)]
     if local:
         raise ValueError(
-            f"latent sites {local} have a value for each row of plate {name!r}, and a row that is left out says "
-            "nothing about its own value: integrate them out (nt.marginalize does for discrete ones), or let the "
-            "rows of another plate be the data."
+            f"latent sites {local} have a value for each row of plate {name!r}, which a row left out cannot "
+            "tell: integrate them out (discrete ones by nt.marginalize), or name another plate."
         )
     return size, dim
 

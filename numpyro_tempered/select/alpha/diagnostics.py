@@ -10,10 +10,9 @@ from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, 
 
 REFUSAL = (
     "{name} scores the predictive mixture E_q[p(y)], which predicts well where the model is wrong by being wider "
-    "than any of its densities: it prefers powers that are far too small (normal location, data of variance 4 "
-    "under a model of variance 1: it picks .003 where .25 is right), or hides what tempering would mend. Choose "
-    "by safe_bayes() for the risk, or by lyddon(), bootstrap_fisher() or gpc() for coverage, and pass {name} "
-    "among the diagnostics."
+    "than any of its densities: it prefers powers that are far too small (.003 where .25 is right, for data of "
+    "variance 4 under a normal location model of variance 1). Choose by safe_bayes() for the risk, or by "
+    "lyddon(), bootstrap_fisher() or gpc() for coverage, and pass {name} among the diagnostics."
 )
 
 

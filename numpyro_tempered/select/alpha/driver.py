@@ -1,7 +1,6 @@
 """The choice of alpha: checks, fits along a grid, and the report."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,15 +12,15 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.report.arviz import Coords, Dims
+from numpyro_tempered.report.arviz import Coords, Dims, dataset, with_group
+from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Fits, Query, Task, Verdict
-from numpyro_tempered.select.alpha.mcmc import sample_all
+from numpyro_tempered.select.alpha.mcmc import MCMCOptions, sample_all
+from numpyro_tempered.select.alpha.model_data import Method, build_method, check_alphas
 from numpyro_tempered.select.alpha.online import Streams
-from numpyro_tempered.select.alpha.report import insert_row, posterior_columns, report
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
 from numpyro_tempered.select.alpha.svi import SVIOptions, fit_all
-from numpyro_tempered.select.grid.mcmc import MCMCOptions
-from numpyro_tempered.select.grid.model_data import Method, build_method, check_alphas
+from numpyro_tempered.select.evidence import mean_se
 
 DEFAULT_GRID = np.geomspace(2.0**-6, 1.0, 10)
 
@@ -146,101 +145,88 @@ def select_alpha(
     check_count(num_samples, "num_samples", 4)
     check_count(num_refit_samples, "num_refit_samples", 4)
     data, kwargs = plain_arrays((data, kwargs))
-    model_key, method_key, criterion_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
+    model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate)
     algorithm = build_method(method, task.model, online=True)
-    verdict = None
-    if criterion.plan is None and criterion.stream is None:
-        verdict = _check_verdict(criterion, criterion.decide(criterion_key, task, grid, None))
-        grid = np.union1d(grid, [verdict.alpha])
     refit_steps = num_steps if num_refit_steps is None else num_refit_steps
-    engine = _Engine(
-        task,
-        method,
-        SVIOptions(num_steps, refit_steps, num_samples, num_refit_samples, optim, loss),
-        MCMCOptions(num_warmup, num_samples, num_chains, chain_method),
-    )
-    if isinstance(algorithm, OnlineVI):
-        streams = Streams(method_key, task, method, algorithm, grid)
-        verdict = _judge_stream(criterion_key, streams, criterion, diagnostics, verdict)
-        fits = streams.fits(num_samples)
-    else:
-        criteria = list(zip((criterion, *diagnostics), (criterion_key, *keys), strict=True))
-        fits, verdict = engine.judge(method_key, grid, criteria, verdict)
-    columns = {**verdict.columns, **posterior_columns(grid, fits.log_lik)}
-    if verdict.alpha in grid:
-        fit = fits.fit_at(int(np.flatnonzero(grid == verdict.alpha)[0]))
-    else:
-        # Between two alphas of the grid it gets a fit and a row of its own.
-        between = np.array([verdict.alpha])
-        fits, _ = engine.judge(jax.random.fold_in(method_key, 1), between, [], verdict)
-        fit = fits.fit_at(0)
-        grid, columns = insert_row(grid, columns, verdict.alpha, posterior_columns(between, fits.log_lik))
-    columns["selected"] = grid == verdict.alpha
-    return report(task, criterion, verdict, fit, columns, grid, coords=coords, dims=dims, num_samples=num_samples)
+    svi = SVIOptions(num_steps, refit_steps, num_samples, num_refit_samples, optim, loss)
+    mcmc = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
 
-
-class _Engine(NamedTuple):
-    """A task, a method that makes its posteriors, and the options of both kinds of method."""
-
-    task: Task
-    method: Method
-    svi: SVIOptions
-    mcmc: MCMCOptions
-
-    def fit(self, rng_key: Array, query: Query) -> Fits:
-        """The posteriors of a grid of alphas, on the data and on those of the plans."""
-        task, method, svi, mcmc = self
+    def fit_grid(rng_key: Array, query: Query) -> Fits:
         # A guide is set up once, by the program that fits it.
         algorithm = build_method(method, temper(task.model, float(query.alphas[-1])), online=True)
         if isinstance(algorithm, MCMCKernel):
             return sample_all(rng_key, task, method, algorithm, query, mcmc)
         return fit_all(rng_key, task, method, algorithm, query, svi)
 
-    def judge(
-        self, rng_key: Array, grid: np.ndarray, criteria: list[tuple[Criterion, Array]], verdict: Verdict | None
-    ) -> tuple[Fits, Verdict]:
-        """Fits, and the verdict of the first criterion with the columns of the others, which are diagnostics."""
-        plans = {i: c.plan(key, self.task) for i, (c, key) in enumerate(criteria) if c.plan is not None}
-        pointwise = any(c.pointwise for c, _ in criteria[1:])
-        fits = self.fit(rng_key, Query(grid, tuple(plans.values()), pointwise))
-        summaries = dict(zip(plans, fits.summaries, strict=True))
+    judges = list(zip((criterion, *diagnostics), keys, strict=True))
+    verdicts: list[Verdict] = []
+    if criterion.plan is None and criterion.stream is None:
+        verdicts.append(_check_verdict(criterion, criterion.decide(keys[0], task, grid, None)))
+        grid, judges = np.union1d(grid, [verdicts[0].alpha]), judges[1:]
+    if isinstance(algorithm, OnlineVI):
+        if names := [judge.name for judge, _ in judges if judge.stream is None]:
+            raise ValueError(
+                f"{names} need reweighted data, which a stream does not have: take a guide or kernel."
+            )
+        streams = Streams(method_key, task, method, algorithm, grid)
+        run, rounds = streams.losses, task.num_data
+        verdicts += [judge.stream(key, grid, rounds, run) for judge, key in judges if judge.stream is not None]
+        fits = streams.fits(num_samples)
+    else:
+        plans = tuple(judge.plan(key, task) for judge, key in judges if judge.plan is not None)
+        fits = fit_grid(method_key, Query(grid, plans, any(judge.pointwise for judge, _ in judges)))
+        summaries = iter(fits.summaries)
+        for judge, key in judges:
+            summary = None if judge.plan is None else next(summaries)
+            verdicts.append(judge.decide(key, task, grid, fits.pointwise if judge.pointwise else summary))
+    verdict, fit_alphas = _check_verdict(criterion, verdicts[0]), grid
+    columns = {name: column for each in verdicts for name, column in each.columns.items()}
+    columns |= posterior_columns(grid, fits.log_lik)
+    if verdict.alpha not in grid:
+        # Between two alphas of the grid it gets a fit and a row of its own.
+        fit_alphas = np.array([verdict.alpha])
+        fits = fit_grid(jax.random.fold_in(method_key, 1), Query(fit_alphas, (), False))
+        grid, columns = insert_row(grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik))
+    fit, args, options = fits.fit_at(int(np.flatnonzero(fit_alphas == verdict.alpha)[0]))
+    posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **options)
+    columns["selected"] = grid == verdict.alpha
+    attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": verdict.advice, **verdict.attrs}
+    attrs["selected"] = verdict.alpha
+    selection = dataset(
+        columns,
+        coords={"alpha": grid.tolist()},
+        dims={name: ["alpha"] for name in columns},
+        attrs={**posterior.attrs, **attrs},
+    )
+    report = with_group(posterior, "alpha_selection", selection, attrs)
+    return AlphaChoice(verdict.alpha, fit, report, verdict.advice)
 
-        def decide(i: int) -> Verdict:
-            criterion, key = criteria[i]
-            return criterion.decide(key, self.task, grid, fits.pointwise if criterion.pointwise else summaries[i])
 
-        if verdict is None:
-            verdict = _check_verdict(criteria[0][0], decide(0))
-        for i in range(1, len(criteria)):
-            verdict.columns.update(decide(i).columns)
-        return fits, verdict
+def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns from the draws of the log-likelihood of each posterior, ``(A, C, S)``."""
+    log_lik = np.asarray(log_lik, np.float64)
+    return {
+        "expected_log_lik": log_lik.mean(axis=(1, 2)),
+        "expected_log_lik_se": np.array([mean_se(draws, False)[1] for draws in log_lik]),
+        "effective_parameters": 2.0 * grid**2 * log_lik.var(axis=(1, 2), ddof=1),
+    }
 
 
-def _judge_stream(
-    rng_key: Array,
-    streams: Streams,
-    criterion: Criterion,
-    diagnostics: Sequence[Criterion],
-    verdict: Verdict | None,
-) -> Verdict:
-    if diagnostics:
-        raise ValueError("an online rule has no posteriors on reweighted data for the diagnostics: take a guide.")
-    if verdict is not None:
-        return verdict
-    if criterion.stream is None:
-        raise ValueError(
-            f"{criterion.name} needs posteriors on reweighted data, which a stream does not have: take a guide "
-            "or a kernel."
-        )
-    return criterion.stream(rng_key, streams.alphas, streams.task.num_data, streams.losses)
+def insert_row(
+    grid: np.ndarray, columns: dict[str, np.ndarray], alpha: float, row: dict[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The grid and its columns with a row for another alpha, NaN where the row has no value."""
+    grid = np.append(grid, alpha)
+    order = np.argsort(grid)
+    return grid[order], {name: np.append(v, row.get(name, np.nan))[order] for name, v in columns.items()}
 
 
 def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> None:
     for value in (criterion, *diagnostics):
         if not isinstance(value, Criterion):
             raise TypeError(
-                f"a criterion is a value such as nt.alpha.safe_bayes(), got {value!r}: call the function."
+                f"a criterion is a value as of nt.alpha.safe_bayes(), got {value!r}: call the function."
             )
     if criterion.refusal is not None:
         raise ValueError(criterion.refusal)
@@ -251,8 +237,5 @@ def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> N
 
 def _check_verdict(criterion: Criterion, verdict: Verdict) -> Verdict:
     if not (np.isfinite(verdict.alpha) and verdict.alpha > 0):
-        raise ValueError(
-            f"{criterion.name} names the alpha {verdict.alpha}, which is not a positive number: the data do not "
-            "determine one by it."
-        )
+        raise ValueError(f"{criterion.name} names alpha = {verdict.alpha}, not a positive number: take another.")
     return verdict

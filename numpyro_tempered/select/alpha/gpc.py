@@ -15,6 +15,7 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
 from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
 from numpyro_tempered.select.alpha.data_weights import resamples
+from numpyro_tempered.select.alpha.gpc_posteriors import Quantity, Ratios
 
 Posterior = Literal["laplace", "method", "draws"]
 OWNERS = {"laplace": "the Laplace approximation's", "method": "the method's own", "draws": "the posterior's"}
@@ -114,10 +115,8 @@ def gpc(
         if posterior == "method":
             counts = np.asarray(resamples(rng_key, num_bootstrap, task.num_data))
             return Plan(counts, gpc_posteriors.credible_set(quantity_of_draws, level))
-        return Plan(
-            np.ones((1, task.num_data)),
-            lambda draws: {"values": quantity_of_draws(draws), "log_lik": draws.log_lik},
-        )
+        whole = np.ones((1, task.num_data))
+        return Plan(whole, lambda draws: {"values": quantity_of_draws(draws), "log_lik": draws.log_lik})
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
         flat = sandwich.flat_task(task)
@@ -138,36 +137,24 @@ def gpc(
             if posterior == "method":
                 of_grid, usable = gpc_posteriors.ellipsoid_ratios(sets, at), np.asarray(grid) > 0
             else:
-                of_grid, usable, columns = gpc_posteriors.reweighted_ratios(
-                    sets, grid, np.asarray(counts), at, level
-                )
+                of_grid, usable, columns = gpc_posteriors.reweighted_ratios(sets, grid, counts, at, level)
             if not np.all(np.isfinite(of_grid[:, usable])):
-                raise ValueError(
-                    "a fit to a resample has draws that do not vary: take more draws, or another method."
-                )
+                raise ValueError("the draws of a fit to a resample do not vary: take more, or another method.")
             coverage = np.mean(of_grid <= 1.0, axis=0)
             columns = {"criterion": np.abs(coverage - level), "coverage": coverage, **columns}
             alphas = np.asarray(grid, np.float64)[usable]
             bounds = float(np.min(alphas)), float(np.max(alphas))
             alpha, resampling, _ = solve(interpolated(alphas, of_grid[:, usable]), level, guess, bounds)
         se = math.hypot(alpha * (sampling / guess), resampling)
-        return sandwich.coverage_verdict(
-            f"gpc({level:g})",
-            alpha,
-            se,
-            f"{OWNERS[posterior]} {level:.0%} sets",
-            estimate,
-            columns=columns,
-            alpha_se_resampling=resampling,
-            level=level,
-            posterior=posterior,
-            **attrs,
-        )
+        what = f"{OWNERS[posterior]} {level:.0%} sets"
+        attrs = {"alpha_se_resampling": resampling, "level": level, "posterior": posterior, **attrs}
+        verdict = sandwich.coverage_verdict(f"gpc({level:g})", alpha, se, what, estimate, **attrs)
+        return verdict._replace(columns=columns)
 
     return Criterion("gpc", "coverage", None if posterior == "laplace" else plan, decide)
 
 
-def joint_power(quantity: gpc_posteriors.Quantity | None) -> sandwich.Functional:
+def joint_power(quantity: Quantity | None) -> sandwich.Functional:
     """The power at which the mean squared distance of the minimiser to the posteriors is the dimension."""
 
     def power(theta: Array, curvature: Array, variance: Array) -> Array:
@@ -182,13 +169,11 @@ def joint_power(quantity: gpc_posteriors.Quantity | None) -> sandwich.Functional
     return power
 
 
-def quantity_of_flat(
-    task: Task, of: Callable[[dict[str, Array]], Array] | None
-) -> gpc_posteriors.Quantity | None:
+def quantity_of_flat(task: Task, of: Callable[[dict[str, Array]], Array] | None) -> Quantity | None:
     """The quantity as a function of the flat unconstrained latents, ``(k,)``; None for these themselves."""
     if of is None:
         return None
-    _, unravel = task.flat()
+    unravel = task.flat()[1]
 
     def quantity(theta: Array) -> Array:
         return jnp.ravel(of(constrain_fn(task.seeded, task.args, task.kwargs, unravel(theta))))
@@ -196,7 +181,7 @@ def quantity_of_flat(
     return quantity
 
 
-def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> gpc_posteriors.Ratios:
+def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> Ratios:
     """The ratios ``(B,)`` at any alpha between those of the grid, from ``(B, A)``, in logarithms."""
     logs, tiny = np.log(alphas), np.finfo(float).tiny
 
@@ -212,7 +197,7 @@ def interpolated(alphas: np.ndarray, ratios: np.ndarray) -> gpc_posteriors.Ratio
 
 
 def solve(
-    ratios: gpc_posteriors.Ratios, level: float, guess: float, bounds: tuple[float, float]
+    ratios: Ratios, level: float, guess: float, bounds: tuple[float, float]
 ) -> tuple[float, float, list[tuple[float, float]]]:
     """The alpha at which the level quantile of the ratios is 1, its standard error, and a curve of coverage.
 
@@ -247,8 +232,7 @@ def solve(
         raise ValueError(
             f"no power has coverage {level:g}: it is {curve[alphas[0]]:.3f} at alpha = {alphas[0]:.3g} and "
             f"{curve[alphas[-1]]:.3f} at {alphas[-1]:.3g}. Where it is above the level at the largest, extend "
-            "the alphas upwards; below it at the smallest, downwards. If they are small already, the prior "
-            "forbids the minimiser: look at the prior."
+            "the alphas upwards; below it at the smallest, downwards, or the prior forbids the minimiser."
         )
     root = brentq(excess, low, high, xtol=TOLERANCE)
     values = ratios(math.exp(root))

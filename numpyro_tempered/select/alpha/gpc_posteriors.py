@@ -62,11 +62,12 @@ def laplace_ratios_at(flat: Flat, quantity: Quantity | None, point: Array, count
 
     def ratios(alpha: float) -> np.ndarray:
         values, modes = jax.device_get(program(jnp.asarray(alpha, point.dtype), counts))
-        if not (np.all(modes) and np.all(np.isfinite(values))):
+        good = modes & np.isfinite(values)
+        if not np.all(good):
             raise ValueError(
-                f"at alpha = {alpha:.3g} the posteriors of {int(np.sum(~(modes & np.isfinite(values))))} of "
-                f"{len(modes)} resamples have no mode that Newton's method finds, or the quantity does not "
-                'vary there: look at the prior, or take posterior="method".'
+                f"at alpha = {alpha:.3g} the posteriors of {np.sum(~good)} of {len(good)} resamples have no mode "
+                "that Newton's method finds, or a constant quantity: look at the prior, or take another "
+                "posterior."
             )
         return values.astype(np.float64)
 
@@ -82,11 +83,8 @@ def credible_set(quantity: Callable[[Draws], Array], level: float) -> Callable[[
         centred = values - mean
         factor = jnp.linalg.cholesky(centred.T @ centred / (len(values) - 1))
         scaled = solve_triangular(factor, centred.T, lower=True)
-        return {
-            "mean": mean,
-            "factor": factor,
-            "radius": jnp.quantile(jnp.sum(jnp.square(scaled), axis=0), level),
-        }
+        radius = jnp.quantile(jnp.sum(jnp.square(scaled), axis=0), level)
+        return {"mean": mean, "factor": factor, "radius": radius}
 
     return reduce
 
@@ -121,7 +119,7 @@ def reweighted_ratios(
     Raises:
         ValueError: If no alpha has enough draws.
     """
-    num = len(alphas)
+    counts, num = np.asarray(counts), len(alphas)
     values, log_lik = (np.asarray(draws[name][0], np.float64) for name in ("values", "log_lik"))
     # Relative to the mean over draws, which leaves the weights as they are and keeps the digits of the sums.
     log_lik = log_lik - log_lik.mean(axis=1, keepdims=True)
@@ -141,8 +139,8 @@ def reweighted_ratios(
     if not np.any(usable):
         raise ValueError(
             f"the weights of the draws have an effective sample size of at most {ess.max():.1f} in all but a "
-            f"hundredth of the resamples, and {LEAST_ESS:g} are needed: take more draws, a finer grid of alphas, "
-            'posterior="laplace", or "method".'
+            f"hundredth of the resamples, and need {LEAST_ESS:g}: take more draws or alphas, or another "
+            "posterior."
         )
     return ratios, usable, {"ess": ess, "draws_from": sources}
 

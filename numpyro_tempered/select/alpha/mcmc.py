@@ -1,18 +1,123 @@
-"""Posteriors of a grid of alphas on reweighted data, by MCMC."""
+"""Chains of one kernel at many powers of the likelihood, by one compiled program."""
+
+import warnings
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC
+from numpyro.infer import HMC, MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import STACKLEVEL, Fits, Query, Task
-from numpyro_tempered.select.evidence import largest_r_hat
-from numpyro_tempered.select.grid.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
-from numpyro_tempered.select.grid.model_data import Method
+from numpyro_tempered.select.alpha.model_data import Method, ModelData
+from numpyro_tempered.select.evidence import check_finite, largest_r_hat
+
+
+class MCMCOptions(NamedTuple):
+    """The options of NumPyro's ``MCMC`` that are the same at all powers."""
+
+    num_warmup: int
+    num_samples: int
+    num_chains: int
+    chain_method: str
+
+
+class Chains(NamedTuple):
+    """Chains at one power.
+
+    Attributes:
+        values: Draws by latent site, ``(chain, draw, ...)``.
+        fields: Extra fields of the kernel, ``(chain, draw)``.
+        last: The last draws on the kernel's own scale, from which the next power starts.
+    """
+
+    values: dict[str, Array]
+    fields: dict[str, Array]
+    last: object
+
+
+class ChainSampler(NamedTuple):
+    """A kernel factory and how its chains run.
+
+    Attributes:
+        data: The model with its data.
+        factory: From model to kernel.
+        options: Of ``MCMC``.
+    """
+
+    data: ModelData
+    factory: Method
+    options: MCMCOptions
+
+    def mcmc(self, model: Model) -> MCMC:
+        """An MCMC that has not run; also a kernel that binds its potential has this model."""
+        return MCMC(self.factory(model), **self.options._asdict(), progress_bar=False)
+
+    def run(self, rng_key: Array, model: Model, start: object, fields: tuple[str, ...] = ()) -> Chains:
+        """Chains on a model whose power may be traced, from ``start``.
+
+        Raises:
+            ValueError: If the kernel is built on another model, or leaves latents out.
+        """
+        mcmc = self.mcmc(model)
+        before = self.data.runs
+        mcmc.run(rng_key, *self.data.args, init_params=start, extra_fields=fields, **self.data.kwargs)
+        if self.data.runs == before:
+            raise ValueError("method builds its kernel on another model than the tempered one that it gets.")
+        samples = mcmc.get_samples(group_by_chain=True)
+        missing = sorted(set(self.data.latents) - set(samples))
+        if missing:
+            raise ValueError(f"{name_of(mcmc.sampler)} does not draw the latent sites {missing}: sum them out.")
+        return Chains(
+            {name: samples[name] for name in self.data.latents},
+            {name: mcmc.get_extra_fields(group_by_chain=True)[name] for name in fields},
+            getattr(mcmc.last_state, mcmc.sampler.sample_field),
+        )
+
+
+def divergence_fields(kernel: MCMCKernel, data: ModelData) -> tuple[str, ...]:
+    """The extra fields that a kernel has of the path: ``diverging`` under HMC and NUTS.
+
+    Raises:
+        TypeError: If it is an ensemble kernel.
+        ValueError: If it cannot draw discrete latents that the model has.
+    """
+    if kernel.is_ensemble_kernel:
+        raise TypeError(f"NumPyro does not run {name_of(kernel)} under jit: take a kernel such as NUTS.")
+    if not isinstance(kernel, HMC):
+        return ()
+    if data.discrete:
+        raise ValueError(
+            f"{name_of(kernel)} does not draw the discrete sites {data.discrete}: sum out those of a plate by "
+            "numpyro_tempered.marginalize, and take DiscreteHMCGibbs for others."
+        )
+    return ("diverging",)
+
+
+def warn_if_not_mixed(
+    alphas: np.ndarray, mean: np.ndarray, se: np.ndarray, r_hat: np.ndarray, stacklevel: int = 1
+) -> None:
+    """Warn where E[log L] falls by more than 5 standard errors, or R-hat is large."""
+    fall = mean[:-1] - mean[1:] - 5.0 * np.hypot(se[:-1], se[1:])
+    if np.any(fall > 0):
+        k = int(np.argmax(fall))
+        warnings.warn(
+            f"E[log L] falls from {mean[k]:.6g} at alpha = {alphas[k]:.3g} to {mean[k + 1]:.6g} at "
+            f"{alphas[k + 1]:.3g}, and it must increase: the chains have not mixed. Take more warm-up and draws.",
+            stacklevel=stacklevel + 1,
+        )
+    if np.any(r_hat > 1.1):
+        k = int(np.argmax(r_hat))
+        warnings.warn(
+            f"R-hat is {r_hat[k]:.2f} at alpha = {alphas[k]:.3g}: the chains have not mixed, and results along "
+            "alpha cannot be trusted. Take more warm-up and draws.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def sample_all(
@@ -59,12 +164,7 @@ def sample_all(
                 r_hat.append(largest_r_hat([v[:, :, None] for v in (*values.values(), log_lik)])[0])
         start = at_next_alpha
     log_lik = np.stack(totals)
-    finite = np.all(np.isfinite(log_lik), axis=(1, 2))
-    if not np.all(finite):
-        raise ValueError(
-            f"the log-likelihood is not finite at some draws at alpha = {alphas[~finite]}: look for NaN in the "
-            "data, and for an overflow or a likelihood of 0 where the posterior has mass."
-        )
+    check_finite(alphas, np.moveaxis(log_lik, 0, -1), at_zero=False)
     # R-hat judges the chains of an alpha. Falls of E[log L] would be measured by the standard error of
     # independent draws, which is too small.
     infinite = np.full(len(alphas), np.inf)
@@ -73,10 +173,10 @@ def sample_all(
         lambda *leaves: np.reshape(np.stack(leaves), (*keys.shape[:2], *leaves[0].shape)), *summaries
     )
 
-    def fit_at(k: int) -> MCMC:
+    def fit_at(k: int) -> tuple[MCMC, tuple, dict]:
         # An object as the user would make it, which to_inference_data and ArviZ read.
         mcmc = sampler.mcmc(temper(task.original, alpha=float(alphas[k])))
         mcmc.run(jax.random.fold_in(fit_key, k), *task.args, extra_fields=fields, **task.kwargs)
-        return mcmc
+        return mcmc, (), {}
 
     return Fits(query.split(stacked), log_lik, np.stack(pointwise_log_lik) if pointwise else None, fit_at)

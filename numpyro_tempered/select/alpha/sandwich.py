@@ -61,12 +61,12 @@ def flat_task(task: Task) -> Flat:
         ValueError: If a latent is discrete, or the data are few for their number.
     """
     start, unravel = task.flat()
-    dim, least = len(start), DATA_PER_DIMENSION * (len(start) + 2)
+    least = DATA_PER_DIMENSION * (len(start) + 2)
     if task.num_data < least:
         raise ValueError(
-            f"{task.num_data} data are too few for {dim} latent dimensions: the variance of the scores is a mean "
-            "of n outer products, whose inverse is too large by a factor of n / (n - d - 2) and more. At least "
-            f"{least} are needed, 5 (d + 2). Take safe_bayes(), or theory_default()."
+            f"{task.num_data} data are too few for {len(start)} latent dimensions, as the inverse variance of "
+            f"the scores is biased: take safe_bayes() or theory_default(). At least {least}, 5 (d + 2), are "
+            "needed."
         )
     return Flat(
         start,
@@ -132,8 +132,8 @@ def checked_sandwich(flat: Flat, functional: Functional) -> tuple[Sandwich, floa
     least, estimate, value, se = jax.device_get(compute(flat.start))
     if not np.isfinite(least):
         raise ValueError(
-            "the log-likelihood is finite neither at a draw from the prior nor at the origin of the "
-            "unconstrained scale: look for data that the model thinks impossible."
+            "the log-likelihood is finite neither at a draw from the prior nor at the unconstrained origin: look "
+            "for data that the model thinks impossible."
         )
     check_sandwich(estimate)
     return estimate, float(value), float(se)
@@ -141,49 +141,38 @@ def checked_sandwich(flat: Flat, functional: Functional) -> tuple[Sandwich, floa
 
 def check_sandwich(estimate: Sandwich) -> None:
     """Raise where a sandwich cannot be used."""
-    minimum = estimate.minimum
+    minimum, dtype = estimate.minimum, estimate.minimum.point.dtype
     # Half of the digits are left.
-    limit = float(np.finfo(minimum.point.dtype).eps) ** -0.5
+    limit = float(np.finfo(dtype).eps) ** -0.5
     if not minimum.condition <= limit:
         raise ValueError(
-            f"the Hessian of the total loss has condition number {minimum.condition:.2g} where "
-            f"{minimum.point.dtype} allows {limit:.2g}: the likelihood alone does not identify the latents, as "
-            "in a hierarchical model, for collinear features, or for separable classes, whose loss has no "
-            "minimum. Use float64 if this is not it, centre and scale features, leave latents out, or take "
-            "safe_bayes()."
+            f"the Hessian of the total loss has condition number {minimum.condition:.2g} where {dtype} allows "
+            f"{limit:.2g}: the likelihood alone does not identify the latents, as in a hierarchical model, for "
+            "collinear features or separable classes. Use float64, scale features, or take safe_bayes()."
         )
     if not minimum.converged:
         raise ValueError(
             f"the total loss has no minimiser that Newton's method finds (last step: {minimum.step:.2g} standard "
-            "deviations): separable classes, a scale that falls to 0, or a likelihood that is flat in some "
-            "direction. Look at the maximum likelihood fit, use float64 for large or badly scaled data, or take "
-            "safe_bayes()."
+            "deviations): separable classes, a scale that falls to 0, or a flat likelihood. Look at the maximum "
+            "likelihood fit, use float64 for large or badly scaled data, or take safe_bayes()."
         )
     powers = np.asarray(estimate.powers, np.float64)
     # Scores that are rounding errors have squares of the size of the resolution's.
     if not (np.all(powers > 0) and powers[-1] <= limit**2):
         raise ValueError(
-            "the scores of the data vanish at the minimiser in some direction of the latents, as where the model "
-            "fits data exactly or one datum alone decides on a latent: any power would do for it. Leave such "
-            "latents out, or take safe_bayes()."
+            "the scores of the data vanish at the minimiser in some direction, where the model fits data exactly "
+            "or one datum decides on a latent: leave such latents out, or take safe_bayes()."
         )
     if powers[-1] > limit * powers[0]:
         raise ValueError(
             f"the variance of the scores has condition number {powers[-1] / powers[0]:.2g} relative to the "
-            f"Hessian, where {minimum.point.dtype} allows {limit:.2g}: a direction of the latents has next to no "
-            "noise, as where one datum alone decides on a latent. Leave such latents out, or take safe_bayes()."
+            f"Hessian, where {dtype} allows {limit:.2g}: some direction has next to no noise, as where one datum "
+            "decides on a latent. Leave such latents out, or take safe_bayes()."
         )
 
 
 def coverage_verdict(
-    name: str,
-    alpha: float,
-    se: float,
-    what: str,
-    estimate: Sandwich,
-    *,
-    columns: dict[str, np.ndarray] | None = None,
-    **attrs: object,
+    name: str, alpha: float, se: float, what: str, estimate: Sandwich, **attrs: object
 ) -> Verdict:
     """The verdict of a criterion that aims at the coverage of ``what``, with the sandwich in its attributes."""
     powers = np.asarray(estimate.powers, np.float64)
@@ -194,7 +183,7 @@ def coverage_verdict(
         "power_least": float(powers[0]),
         "power_largest": float(powers[-1]),
     }
-    return Verdict(alpha, columns or {}, attrs, advise(name, alpha, se, what, estimate))
+    return Verdict(alpha, {}, attrs, advise(name, alpha, se, what, estimate))
 
 
 def advise(name: str, alpha: float, se: float, what: str, estimate: Sandwich) -> str:
@@ -209,5 +198,6 @@ def advise(name: str, alpha: float, se: float, what: str, estimate: Sandwich) ->
     else:
         advice = "the untempered posterior is too wide for these data, and a power above 1 narrows it"
     powers = estimate.powers
-    range_of_powers = f"single directions of the latents ask for {powers[0]:.2g} to {powers[-1]:.2g}."
-    return head + advice + (f"; {range_of_powers}" if len(powers) > 1 else ".")
+    if len(powers) > 1:
+        advice += f"; single directions of the latents ask for {powers[0]:.2g} to {powers[-1]:.2g}"
+    return f"{head}{advice}."

@@ -14,11 +14,9 @@ Distance of a tempered posterior from the truth, as a :class:`Certificate`: comp
 an upper bound on log p0(X), which is a :class:`LogTrueDensity`. The divergences and what they imply are beside.
 """
 
-from numpyro_tempered.theory.bounds.base import Bound
-from numpyro_tempered.theory.bounds.batch import online_to_batch, online_to_batch_risk
+from numpyro_tempered.theory.bounds.base import Bound, online_to_batch, online_to_batch_risk
 from numpyro_tempered.theory.bounds.certificate import Certificate, selection_certificate, tempered_certificate
 from numpyro_tempered.theory.bounds.constants import diameter, lipschitz, lipschitz_squared, strong_convexity
-from numpyro_tempered.theory.bounds.exponential_family import renyi_exponential_family
 from numpyro_tempered.theory.bounds.inequalities import change_order, hellinger_bound, total_variation_bound
 from numpyro_tempered.theory.bounds.log_true_density import (
     LogTrueDensity,
@@ -27,7 +25,7 @@ from numpyro_tempered.theory.bounds.log_true_density import (
     maximum_likelihood,
 )
 from numpyro_tempered.theory.bounds.regret import doubling, ewa, hedge, sva, svb, svb_strongly_convex
-from numpyro_tempered.theory.bounds.renyi import renyi_gaussian, renyi_normal
+from numpyro_tempered.theory.bounds.renyi import renyi_exponential_family, renyi_gaussian, renyi_normal
 from numpyro_tempered.theory.bounds.renyi_numeric import renyi_discrete, renyi_quadrature
 
 __all__ = [

@@ -223,8 +223,7 @@ def selection_certificate(
     values, weights = np.asarray(elbos, np.float64), np.asarray(log_prior, np.float64)
     if values.ndim != 1 or values.size == 0 or weights.shape != values.shape:
         raise ValueError(
-            f"elbos and log_prior must have one entry for each model, got shapes {values.shape} and "
-            f"{weights.shape}."
+            f"elbos and log_prior must have one entry for each model, got {values.shape} and {weights.shape}."
         )
     if np.ndim(alpha) != 0:
         raise ValueError("all models share one alpha: call once for each alpha of a grid, with its grid_size.")

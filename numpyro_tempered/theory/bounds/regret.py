@@ -246,9 +246,7 @@ def hedge(
     else:
         check_positive(loss_range=loss_range)
         stability = rate * loss_range**2 * rounds / 8.0
-        assumption = (
-            "the experts' losses of a round lie in an interval of length B, and are convex in the decision"
-        )
+        assumption = "the experts' losses of a round lie in an interval of length B, all convex in the decision"
     return bounds.make(
         comparator,
         stability=stability,

@@ -76,9 +76,7 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """
     rows, outcomes = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if rows.ndim != 2 or rows.shape[0] == 0 or outcomes.shape != rows.shape[:1]:
-        raise ValueError(
-            f"expected x of shape (T, d) and y of shape (T,), got {rows.shape} and {outcomes.shape}."
-        )
+        raise ValueError(f"expected x of shape (T, d) and y of shape (T,), got {rows.shape}, {outcomes.shape}.")
     for name, values in (("x", rows), ("y", outcomes)):
         check_numbers(values, name, hint="Leave out the rounds that were rejected.")
     return rows, outcomes

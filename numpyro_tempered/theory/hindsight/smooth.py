@@ -9,18 +9,10 @@ import numpy as np
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Box
-from numpyro_tempered.theory.hindsight.base import (
-    Hindsight,
-    as_bounds,
-    as_data,
-    as_reach,
-    by_gradient,
-    minimise,
-    units,
-)
+from numpyro_tempered.theory.hindsight import base
 
 
-def squared(x: ArrayLike, y: ArrayLike, box: Box | None = None) -> Hindsight:
+def squared(x: ArrayLike, y: ArrayLike, box: Box | None = None) -> base.Hindsight:
     r"""The θ with the least :math:`\sum_t(y_t - x_t^\top\theta)^2`, by bounded least squares.
 
     Args:
@@ -42,9 +34,9 @@ def squared(x: ArrayLike, y: ArrayLike, box: Box | None = None) -> Hindsight:
     """
     from scipy.optimize import lsq_linear
 
-    rows, outcomes = as_data(x, y)
-    bound, d = as_bounds(box, rows), rows.shape[1]
-    unit = units(rows)
+    rows, outcomes = base.as_data(x, y)
+    bound, d = base.as_bounds(box, rows), rows.shape[1]
+    unit = base.units(rows)
     # The triangular factor has the same normal equations, in d + 1 rows.
     small: np.ndarray = np.linalg.qr(np.column_stack([rows / unit, outcomes]), mode="r")  # type: ignore[assignment]
     limit = bound * unit
@@ -54,14 +46,14 @@ def squared(x: ArrayLike, y: ArrayLike, box: Box | None = None) -> Hindsight:
         scaled = lsq_linear(small[:, :d], small[:, d], (-limit, limit), method="bvls", tol=1e-15).x
     theta = np.clip(scaled / unit, -bound, bound)
     residual = rows @ theta - outcomes
-    reach = as_reach(theta, bound)
+    reach = base.as_reach(theta, bound)
     losses = np.square(residual)
-    return by_gradient(theta, losses, 2.0 * (residual @ rows), reach)
+    return base.by_gradient(theta, losses, 2.0 * (residual @ rows), reach)
 
 
 def convex(
     loss: Expectation | Callable[..., Array], init: ArrayLike, *data: ArrayLike, box: Box | None = None
-) -> Hindsight:
+) -> base.Hindsight:
     r"""The θ with the least :math:`\sum_t\ell_t(\theta)` for a smooth convex loss, by L-BFGS-B.
 
     The gradient is JAX's, in its default precision: under float32 value and gap carry rounding errors of about
@@ -96,7 +88,7 @@ def convex(
         raise TypeError("the expectation has no loss function: give the loss as a function (theta, *data).")
     arrays = jax.tree.map(jnp.asarray, data)
     origin = np.asarray(init, np.float64)
-    bound = as_bounds(box, origin[None, :])
+    bound = base.as_bounds(box, origin[None, :])
 
     @jax.jit
     def parts(theta: Array) -> tuple[Array, Array]:
@@ -117,6 +109,6 @@ def convex(
         return losses.sum() / size, slope / size
 
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-16, "gtol": 1e-13, "maxcor": 30}
-    theta = minimise(mean, origin, -bound, bound, **options)
+    theta = base.minimise(mean, origin, -bound, bound, **options)
     losses, slope = evaluate(theta)
-    return by_gradient(theta, losses, slope, as_reach(theta, bound))
+    return base.by_gradient(theta, losses, slope, base.as_reach(theta, bound))

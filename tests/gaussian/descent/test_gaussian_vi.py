@@ -668,7 +668,7 @@ def test_infinite_trials_are_counted_and_recorded():
             TypeError,
             "bare loss",
         ),
-        (lambda: vi.objective(LOGISTIC, jnp.zeros(2)), TypeError, "MeanField or a FullRank"),
+        (lambda: vi.objective(LOGISTIC, jnp.zeros(2)), TypeError, "prior must be a MeanField or FullRank"),
         (
             lambda: vi.minimise(
                 vi.objective(_two_modes(), standard("mean-field", 1), np.ones(1)), standard("mean-field", 1)

@@ -148,7 +148,7 @@ def test_gpc_by_weighted_draws(x64):
     # Radii of 2000 draws, weighted, have errors of 10 per cent, and the root lies among a few resamples.
     assert verdict.alpha == pytest.approx(exact_alpha(counts, 0.9), rel=0.2)
     assert np.all(verdict.columns["draws_from"] <= GRID)
-    with pytest.raises(ValueError, match="the weights of the draws leave at most"):
+    with pytest.raises(ValueError, match="the weights of the draws have an effective sample size of at most"):
         criterion.decide(KEY, task, GRID, reduced(30))
 
 

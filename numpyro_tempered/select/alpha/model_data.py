@@ -40,25 +40,18 @@ class ModelData:
             return model(*args, **kwargs)
 
         self.model = counted
-        self.trace, sampled = self._first_trace()
-        latents = likelihood.latent_sites(self.trace)
-        # Scaled or masked priors, and those with terms of their own, are not what their sites sample.
-        self.prior_is_exact = (
-            sampled
-            and not any(site.get(PRIOR_FACTOR) for site in self.trace.values())
-            and not any(
-                site["scale"] is not None or likelihood.is_masked(site["fn"]) for site in latents.values()
-            )
-        )
-        self.latents = list(latents)
-        self.observed = likelihood.observed_values(self.trace)
-
-    def _first_trace(self) -> tuple[likelihood.Trace, bool]:
         try:
-            return likelihood.get_trace(self.seeded, self.args, self.kwargs), True
+            self.trace, sampled = likelihood.get_trace(self.seeded, args, kwargs), True
         except NotImplementedError:
             feasible = handlers.substitute(self.seeded, substitute_fn=init_to_feasible)
-            return likelihood.get_trace(feasible, self.args, self.kwargs), False
+            self.trace, sampled = likelihood.get_trace(feasible, args, kwargs), False
+        latents = likelihood.latent_sites(self.trace)
+        # Scaled or masked priors, and those with terms of their own, are not what their sites sample.
+        terms = any(site.get(PRIOR_FACTOR) for site in self.trace.values())
+        plain = all(site["scale"] is None and not likelihood.is_masked(site["fn"]) for site in latents.values())
+        self.prior_is_exact = sampled and plain and not terms
+        self.latents = list(latents)
+        self.observed = likelihood.observed_values(self.trace)
 
     @property
     def discrete(self) -> list[str]:
@@ -75,18 +68,12 @@ class ModelData:
             raise ValueError("the model has no latent site, so there is no posterior to follow.")
         params = [name for name, site in self.trace.items() if site["type"] == "param"]
         if params:
-            raise ValueError(
-                f"the model has params {params}, and would be another model at each alpha: give them a prior."
-            )
+            raise ValueError(f"the model has params {params}, which would differ by alpha: give them a prior.")
         if likelihood.subsamples(self.trace):
-            raise ValueError(
-                "a plate of the model subsamples: a posterior at each alpha needs the log-likelihood of all data."
-            )
+            raise ValueError("a plate of the model subsamples: each alpha needs the log-likelihood of all data.")
         for name, site in likelihood.latent_sites(self.trace).items():
             if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-                raise ValueError(
-                    f"the prior of {name!r} is improper, so alpha = 0 has no posterior: give it a proper one."
-                )
+                raise ValueError(f"the prior of {name!r} is improper, and alpha = 0 has no posterior: change it.")
             if LOCAL in site:
                 raise ValueError(
                     f"temper scales {name!r} by its local_plates, but the likelihood here is conditional on all "
