@@ -279,10 +279,10 @@ class temper(effects.PickledByName, Messenger):
         if not isinstance(self.alpha, dict):
             return self.alpha
         if msg["name"] not in self.alpha:
-            kind = "factor" if effects.is_unit(msg) else "observed site"
+            kind, hint = ("factor", "; or factors=False") if effects.is_unit(msg) else ("observed site", "")
             raise ValueError(
                 f"{kind} {msg['name']!r} has no alpha: the mapping names {sorted(self.alpha)}. Name every "
-                "likelihood site, with 1.0 for those not to temper; factors=False leaves factors to the prior."
+                f"likelihood site, with 1.0 for those that are not tempered{hint}."
             )
         return self.alpha[msg["name"]]
 

@@ -213,7 +213,9 @@ def read_guide(
 def read_normals(params: Params, prefix: str) -> tuple[MeanField, Layout]:
     """The Gaussian of AutoNormal, which has two parameters for each site, and the order of its coordinates."""
     ending = f"_{prefix}_loc"
-    means = {name.removesuffix(ending): value for name, value in params.items() if name.endswith(ending)}
+    names = [name.removesuffix(ending) for name in params if name.endswith(ending)]
+    # A param of the model may end so too.
+    means = {name: params[name + ending] for name in names if f"{name}_{prefix}_scale" in params}
     loc = jnp.concatenate([jnp.ravel(mean) for mean in means.values()])
     scale = jnp.concatenate([jnp.ravel(params[f"{name}_{prefix}_scale"]) for name in means])
     return MeanField(loc, scale), Layout.of(means)

@@ -41,7 +41,7 @@ class OnlineVI:
         guide: An online guide of the model, or its class: ``AutoOnlineDiagonalNormal``,
             ``AutoOnlineMultivariateNormal``, ``AutoOnlineLowRankNormal`` or an ``AutoOnlineGuide`` of your own.
             It decides the Gaussian family.
-        rule: An online rule, such as ``nt.online.ngvi()``.
+        rule: An online rule, such as ``nt.online.rvga()``.
         expectation: ``monte_carlo()`` by default, or ``gauss_hermite(predictor=...)`` where the
             model names its predictor.
 
@@ -58,7 +58,7 @@ class OnlineVI:
         ...     numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
         >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
         >>> online = nt.OnlineVI(
-        ...     model, guide, nt.online.ngvi(), nt.expectations.gauss_hermite(predictor="eta")
+        ...     model, guide, nt.online.rvga(), nt.expectations.gauss_hermite(predictor="eta")
         ... )
         >>> x, y = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
         >>> state, losses = online.run(jax.random.key(0), x, y)
@@ -139,7 +139,7 @@ class OnlineVI:
 
         Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
         """
-        return self.update_masked(state, None, *args, **kwargs)
+        return self._round(state, None, args, kwargs)
 
     def update_masked(
         self, state: OnlineVIState, mask: Numbers | None, *args: object, **kwargs: object
@@ -160,6 +160,11 @@ class OnlineVI:
         Raises:
             ValueError: As :meth:`update`; and if an observed site has not one log-probability for each row.
         """
+        return self._round(state, mask, args, kwargs)
+
+    def _round(
+        self, state: OnlineVIState, mask: Numbers | None, args: tuple, kwargs: dict
+    ) -> tuple[OnlineVIState, Losses]:
         self.require_set_up()
         args, kwargs = plain_arrays((args, kwargs))
         arrays, expectation = self._split(args, kwargs)
@@ -304,6 +309,7 @@ class OnlineVI:
             bound = self._bound
             self._by_structure[structure] = bound._replace(
                 evaluate=on_arrays(bound.evaluate, structure),
+                predictors=None if bound.predictors is None else on_arrays(bound.predictors, structure),
                 loss=None if bound.loss is None else on_arrays(bound.loss, structure),
             )
         return arrays, self._by_structure[structure]

@@ -27,6 +27,7 @@ from numpyro_tempered.online.rules.ewa import ewa, ewa_grid
 from numpyro_tempered.online.rules.forgetting import Forgetting, power, random_walk, to_prior
 from numpyro_tempered.online.rules.ngvi import ngvi
 from numpyro_tempered.online.rules.oga import oga, oga_el
+from numpyro_tempered.online.rules.rvga import rvga
 from numpyro_tempered.online.rules.sva import sva
 from numpyro_tempered.online.rules.svb import svb
 from numpyro_tempered.online.stream import run, update
@@ -78,6 +79,7 @@ __all__ = [
     "restore",
     "run",
     "run_chunks",
+    "rvga",
     "save",
     "standardise",
     "sva",

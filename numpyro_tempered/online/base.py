@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
-from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expectation
+from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expectation, Predictors
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 
 T = TypeVar("T")
@@ -76,6 +76,20 @@ Step: TypeAlias = Callable[
 ]
 
 
+class Datum(NamedTuple):
+    """The data of a round, for rules that evaluate them more than once.
+
+    Attributes:
+        evaluate: ``q -> Evaluation``.
+        predictors: ``theta -> Predictors``, or None where the loss is not one of predictors.
+        is_drawn: Whether evaluations are by random draws, the same ones in all of a round.
+    """
+
+    evaluate: Callable[[Gaussian], Evaluation]
+    predictors: Callable[[Array], Predictors] | None
+    is_drawn: bool
+
+
 class Rule(NamedTuple):
     """An online rule as a pair of pure functions.
 
@@ -89,8 +103,8 @@ class Rule(NamedTuple):
         step: ``(expectation, state, data, rng_key, mask) -> (state, losses)``, a whole round with the losses
             before its update, for rules that are more than an evaluation and an update; None for others.
         quadratic: Whether the rule is only for losses that are quadratic in the parameters.
-        refine: ``(evaluate, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
-            again at posteriors that it leads to; None for others.
+        refine: ``(datum, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
+            again at posteriors that it leads to; None for others. Not called for quadratic losses.
         box: The bounds that the rule projects on, or None.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
     """
@@ -102,7 +116,7 @@ class Rule(NamedTuple):
     point: bool = False
     step: Step | None = None
     quadratic: bool = False
-    refine: Callable[[Callable[[Gaussian], Evaluation], Evaluation, OnlineState], Evaluation] | None = None
+    refine: Callable[[Datum, Evaluation, OnlineState], Evaluation] | None = None
     holds_evidence: bool = False
     box: Box | None = None
 

@@ -30,7 +30,7 @@ def run_chunks(
     progress_bar: bool = False,
     total: int | None = None,
 ) -> tuple[OnlineState, Losses | None]:
-    """One pass over a stream that comes in chunks, each row a round.
+    """One pass over a stream that comes in chunks; each row is a round.
 
     The numbers are those of :func:`run` on all rows at once, to the last bit, however the rows are cut. Memory
     is that of a few chunks and blocks, whatever the number of rows. The end of the pass warns of posteriors that

@@ -10,9 +10,9 @@ import numpy as np
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.chunks import common_rows
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, Predictors, PredictorsAt
 from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.online.base import Data, Gaussian, Losses, OnlineState, Rule, choose, close_round
+from numpyro_tempered.online.base import Data, Datum, Gaussian, Losses, OnlineState, Rule, choose, close_round
 
 
 def step(
@@ -50,14 +50,25 @@ def step(
         def evaluate(q: Gaussian) -> Evaluation:
             return expectation.evaluate(q, *data, rng_key=key, curvature=rule.curvature, **options)
 
+        predictors = None
+        if expectation.predictors is not None:
+            predictors = partial(_predictors, expectation.predictors, data, key, rows)
         evaluation = evaluate(state.posterior)
-        gradients = evaluation if rule.refine is None else rule.refine(evaluate, evaluation, state)
+        gradients = evaluation
+        if rule.refine is not None and not expectation.quadratic:
+            gradients = rule.refine(Datum(evaluate, predictors, expectation.needs_key), evaluation, state)
         after = accept_finite(state, rule.update(gradients, state), evaluation, data)
         losses = Losses(evaluation.at_mean, evaluation.expected)
     if mask is None:
         return after, losses
     some = jnp.any(mask)
     return choose(some, after, state), choose(some, losses, jax.tree.map(jnp.zeros_like, losses))
+
+
+def _predictors(
+    at: PredictorsAt, data: Data, rng_key: Array | None, rows: Array | None, theta: Array
+) -> Predictors:
+    return at(theta, *data, rng_key=rng_key, mask=rows)
 
 
 def round_key(expectation: Expectation, state: OnlineState, rng_key: Array | None) -> Array | None:

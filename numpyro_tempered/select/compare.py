@@ -45,7 +45,7 @@ def compare(
     - ``rank`` (0 is selected) and ``weight``, the softmax of ``criterion``,
     - ``expected_log_lik``, the untempered E_q[log L], and ``kl`` = KL(q, prior),
     - with ``log_p0``, ``certificate``: an upper bound on the divergence from the truth,
-      :math:`\int D_\alpha(P_\theta, P_0)\,q(d\theta)`, in nats a datum. With probability at least 1 - ``delta``
+      :math:`\int D_\alpha(P_\theta, P_0)\,q(d\theta)`, in nats per datum. With probability at least 1 - ``delta``
       it holds for all models at once.
 
     The other groups are those of the selected fit, as :func:`to_inference_data` makes them; a fit that does not

@@ -57,7 +57,7 @@ def check_finite(grid: np.ndarray, log_lik: np.ndarray, at_zero: bool) -> None:
         first = int(np.argmax(bad > 0))
         raise ValueError(
             f"the log-likelihood is not finite at {bad[first]:.2%} of the draws at alpha = {grid[first]:.3g}: "
-            "look for NaN in the data, or an overflow or likelihood of 0 under a wide prior. Try float64."
+            "look for NaN in the data, an overflow, or parameters of likelihood 0. Try float64."
         )
     if np.any(np.all(np.isneginf(log_lik[..., 0]), axis=1)):
         raise ValueError(

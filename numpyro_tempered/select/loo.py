@@ -220,7 +220,9 @@ def _check(name: str, log_lik: "xr.DataArray", power: float, num_draws: int) -> 
     if np.any(np.isnan(values)) or np.any(values == np.inf):
         raise ValueError(f"the log-likelihood of site {name!r} has NaN or +inf: look at its data and model.")
     if power and np.any(values == -np.inf):
-        raise ValueError(f"the log-likelihood of site {name!r} is -inf in some draws, which no posterior has.")
+        raise ValueError(
+            f"the log-likelihood of site {name!r} is -inf in some draws, which cannot be draws of the posterior."
+        )
     if np.all(log_lik.max(_SAMPLE_DIMS) == log_lik.min(_SAMPLE_DIMS)):
         raise ValueError(
             f"the log-likelihood of site {name!r} is the same in all draws: a posterior of one point (AutoDelta) "

@@ -163,7 +163,7 @@ class Search(NamedTuple):
     Attributes:
         num_restarts: Number of starts.
         num_sweeps: Limit of the sweeps of a start.
-        tolerance: Gain of a sweep at which a start has converged, in nats a row.
+        tolerance: Gain of a sweep at which a start has converged, in nats per row.
     """
 
     num_restarts: int

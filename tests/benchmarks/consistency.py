@@ -1,7 +1,7 @@
 """Divergence of a tempered posterior from the truth against n, beside its certificate and the theorem's bound.
 
 Everything is at alpha = 1/2. Each study measures the integral of D_alpha(P_theta, P0) against the posterior, in
-nats a datum, and the certificate with log p0(X) itself at delta = .05.
+nats per datum, and the certificate with log p0(X) itself at delta = .05.
 Regression: five standard normal covariates, coefficients (1, -1, .5, 0, 0), noise N(0, 1) known, prior N(0, I);
 posterior, evidence and divergence in closed form, given the covariates. The theorem's bound is
 inf over rho of alpha/(1-alpha) E_rho KL(P0, P_theta) + KL(rho, prior)/(n(1-alpha)), also closed form.

@@ -9,7 +9,7 @@ that of a run to stationarity 1e-16, checked by scipy's L-BFGS on an independent
   evaluation is one of E[f], E[∇f] and E[∇²f], rejected trials included.
 - Adam on the exact ELBO: its gradient in (loc, scale_tril) by the same quadrature, softplus diagonal, step size
   .05 falling to .0005 over the last two fifths, as ``fit_svi`` does; an evaluation is a gradient.
-- SVI: NumPyro's AutoMultivariateNormal under Trace_ELBO with one and with 16 draws a step, the same Adam; an
+- SVI: NumPyro's AutoMultivariateNormal under Trace_ELBO with one and with 16 draws, the same Adam; an
   evaluation is a draw. Its gap is that of the iterate, not of its noisy loss.
 
 Times are of compiled loops, compilation apart, divided evenly over the evaluations of a run; median of three

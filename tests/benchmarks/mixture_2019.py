@@ -46,7 +46,7 @@ def estimates(key, x):
 
 
 def errors(weights, means, num_data, replications):
-    """Absolute errors, one row a replication and method."""
+    """Absolute errors, one row for each replication and method."""
     rows = []
     for seed in range(replications):
         rng = np.random.default_rng([seed, 2019])

@@ -227,7 +227,7 @@ def by_stream(model, guide, replications, fits, num_first, batch, num_samples):
 
 
 def gaps(reference, posteriors):
-    """Nats per datum by which the reference is better, one a replication."""
+    """Nats per datum by which the reference is better, one for each replication."""
     return np.array([a.score - b.score for a, b in zip(reference, posteriors, strict=True)])
 
 
@@ -237,7 +237,7 @@ def coverage(posteriors, level):
 
 
 def measure(name, source, model, replications, sizes):
-    """The rows of one model: one a posterior."""
+    """The rows of one model: one for each posterior."""
     # The mode of a network is found by the first rows, or not at all.
     num_first = int(len(replications[0].y) * (0.3 if model is network else 0.1)) // 10 * 10
     exact = by_nuts(model, replications, sizes.num_warmup, sizes.num_samples)

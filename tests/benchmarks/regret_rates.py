@@ -1,6 +1,6 @@
 """Regret against the horizon on adversarial streams, and held-out risk of the average decision.
 
-Adversary: features are one unit vector (one a seed), every label goes against the posterior mean, hinge loss.
+Adversary: features are one unit vector (of each seed), every label goes against the posterior mean, hinge loss.
 The best parameter in hindsight is found by linear programming, over the box |theta_j| <= 1. Every rule runs at
 the rate of its theorem, with the constants computed from data and box. The slope is that of a least-squares line
 through (log T, log regret).

@@ -141,7 +141,7 @@ def compression_of(x, y, each):
 
 
 def closed_form(num_seeds, sizes):
-    """Tables ``choices``, ``curves`` and ``compression`` in long form, a row a seed."""
+    """Tables ``choices``, ``curves`` and ``compression`` in long form, one row for each seed."""
     choices, curves, compression = [], [], []
     for data in DATA:
         for seed in range(num_seeds):

@@ -664,6 +664,13 @@ def test_a_point_for_each_datum_is_known():
 @pytest.mark.full
 def test_a_point_for_each_datum_is_an_infinite_kl():
     fit = nt.fit_svi(
-        KEY, model, AutoDelta, jnp.asarray(X), alpha=ALPHA, local_plates=["n"], num_steps=2, num_particles=2
+        KEY,
+        model,
+        AutoDelta,
+        jnp.asarray(X.copy()),
+        alpha=ALPHA,
+        local_plates=["n"],
+        num_steps=2,
+        num_particles=2,
     )
     assert fit.elbo.value == -np.inf

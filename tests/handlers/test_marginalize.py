@@ -84,7 +84,7 @@ def normal(x, loc, scale=1.0):
     return stats.norm.logpdf(x, loc, scale)
 
 
-# One row a model: its prior and its log-likelihood by hand, as functions of the parameters.
+# One row for each model: its prior and its log-likelihood by hand, as functions of the parameters.
 
 
 class Row(NamedTuple):

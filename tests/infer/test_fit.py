@@ -67,7 +67,7 @@ def quick(guide, *args, model=model, **kwargs):
 
 
 class Still(SVI):
-    """SVI that takes no step and finds losses that fall by a nat a step."""
+    """SVI that takes no step and finds losses that fall by one nat in each step."""
 
     def run(self, rng_key, num_steps, *args, progress_bar, **kwargs):
         params = self.get_params(self.init(rng_key, *args, **kwargs))

@@ -393,7 +393,7 @@ class Multinomial:
 
 
 class Tied:
-    """One Wishart precision for all components: what is one a component elsewhere is joint here."""
+    """One Wishart precision for all components: elsewhere each component has its own."""
 
     joint = True
 

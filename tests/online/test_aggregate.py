@@ -549,7 +549,7 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="learning_rate must be positive"):
         aggregate(one, learning_rate=0.0)
     low = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
-    with pytest.raises(TypeError, match="MeanField and FullRank"):
+    with pytest.raises(TypeError, match="MeanField or FullRank"):
         aggregate(one).init(low)
     with pytest.raises(ValueError, match=r"shape \(K, d\)"):
         ewa_grid([1.0, 2.0])

@@ -108,7 +108,7 @@ REFUSED = {
 @pytest.mark.parametrize("rule", REFUSED.values(), ids=REFUSED)
 def test_rules_without_evidence_do_not_merge(rule):
     state = rule.init(priors()["mean field"])
-    with pytest.raises(TypeError, match=r"holds no evidence that adds up.*ewa and ngvi\(\) merge"):
+    with pytest.raises(TypeError, match=r"holds no evidence that adds up.*ewa, ngvi\(\) and rvga\(\) merge"):
         nt.online.merge(rule, state, state)
 
 

@@ -23,12 +23,19 @@ class Evaluation(NamedTuple):
         grad_var: Its gradient in the covariance, E[∇²l]/2, or half the expected squared gradient where the
             rule takes Fisher curvature. For a mean-field q the diagonal, shape ``(d,)``; for the others
             :class:`~numpyro_tempered.families.Rows`, or for FullRank an array ``(d, d)``.
+        tempered: The tempered E_q[loss], or None where it is ``expected``.
     """
 
     at_mean: Array
     expected: Array
     grad_loc: Array
     grad_var: Curvature
+    tempered: Array | None = None
+
+    @property
+    def objective(self) -> Array:
+        """The tempered E_q[loss], whose gradients these are."""
+        return self.expected if self.tempered is None else self.tempered
 
     def grad_scale(self, q: MeanField) -> Array:
         """Gradient in the standard deviations of a mean-field q, by the chain rule."""
@@ -44,12 +51,33 @@ class Moments(NamedTuple):
         first: E[l'(u)], the derivative of ``expected`` in the mean; ``(n, K)`` for u in R^K.
         second: E[l''(u)], twice its derivative in the variance; E[l'(u)²] for Fisher curvature. The matrices
             E[∇²l] or E[∇l ∇lᵀ], ``(n, K, K)``, for u in R^K.
+        tempered: E[l(u)] with the weights that ``first`` and ``second`` carry, or None where they are 1.
     """
 
     at_mean: Array
     expected: Array
     first: Array
     second: Array
+    tempered: Array | None = None
+
+    @property
+    def objective(self) -> Array:
+        """The tempered E[l(u)], whose derivatives these are."""
+        return self.expected if self.tempered is None else self.tempered
+
+
+class Predictors(NamedTuple):
+    """Predictors of a batch, affine in the parameters or linearised at some θ, and what is lost by them.
+
+    Attributes:
+        mean: Their values at θ, ``(n,)`` or ``(n, K)``.
+        jacobian: Their derivatives, ``(n, d)`` or ``(n, K, d)``.
+        moments: ``(mean, variance) -> Moments`` for Gaussian predictors of these data.
+    """
+
+    mean: Array
+    jacobian: Array
+    moments: Callable[[Array, Array], Moments]
 
 
 class Options(NamedTuple):
@@ -123,6 +151,15 @@ class ModelLoss(NamedTuple):
         return self.predictor, self.losses_given_predictor
 
 
+class PredictorsAt(Protocol):
+    """The predictors of data."""
+
+    def __call__(
+        self, theta: Array, /, *data: PyTree, rng_key: Array | None = ..., mask: Array | None = ...
+    ) -> Predictors:
+        """Those of a batch, linearised at ``theta``; their moments have Hessian curvature."""
+
+
 class Evaluate(Protocol):
     """An expected loss as a function of q and data."""
 
@@ -161,6 +198,8 @@ class Expectation(NamedTuple):
         quadratic: Whether the loss is quadratic in the parameters, so that Bayes is exact.
         of_predictor: The loss as one of a predictor, where it is: see :func:`linearised`.
         num_outputs: K where the model's predictor site has K outputs for each datum, or None.
+        predictors: ``(theta, *data, rng_key, mask) -> Predictors``, or None where the loss is not one of
+            predictors.
     """
 
     evaluate: Evaluate
@@ -172,6 +211,7 @@ class Expectation(NamedTuple):
     quadratic: bool = False
     of_predictor: PredictorLoss | None = None
     num_outputs: int | None = None
+    predictors: PredictorsAt | None = None
 
 
 def unbound(call: str) -> Evaluate:

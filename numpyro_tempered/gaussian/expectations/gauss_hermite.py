@@ -72,7 +72,8 @@ def gauss_hermite(
         0.693 2.123
     """
     check_count(num_nodes, "num_nodes", 2, MAX_NODES)
-    integral: Integral = partial(quadrature, num_nodes)
+    points, masses = np.polynomial.hermite_e.hermegauss(num_nodes)
+    integral: Integral = partial(quadrature, points, masses / masses.sum())
     if num_outputs is not None:
         check_count(num_outputs, "num_outputs")
         integral = partial(average, product_rule(num_nodes, num_outputs, "predictor_monte_carlo"))
@@ -80,17 +81,21 @@ def gauss_hermite(
 
 
 def quadrature(
-    num_nodes: int, losses: LossesOfPredictors, mean: Array, variance: Array, options: base.Options
+    points: np.ndarray,
+    masses: np.ndarray,
+    losses: LossesOfPredictors,
+    mean: Array,
+    variance: Array,
+    options: base.Options,
 ) -> base.Moments:
     """The moments of losses of predictors u ~ N(mean, variance), ``(n,)`` each.
 
     ``losses`` maps predictors ``(n,)`` to losses ``(S, n)`` and their weights, which gradients carry.
     """
     dtype = mean.dtype
-    points, masses = np.polynomial.hermite_e.hermegauss(num_nodes)
     # The node 0 with weight 0 gives the loss at the mean in the same vectorised pass.
     nodes = jnp.asarray(np.append(points, 0.0), dtype)[:, None]
-    weights = jnp.asarray(np.append(masses / masses.sum(), 0.0), dtype)[:, None, None]
+    weights = jnp.asarray(np.append(masses, 0.0), dtype)[:, None, None]
     s, spread = base.standard_deviation(variance)
     # A mean may sit on a kink of the loss as written, where automatic differentiation picks a side (NumPyro's
     # Bernoulli by logits at 0 is one): nodes stay some roundings off it.
@@ -111,7 +116,8 @@ def quadrature(
         second = jnp.where(width[None, :] > narrow[None, :], stein, _curvature(losses, mean, off))
     at_mean, expected = jnp.sum(values[-1], axis=0), jnp.sum(weights * values, axis=(0, 1))
     slope, second = jnp.sum(scale[-1] * slope, axis=0), jnp.sum(scale[-1] * second, axis=0)
-    return base.Moments(at_mean, expected, slope, second)
+    tempered = jnp.sum(scale[-1] * jnp.sum(weights * values, axis=0), axis=0)
+    return base.Moments(at_mean, expected, slope, second, tempered)
 
 
 def _curvature(losses: LossesOfPredictors, mean: Array, off: Array) -> Array:

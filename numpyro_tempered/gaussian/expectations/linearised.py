@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors
-from numpyro_tempered.gaussian.families.base import Gaussian
+from numpyro_tempered.gaussian.expectations.predictors import of_predictors
 
 
 def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.Expectation) -> base.Expectation:
@@ -64,18 +63,17 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.E
             raise ValueError(f"predict must return shape {shape} for one datum, got {u.shape}.")
         return u.astype(theta.dtype)
 
-    @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
-        x, y = _batch(q.loc, *data)
-        mean = jax.vmap(one, (None, 0))(q.loc, x)
-        jacobian = jax.vmap(jax.jacrev(one), (None, 0))(q.loc, x)
-        return evaluate_predictors(q, (mean, jacobian), y, moments, options)
+    def at(theta: Array, data: base.Data, options: base.Options) -> base.Predictors:
+        x, y = _batch(theta, *data)
+        mean = jax.vmap(one, (None, 0))(theta, x)
+        jacobian = jax.vmap(jax.jacrev(one), (None, 0))(theta, x)
+        return base.Predictors(mean, jacobian, lambda mean, spread: moments(mean, spread, y, options))
 
     def of_theta(theta: Array, *data: PyTree) -> Array:
         x, y = _batch(theta, *data)
         return loss(jax.vmap(one, (None, 0))(theta, x), y)
 
-    return base.Expectation(evaluate, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
+    return of_predictors(at, check=expectation.check, loss=of_theta, needs_key=expectation.needs_key)
 
 
 def _batch(theta: Array, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:

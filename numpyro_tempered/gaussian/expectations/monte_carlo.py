@@ -116,33 +116,34 @@ def _bound(
             values, weights = losses(theta)
             return jnp.sum(weights * values), jnp.sum(values)
 
-        def one(theta: Array) -> tuple[Array, Array, Array | Rows]:
-            slope = jax.grad(value, has_aux=True)
+        def one(theta: Array) -> tuple[tuple[Array, Array], Array, Array | Rows]:
+            slope = jax.value_and_grad(value, has_aux=True)
             if curvature == "none":
                 # A point may sit on a kink of the loss as written, where automatic differentiation picks a side.
                 off = 8.0 * jnp.finfo(theta.dtype).eps * jnp.maximum(jnp.abs(theta), 1.0)
-                (left, _), (right, unweighted) = slope(theta - off), slope(theta + off)
+                (_, left), (both, right) = slope(theta - off), slope(theta + off)
                 no_rows = Rows(jnp.zeros((1, *theta.shape), theta.dtype), jnp.zeros((1,), theta.dtype))
-                return unweighted, 0.5 * (left + right), no_rows
-            grad, unweighted = slope(theta)
+                return both, 0.5 * (left + right), no_rows
+            both, grad = slope(theta)
             if curvature == "fisher":
-                return unweighted, grad, _fisher(losses, theta)
+                return both, grad, _fisher(losses, theta)
             if model.predictor is not None:
-                return unweighted, grad, _gauss_newton(model, theta, data, mask)
+                return both, grad, _gauss_newton(model, theta, data, mask)
             budget = memory_budget // num_particles
-            return unweighted, grad, _hessian(value, theta, data, budget, family.diagonal_only)
+            return both, grad, _hessian(value, theta, data, budget, family.diagonal_only)
 
         draws = family.sample(rng_key, q, (num_particles // 2 if antithetic else num_particles,))
         if antithetic:
             draws = jnp.concatenate([draws, 2.0 * q.loc - draws])
-        unweighted, grads, second = jax.vmap(one)(draws)
+        (tempered, unweighted), grads, second = jax.vmap(one)(draws)
         if isinstance(second, Rows):
             # The rows of all particles, each with its share of the weight.
             x = jnp.reshape(second.x, (-1, second.x.shape[-1]))
             grad_var = family.covariance_gradient(q, x, jnp.ravel(second.weights) * (0.5 / num_particles))
         else:
             grad_var = 0.5 * jnp.mean(second, axis=0)
-        return base.Evaluation(value(q.loc)[1], jnp.mean(unweighted), jnp.mean(grads, axis=0), grad_var)
+        expected, grad_loc = jnp.mean(unweighted), jnp.mean(grads, axis=0)
+        return base.Evaluation(value(q.loc)[1], expected, grad_loc, grad_var, jnp.mean(tempered))
 
     return base.Expectation(evaluate, needs_key=True, loss=model.total)
 

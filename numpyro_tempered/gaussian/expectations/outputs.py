@@ -96,7 +96,7 @@ def average(
             'the loss is piecewise linear in its predictors, without curvature: use ngvi(curvature="fisher").'
         )
 
-    def at(node: Array) -> tuple[Array, Array, Array]:
+    def at(node: Array) -> tuple[Array, ...]:
         u = mean + jnp.sum(factor * node[:, None, :], axis=-1)
         values, first, scale = differentiate.slopes(losses, u)
         weighted = scale[:, :, None] * first
@@ -106,10 +106,11 @@ def average(
             second = jnp.sum(weighted[:, :, :, None] * first[:, :, None, :], axis=0)
         else:
             second = differentiate.hessians(losses, u)
-        return jnp.sum(values, axis=0), jnp.sum(weighted, axis=0), second
+        return jnp.sum(values, axis=0), jnp.sum(weighted, axis=0), second, jnp.sum(scale * values, axis=0)
 
-    expected, first, second = (jnp.tensordot(weights, leaf, 1) for leaf in jax.vmap(at)(z))
-    return Moments(jnp.sum(losses(mean)[0], axis=0), expected, first, second)
+    return Moments(
+        jnp.sum(losses(mean)[0], axis=0), *(jnp.tensordot(weights, leaf, 1) for leaf in jax.vmap(at)(z))
+    )
 
 
 def predictor_monte_carlo(

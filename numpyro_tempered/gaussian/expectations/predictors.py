@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +17,39 @@ from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, base.Options], base.Moments]
 
 
-def evaluate_predictors(
-    q: Gaussian, predictors: tuple[Array, Array], y: Array, moments: base.MomentsOf, options: base.Options
-) -> base.Evaluation:
-    """The evaluation of a batch by its predictors at the mean of q.
-
-    Args:
-        q: The Gaussian.
-        predictors: Their values, ``(n,)`` or ``(n, K)``, and gradients, ``(n, d)`` or ``(n, K, d)``.
-        y: Outcomes.
-        moments: Of the loss.
-        options: Of the round.
-    """
-    mean, jacobian = predictors
-    of_u = moments(mean, predictor_covariance(q, jacobian), y, options)
-    at_mean, expected, first, second = (base.zero_where_off(leaf, options.mask) for leaf in of_u)
+def evaluate_predictors(q: Gaussian, predictors: base.Predictors, mask: Array | None) -> base.Evaluation:
+    """The evaluation of a batch by its predictors at the mean of q; ``mask`` is that of their moments."""
+    mean, jacobian, moments = predictors
+    of_u = moments(mean, predictor_covariance(q, jacobian))
+    leaves = (of_u.at_mean, of_u.expected, of_u.first, of_u.second, of_u.objective)
+    at_mean, expected, first, second, tempered = (base.zero_where_off(leaf, mask) for leaf in leaves)
     grad_loc = jnp.sum(jacobian * first[..., None], axis=tuple(range(first.ndim)))
     rows, weights = curvature_rows(jacobian, second)
     grad_var = family_of(q).covariance_gradient(q, rows, 0.5 * weights)
-    return base.Evaluation(jnp.sum(at_mean), jnp.sum(expected), grad_loc, grad_var)
+    return base.Evaluation(jnp.sum(at_mean), jnp.sum(expected), grad_loc, grad_var, jnp.sum(tempered))
+
+
+def of_predictors(
+    at: Callable[[Array, base.Data, base.Options], base.Predictors], **options: Any
+) -> base.Expectation:
+    """The expectation of a loss of predictors.
+
+    Args:
+        at: ``(theta, data, options) -> Predictors``, linearised at ``theta``.
+        **options: Of the :class:`Expectation`.
+    """
+
+    @base.evaluator
+    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
+        predictors = at(q.loc, data, options)
+        return evaluate_predictors(q, predictors, base.rows_of(options.mask, predictors.mean.shape[0]))
+
+    def predictors(
+        theta: Array, *data: PyTree, rng_key: Array | None = None, mask: Array | None = None
+    ) -> base.Predictors:
+        return at(theta, data, base.Options(rng_key, "hessian", mask))
+
+    return base.Expectation(evaluate, predictors=predictors, **options)
 
 
 def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
@@ -114,22 +128,23 @@ def linear(
             return matmul(x, theta)
         return jnp.sum(x[:, None, :] * jnp.reshape(theta, (1, num_outputs, -1)), axis=-1)
 
-    @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
-        x, y = as_rows(q.loc, *data, num_outputs=num_outputs)
+    def at(theta: Array, data: base.Data, options: base.Options) -> base.Predictors:
+        x, y = as_rows(theta, *data, num_outputs=num_outputs)
         jacobian = x
         if num_outputs is not None:
             eye = jnp.eye(num_outputs, dtype=x.dtype)
             jacobian = jnp.reshape(eye[None, :, :, None] * x[:, None, None, :], (x.shape[0], num_outputs, -1))
-        return evaluate_predictors(q, (predict(q.loc, x), jacobian), y, moments, options)
+        return base.Predictors(
+            predict(theta, x), jacobian, lambda mean, spread: moments(mean, spread, y, options)
+        )
 
     def of_theta(theta: Array, *data: PyTree) -> Array:
         x, y = as_rows(theta, *data, num_outputs=num_outputs)
         return loss(predict(theta, x), y)
 
     of_predictor = base.PredictorLoss(moments, loss, num_outputs)
-    return base.Expectation(
-        evaluate, check=check, loss=of_theta, quadratic=quadratic, needs_key=needs_key, of_predictor=of_predictor
+    return of_predictors(
+        at, check=check, loss=of_theta, quadratic=quadratic, needs_key=needs_key, of_predictor=of_predictor
     )
 
 
@@ -174,14 +189,13 @@ def bound(model: base.ModelLoss, integral: Integral, *, needs_key: bool) -> base
     """The expectation of a model's likelihood given its predictors, linearised at the mean."""
     predict, losses_at = model.by_predictor()
 
-    @base.evaluator
-    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
-        mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), q.loc)
-
-        def moments(mean: Array, spread: Array, y: Array, options: base.Options) -> base.Moments:
-            return integral(lambda u: losses_at(u, q.loc, *data), mean, spread, options)
-
+    def at(theta: Array, data: base.Data, options: base.Options) -> base.Predictors:
+        mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), theta)
         options = options._replace(mask=base.rows_of(options.mask, mean.shape[0]))
-        return evaluate_predictors(q, (mean, jacobian), mean, moments, options)
 
-    return base.Expectation(evaluate, loss=model.total, needs_key=needs_key)
+        def moments(mean: Array, spread: Array) -> base.Moments:
+            return integral(lambda u: losses_at(u, theta, *data), mean, spread, options)
+
+        return base.Predictors(mean, jacobian, moments)
+
+    return of_predictors(at, loss=model.total, needs_key=needs_key)

@@ -295,7 +295,7 @@ def require(q: Gaussian, slot: str, rule: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(family, slot)
     if function is None:
         raise TypeError(
-            f"{rule} does not work on {family.name}: take {able(slot, 'or')}, or ngvi, which works on all."
+            f"{rule} does not work on {family.name}: take {able(slot, 'or')}. Of the rules ngvi works on all."
         )
     return function
 

@@ -1,6 +1,7 @@
 """A grid of one rule, whose experts run under one vmap."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_numbers
-from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, Options, evaluator
+from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.families.base import Gaussian, Rows, Whitened, family_of
 from numpyro_tempered.online.base import Data, OnlineState, Rule
 
@@ -131,13 +132,27 @@ def init_experts(grid: Grid, prior: Gaussian) -> OnlineState:
     return jax.vmap(one)(grid.arrays(prior.loc.dtype))
 
 
-def scale_gradients(expectation: Expectation, alpha: Array) -> Expectation:
+def scale_gradients(expectation: base.Expectation, alpha: Array) -> base.Expectation:
     """The expectation with its gradients multiplied by alpha, its losses as they are."""
 
-    def evaluate(q: Gaussian, data: Data, options: Options) -> Evaluation:
+    def evaluate(q: Gaussian, data: Data, options: base.Options) -> base.Evaluation:
         evaluation = expectation.evaluate(q, *data, **options._asdict())
         curvature = evaluation.grad_var
         scaled = curvature.scaled(alpha) if isinstance(curvature, Rows | Whitened) else alpha * curvature
-        return evaluation._replace(grad_loc=alpha * evaluation.grad_loc, grad_var=scaled)
+        tempered = alpha * evaluation.objective
+        return evaluation._replace(grad_loc=alpha * evaluation.grad_loc, grad_var=scaled, tempered=tempered)
 
-    return expectation._replace(evaluate=evaluator(evaluate))
+    def predictors(
+        unscaled: base.PredictorsAt, theta: Array, *data: PyTree, rng_key: Array | None, mask: Array | None
+    ) -> base.Predictors:
+        at = unscaled(theta, *data, rng_key=rng_key, mask=mask)
+
+        def moments(mean: Array, spread: Array) -> base.Moments:
+            of_u = at.moments(mean, spread)
+            first, second, tempered = (alpha * leaf for leaf in (of_u.first, of_u.second, of_u.objective))
+            return of_u._replace(first=first, second=second, tempered=tempered)
+
+        return at._replace(moments=moments)
+
+    of_data = None if expectation.predictors is None else partial(predictors, expectation.predictors)
+    return expectation._replace(evaluate=base.evaluator(evaluate), predictors=of_data)

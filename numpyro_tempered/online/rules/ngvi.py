@@ -1,7 +1,6 @@
 """Natural-gradient variational inference (CA19, Algorithm 2, objective (8); KL17)."""
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -88,13 +87,7 @@ def ngvi(
     check_choice(curvature, "curvature", ("hessian", "fisher"))
     check_choice(negative, "negative", ("reject", "floor"))
     check_count(num_local_steps, "num_local_steps")
-    check_number(evidence, "evidence", "(0, inf]")
-    if is_traced(evidence):
-        raise ValueError("evidence must be a known number: pass a traced one by forget=to_prior(evidence).")
-    if math.isfinite(evidence):
-        if forget is not None:
-            raise ValueError("a finite evidence forgets already, to the prior: give it or forget, not both.")
-        forget = to_prior(evidence)
+    forget = as_forgetting(evidence, forget)
     inflate = None if forget is None else forget.inflate
 
     def init(prior: Gaussian) -> rules.OnlineState:
@@ -110,7 +103,7 @@ def ngvi(
     def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
         q, family = state.posterior, family_of(state.posterior)
         grad_var, floored = curvature_of(q, evaluation)
-        gain = _gain(rate, forget, state)
+        gain = gain_of(rate, forget, state)
         argmin, memory = family.natural_step(state.memory, q, state.prior, evaluation.grad_loc, grad_var, gain)
         if inflate is not None:
             argmin = family.inflate(argmin, inflate(state.count + 1, q))
@@ -122,11 +115,9 @@ def ngvi(
         memory = family.start(q) if family.clip_memory is None else family.clip_memory(memory, q, box.scale)
         return rules.advance(state, q, memory, floored)
 
-    def refine(
-        evaluate: Callable[[Gaussian], Evaluation], first: Evaluation, state: rules.OnlineState
-    ) -> Evaluation:
+    def refine(datum: rules.Datum, first: Evaluation, state: rules.OnlineState) -> Evaluation:
         """The evaluation to update with: that at the posterior it leads to, as seen from q_t."""
-        family, gain = family_of(state.posterior), _gain(rate, forget, state)
+        family, gain = family_of(state.posterior), gain_of(rate, forget, state)
         no_loc, no_var = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
         anchor, _ = family.natural_step(state.memory, state.posterior, state.prior, no_loc, no_var, gain)
         anchor = family.canonical(anchor)
@@ -134,13 +125,13 @@ def ngvi(
         half = Gain(0.5 * gain.step, 0.5, 0.5)
 
         def closer(_: Array, q: Gaussian) -> Gaussian:
-            at_q = evaluate(q)
+            at_q = datum.evaluate(q)
             grad_var = curvature_of(q, at_q)[0]
             proposal, _ = family.natural_step(family.start(q), q, anchor, at_q.grad_loc, grad_var, half)
             return rules.choose(jnp.isfinite(jnp.sum(family.witness(proposal))), proposal, q)
 
         q = jax.lax.fori_loop(0, num_local_steps - 1, closer, anchor)
-        last = evaluate(q)
+        last = datum.evaluate(q)
         shift = state.posterior.loc - q.loc
         return first._replace(grad_loc=carry(last.grad_loc, last.grad_var, shift), grad_var=last.grad_var)
 
@@ -149,7 +140,23 @@ def ngvi(
     return rule if num_local_steps == 1 else rule._replace(refine=refine)
 
 
-def _gain(rate: rules.Schedule, forget: Forgetting | None, state: rules.OnlineState) -> Gain:
+def as_forgetting(evidence: float, forget: Forgetting | None) -> Forgetting | None:
+    """What a rule forgets, of its two arguments.
+
+    Raises:
+        ValueError: If ``evidence`` is not positive or traced, or both are given.
+    """
+    check_number(evidence, "evidence", "(0, inf]")
+    if is_traced(evidence):
+        raise ValueError("evidence must be a known number: pass a traced one by forget=to_prior(evidence).")
+    if not math.isfinite(evidence):
+        return forget
+    if forget is not None:
+        raise ValueError("a finite evidence forgets already, to the prior: give it or forget, not both.")
+    return to_prior(evidence)
+
+
+def gain_of(rate: rules.Schedule, forget: Forgetting | None, state: rules.OnlineState) -> Gain:
     """The weights of the next datum, of the present precision, and of the prior's."""
     count, q = state.count + 1, state.posterior
     alpha = rate(count, q)

@@ -28,8 +28,9 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         the two runs suffered, each without the data of the other.
 
     Raises:
-        TypeError: If the states are not of such a rule. The precision of oga, sva and svb is no count of data;
-            forgetting takes part of it away, a box cuts it, and a standardised stream has a scale of its own.
+        TypeError: If the rule holds no evidence, or the states are of another rule. The precision of oga, sva
+            and svb is no count of data; forgetting takes part of it away, a box cuts it, and a standardised
+            stream has a scale of its own.
         ValueError: If the priors differ, or the merged precision is not positive definite. Inside a
             transformation, where values cannot be read, the first is not noticed and the second gives NaN.
 
@@ -47,7 +48,7 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
     if not rule.holds_evidence:
         raise TypeError(
             f"{rule.name} with these options holds no evidence that adds up, so two posteriors do not merge. "
-            "Without forget, box, finite evidence and standardise, ewa and ngvi() merge."
+            "Without forget, box, finite evidence and standardise, ewa, ngvi() and rvga() merge."
         )
     if not _alike(a.memory, family_of(a.prior).start(a.prior)):
         raise TypeError(f"the memory of {rule.name} holds more than the posterior, and does not merge.")

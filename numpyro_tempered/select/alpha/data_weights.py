@@ -63,7 +63,7 @@ def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
     common = set.intersection(*(plates_of(site) for site in sites.values()))
     if plate is not None and plate not in common:
         raise ValueError(
-            f"plate {plate!r} does not hold all observed sites {list(sites)}, as {sorted(common)} do."
+            f"plate {plate!r} does not hold all observed sites {list(sites)}; plates that do: {sorted(common)}."
         )
     if plate is None and len(common) > 1:
         raise ValueError(f"the data lie in several plates, {sorted(common)}: name that of the data by plate=.")

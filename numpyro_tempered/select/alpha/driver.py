@@ -167,7 +167,7 @@ def select_alpha(
     if isinstance(algorithm, OnlineVI):
         if names := [judge.name for judge, _ in judges if judge.stream is None]:
             raise ValueError(
-                f"{names} need reweighted data, which a stream does not have: take a guide or kernel."
+                f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel."
             )
         streams = Streams(method_key, task, method, algorithm, grid)
         run, rounds = streams.losses, task.num_data
@@ -226,7 +226,7 @@ def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> N
     for value in (criterion, *diagnostics):
         if not isinstance(value, Criterion):
             raise TypeError(
-                f"a criterion is a value as of nt.alpha.safe_bayes(), got {value!r}: call the function."
+                f"a criterion is what nt.alpha.safe_bayes() and others return, got {value!r}: call the function."
             )
     if criterion.refusal is not None:
         raise ValueError(criterion.refusal)

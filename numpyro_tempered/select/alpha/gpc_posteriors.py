@@ -66,8 +66,8 @@ def laplace_ratios_at(flat: Flat, quantity: Quantity | None, point: Array, count
         if not np.all(good):
             raise ValueError(
                 f"at alpha = {alpha:.3g} the posteriors of {np.sum(~good)} of {len(good)} resamples have no mode "
-                "that Newton's method finds, or a constant quantity: look at the prior, or take another "
-                "posterior."
+                "that Newton's method finds, or a constant quantity: look at the prior, or take "
+                'posterior="method".'
             )
         return values.astype(np.float64)
 
@@ -139,8 +139,8 @@ def reweighted_ratios(
     if not np.any(usable):
         raise ValueError(
             f"the weights of the draws have an effective sample size of at most {ess.max():.1f} in all but a "
-            f"hundredth of the resamples, and need {LEAST_ESS:g}: take more draws or alphas, or another "
-            "posterior."
+            f"hundredth of the resamples, and need {LEAST_ESS:g}: take more draws or alphas, "
+            'posterior="laplace" or "method".'
         )
     return ratios, usable, {"ess": ess, "draws_from": sources}
 

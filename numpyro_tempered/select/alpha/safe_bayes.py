@@ -106,7 +106,7 @@ def safe_bayes(
                 each = map_batches(loss, draws.values, 64)
                 if each.shape != draws.log_lik.shape:
                     raise ValueError(
-                        f"the loss must return one number a datum, ({task.num_data},), got {each.shape[1:]}."
+                        f"the loss must give one number for each datum, ({task.num_data},), got {each.shape[1:]}."
                     )
                 losses["loss"] = jnp.mean(each, axis=0)
             return losses

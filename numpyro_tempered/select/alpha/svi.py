@@ -104,7 +104,9 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide) -> None
     for name, site in latent_sites(one).items():
         point = isinstance(base_distribution(site["fn"]), dist.Delta)
         if point and jnp.array_equal(site["value"], two[name]["value"]):
-            raise ValueError(f"the guide {name_of(guide)} is a point at {name!r}, of ELBO -inf: take AutoNormal.")
+            raise ValueError(
+                f"{name_of(guide)} has a point mass at {name!r}, and an ELBO of -inf: take AutoNormal."
+            )
 
 
 def check_fits(

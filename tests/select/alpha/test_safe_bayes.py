@@ -173,7 +173,7 @@ def test_a_loss_of_ones_own(key):
     constant = 0.5 * np.log(2 * np.pi) * (len(y) - block_edges(3, len(y))[0])
     np.testing.assert_allclose(table["criterion"], 2 * (table["gibbs"] - constant), rtol=1e-4)
     short = nt.alpha.safe_bayes(lambda values: values["theta"], blocks=3)
-    with pytest.raises(ValueError, match="one number a datum"):
+    with pytest.raises(ValueError, match="one number for each datum"):
         nt.select_alpha(key, model, AutoNormal, y, alphas=[1.0], criterion=short, num_steps=10)
 
 

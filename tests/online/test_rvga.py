@@ -1,0 +1,309 @@
+"""The implicit step, against fixed points and minimisers found by SciPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import enable_x64
+from scipy.optimize import minimize, root
+from scipy.special import expit
+
+import numpyro_tempered as nt
+from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+RVGA = nt.online.rvga()
+
+
+def standard(kind, d, dtype=None):
+    zeros = np.zeros(d, dtype)
+    return {
+        "MeanField": lambda: MeanField(zeros, np.ones(d, dtype)),
+        "FullRank": lambda: FullRank(zeros, np.eye(d, dtype=dtype)),
+        "LowRank": lambda: LowRank(zeros, np.ones(d, dtype), np.zeros((d, d), dtype)),
+    }[kind]()
+
+
+def covariance_of(q):
+    if isinstance(q, MeanField):
+        return np.diag(np.asarray(q.scale) ** 2)
+    if isinstance(q, FullRank):
+        return np.asarray(q.factor) @ np.asarray(q.factor).T
+    factor = np.asarray(q.precision_factor)
+    return np.linalg.inv(np.diag(np.asarray(q.precision_diag)) + factor @ factor.T)
+
+
+def logistic_fixed_points(x, y, *, rate=1.0, keep=1.0, diagonal=False):
+    """The posterior after each row by its fixed-point equations, and the losses at the mean before it."""
+    mean, precision = np.zeros(x.shape[1]), np.eye(x.shape[1])
+    losses = []
+    for row, label in zip(x, y, strict=True):
+        losses.append(np.logaddexp(0.0, -label * mean @ row))
+        precision = keep * precision
+        covariance = np.linalg.inv(precision)
+
+        def spread(curvature, precision=precision, row=row):
+            added = rate * curvature * (np.diag(row**2) if diagonal else np.outer(row, row))
+            return precision + added
+
+        def residuals(v, row=row, label=label, mean=mean, covariance=covariance, spread=spread):
+            s = np.sqrt(row @ np.linalg.inv(spread(np.exp(v[1]))) @ row)
+            p = expit(-label * (v[0] + s * NODES))
+            slope, curvature = -label * WEIGHTS @ p, WEIGHTS @ (-label * p * NODES) / s
+            error = v[0] - row @ mean + rate * row @ covariance @ row * slope
+            return error, np.log(curvature) - v[1], slope, curvature
+
+        solution = root(lambda v: residuals(v)[:2], [row @ mean, -2.0], tol=1e-13).x
+        *errors, slope, curvature = residuals(solution)
+        assert np.abs(errors).max() < 1e-9
+        mean, precision = mean - rate * covariance @ row * slope, spread(curvature)
+    return mean, np.linalg.inv(precision), np.array(losses)
+
+
+@pytest.fixture(scope="module")
+def stream():
+    rng = np.random.default_rng(0)
+    x = 2.0 * rng.normal(size=(40, 3))
+    return x, np.where(x[:, 0] + rng.normal(size=40) > 0, 1.0, -1.0)
+
+
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank", "LowRank"])
+def test_each_round_ends_at_its_fixed_point(x64, stream, kind):
+    state, losses = nt.online.run(RVGA, LOGISTIC, RVGA.init(standard(kind, 3)), *stream)
+    mean, covariance, expected = logistic_fixed_points(*stream, diagonal=kind == "MeanField")
+    np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(covariance_of(state.posterior), covariance, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(losses.at_mean, expected, rtol=1e-8, atol=1e-8)
+    assert int(state.rejected) == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+def test_a_step_size_and_forgetting_weigh_the_datum_against_the_forgotten_posterior(x64, stream, kind):
+    rule = nt.online.rvga(0.3, forget=nt.online.power(0.9))
+    state, _ = nt.online.run(rule, LOGISTIC, rule.init(standard(kind, 3)), *stream)
+    mean, covariance, _ = logistic_fixed_points(*stream, rate=0.3, keep=0.9, diagonal=kind == "MeanField")
+    np.testing.assert_allclose(state.posterior.loc, mean, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(covariance_of(state.posterior), covariance, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+def test_a_finite_evidence_never_holds_more(x64, stream, kind):
+    # Against the prior to the power rho and the posterior to the power 1 - rho.
+    rule = nt.online.rvga(evidence=4.0)
+    before, _ = nt.online.run(rule, LOGISTIC, rule.init(standard(kind, 3)), *(a[:20] for a in stream))
+    after, _ = nt.online.update(rule, LOGISTIC, before, *(a[20] for a in stream))
+    rho, prior = 0.2, np.eye(3)
+    precision = np.linalg.inv(covariance_of(before.posterior))
+    anchor = (1.0 - rho) * precision + rho * prior
+    mean = np.linalg.solve(anchor, (1.0 - rho) * precision @ np.asarray(before.posterior.loc))
+    root_of = np.linalg.cholesky(np.linalg.inv(anchor))
+    middle = FullRank(mean, root_of) if kind == "FullRank" else MeanField(mean, np.diag(root_of).copy())
+    accumulate = nt.online.rvga(1.0 - rho)
+    expected, _ = nt.online.update(accumulate, LOGISTIC, accumulate.init(middle), *(a[20] for a in stream))
+    np.testing.assert_allclose(after.posterior.loc, expected.posterior.loc, rtol=1e-8)
+    np.testing.assert_allclose(covariance_of(after.posterior), covariance_of(expected.posterior), rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+def test_quadratic_losses_take_the_steps_of_ngvi_bit_for_bit(stream, kind):
+    x, y = (a.astype(np.float32) for a in stream)
+    posteriors = []
+    for rule in (nt.online.rvga(0.5), nt.online.ngvi(0.5)):
+        prior = standard(kind, 3, np.float32)
+        posteriors.append(nt.online.run(rule, nt.expectations.squared(), rule.init(prior), x, y)[0].posterior)
+    for a, b in zip(*posteriors, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def by_minimisation(expectation, prior, data):
+    """Mean and covariance of the Gaussian of least loss plus KL, by BFGS over a Cholesky factor."""
+    d = prior.loc.shape[0]
+    diagonal = isinstance(prior, MeanField)
+    index = np.diag_indices(d) if diagonal else np.tril_indices(d)
+
+    def member(v):
+        lower = jnp.zeros((d, d)).at[index].set(v[d:])
+        return MeanField(v[:d], jnp.diagonal(lower)) if diagonal else FullRank(v[:d], lower)
+
+    @jax.jit
+    @jax.value_and_grad
+    def objective(v):
+        q = member(v)
+        lower = jnp.zeros((d, d)).at[index].set(v[d:])
+        kl = 0.5 * (jnp.sum(lower**2) + jnp.sum(v[:d] ** 2) - d) - jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lower))))
+        return kl + expectation.evaluate(q, *data).expected
+
+    start = np.concatenate([np.zeros(d), np.eye(d)[index]])
+    best = minimize(lambda v: tuple(map(np.asarray, objective(v))), start, jac=True, options={"gtol": 1e-9}).x
+    lower = np.zeros((d, d))
+    lower[index] = best[d:]
+    return best[:d], lower @ lower.T
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+@pytest.mark.parametrize("case", ["hinge", "probit", "poisson", "robust", "batch", "classes"])
+def test_the_step_is_the_minimiser_over_the_family(x64, kind, case):
+    x = np.array([1.2, -0.7, 2.0])
+    rows = np.random.default_rng(1).normal(size=(5, 3))
+    expectation, data = {
+        "hinge": (nt.expectations.hinge(), (x, 1.0)),
+        "probit": (nt.expectations.probit(), (x, -1.0)),
+        "poisson": (nt.expectations.poisson(), (x, 3.0)),
+        # Not convex.
+        "robust": (nt.expectations.gauss_hermite(lambda u, y: jnp.log1p(jnp.square(y - u))), (x, 8.0)),
+        "batch": (LOGISTIC, (rows, np.array([1.0, -1.0, 1.0, 1.0, -1.0]))),
+        "classes": (
+            nt.expectations.gauss_hermite(
+                lambda u, y: jnp.square(u[0] - y) + jnp.square(u[1] * u[0]), num_outputs=3, num_nodes=6
+            ),
+            (x[:1], 1.0),
+        ),
+    }[case]
+    prior = standard(kind, 3)
+    state, _ = nt.online.update(RVGA, expectation, RVGA.init(prior), *data)
+    mean, covariance = by_minimisation(expectation, prior, data)
+    np.testing.assert_allclose(state.posterior.loc, mean, atol=2e-6)
+    np.testing.assert_allclose(covariance_of(state.posterior), covariance, atol=2e-6)
+
+
+def poisson_stream(n):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 10))
+    y = rng.poisson(np.exp(x @ (0.02 * np.arange(1, 11)))).astype(float)
+    return x, y
+
+
+@pytest.mark.full
+def test_poisson_regression_ends_at_the_mode(x64):
+    x, y = poisson_stream(10_000)
+    mode = np.zeros(10)
+    for _ in range(20):
+        rate = np.exp(x @ mode)
+        hessian = (x * rate[:, None]).T @ x + np.eye(10)
+        mode = mode - np.linalg.solve(hessian, x.T @ (rate - y) + mode)
+    full, diagonal = (
+        nt.online.run(RVGA, nt.expectations.poisson(), RVGA.init(standard(kind, 10)), x, y)[0].posterior
+        for kind in ("FullRank", "MeanField")
+    )
+    shift = np.asarray(full.loc) - mode
+    assert shift @ hessian @ shift < 0.1
+    sd = np.sqrt(np.diag(np.linalg.inv(hessian)))
+    assert np.abs((np.asarray(diagonal.loc) - mode) / sd).max() < 0.5
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(full))) / sd, 1.0, atol=0.02)
+    np.testing.assert_allclose(np.asarray(diagonal.scale) / sd, 1.0, atol=0.05)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("FullRank", 0.095), ("MeanField", 0.106)])
+def test_breast_cancer_in_file_order(kind, most):
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    state, losses = nt.online.run(
+        RVGA, LOGISTIC, RVGA.init(standard(kind, 30, np.float32)), x, np.where(y, 1.0, -1.0).astype(np.float32)
+    )
+    assert float(jnp.mean(losses.at_mean)) < most
+    assert int(state.rejected) == 0
+
+
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+def test_one_row_in_other_units_costs_next_to_nothing(kind):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(1500, 5)).astype(np.float32)
+    y = np.where(x @ np.arange(-2, 3) + rng.logistic(size=1500) > 0, 1.0, -1.0).astype(np.float32)
+    late = {}
+    for size in (1.0, 1e6):
+        x[500] *= size
+        state, losses = nt.online.run(RVGA, LOGISTIC, RVGA.init(standard(kind, 5, np.float32)), x, y)
+        late[size] = float(jnp.mean(losses.at_mean[1000:]))
+    assert int(state.rejected) == 0
+    assert late[1e6] < late[1.0] + 0.002
+
+
+def test_counts_under_a_prior_far_too_wide(x64):
+    # The expected rate under the prior is beyond 1e70; an explicit step would freeze the posterior there.
+    prior = FullRank(np.zeros(2), 12.0 * np.eye(2))
+    x, y = np.array([[1.0, 1.0], [1.0, -1.0]] * 20), np.array([7.0, 3.0] * 20)
+    state, _ = nt.online.run(RVGA, nt.expectations.poisson(), RVGA.init(prior), x, y)
+    rates = np.exp([state.posterior.loc.sum(), state.posterior.loc @ np.array([1.0, -1.0])])
+    np.testing.assert_allclose(rates, [7.0, 3.0], rtol=0.05)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", [1e7, 1e12, 1e17])
+def test_rows_of_any_size_in_float32_move_the_posterior_as_in_float64(size):
+    row = size * np.array([1.0, 0.5, -1.0])
+    start = RVGA.init(standard("FullRank", 3, np.float32))
+    single, _ = nt.online.update(RVGA, LOGISTIC, start, row.astype(np.float32), np.float32(1.0))
+    with enable_x64():
+        start = RVGA.init(standard("FullRank", 3))
+        double, _ = nt.online.update(RVGA, LOGISTIC, start, row, 1.0)
+    assert float(np.linalg.norm(double.posterior.loc)) > 0.1
+    np.testing.assert_allclose(single.posterior.loc, double.posterior.loc, rtol=1e-3)
+
+
+def test_a_huge_count_in_float32_is_found():
+    start = RVGA.init(standard("MeanField", 2, np.float32))
+    x = np.array([1.0, 0.5], np.float32)
+    state, _ = nt.online.update(RVGA, nt.expectations.poisson(), start, x, np.float32(1e6))
+    # log(1e6) less what the prior pulls: 13.8155 - 13.8 / (1.25 e6).
+    assert float(state.posterior.loc @ x) == pytest.approx(13.8155, abs=2e-3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+def test_a_stream_of_batches_rejects_none(x64, kind):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 8, 6))
+    y = np.where(rng.random((60, 8)) < expit(x.sum(-1)), 1.0, -1.0)
+    state, _ = nt.online.run(RVGA, LOGISTIC, RVGA.init(standard(kind, 6)), x, y)
+    assert int(state.rejected) == 0
+    np.testing.assert_allclose(state.posterior.loc, 1.0, atol=0.6)
+
+
+def test_a_loss_without_derivatives_is_rejected():
+    @jax.custom_jvp
+    def opaque(u, y):
+        return jnp.square(u - y)
+
+    opaque.defjvp(lambda primals, tangents: (opaque(*primals), jnp.nan * tangents[0]))
+    start = RVGA.init(standard("FullRank", 3, np.float32))
+    loss = nt.expectations.gauss_hermite(opaque)
+    state, _ = nt.online.update(RVGA, loss, start, np.ones(3, np.float32), np.float32(1.0))
+    assert int(state.rejected) == 1
+    np.testing.assert_array_equal(state.posterior.loc, start.posterior.loc)
+
+
+def test_a_row_without_features_changes_nothing():
+    start = RVGA.init(standard("FullRank", 3, np.float32))
+    state, _ = nt.online.update(RVGA, LOGISTIC, start, np.zeros(3, np.float32), np.float32(1.0))
+    assert int(state.count) == 1
+    for a, b in zip(state.posterior, start.posterior, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_rate_for_each_coordinate_is_refused():
+    rule = nt.online.rvga(lambda count, q: jnp.ones_like(q.loc))
+    start = rule.init(standard("MeanField", 3, np.float32))
+    with pytest.raises(ValueError, match=r"one step_size for all coordinates, got shape \(3,\)"):
+        nt.online.update(rule, LOGISTIC, start, np.ones(3, np.float32), np.float32(1.0))
+
+
+@pytest.mark.full
+def test_experts_of_several_powers_take_the_steps_of_their_own(x64, stream):
+    """The gradients, the objective and the moments that an aggregate scales are those of a smaller step."""
+    rule = nt.online.aggregate(nt.online.grid(nt.online.rvga, alpha=[0.25, 1.0]))
+    state, _ = nt.online.run(rule, LOGISTIC, rule.init(standard("MeanField", 3)), *stream)
+    (experts,) = nt.online.expert_states(state)
+    for i, alpha in enumerate((0.25, 1.0)):
+        single = nt.online.rvga(alpha)
+        alone, _ = nt.online.run(single, LOGISTIC, single.init(standard("MeanField", 3)), *stream)
+        np.testing.assert_allclose(experts.posterior.loc[i], alone.posterior.loc, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(experts.posterior.scale[i], alone.posterior.scale, rtol=1e-9)
