@@ -647,7 +647,7 @@ def empty_guide(model):
     ("method", "error", "message"),
     [
         pytest.param(AutoDelta, ValueError, "AutoDelta is a point", marks=pytest.mark.full),
-        (point, ValueError, "is a point"),
+        (point, ValueError, "has a point mass at"),
         pytest.param(
             AutoLaplaceApproximation, ValueError, "AutoLaplaceApproximation is a point", marks=pytest.mark.full
         ),
