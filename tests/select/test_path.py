@@ -646,10 +646,10 @@ def empty_guide(model):
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        pytest.param(AutoDelta, ValueError, "AutoDelta is a point", marks=pytest.mark.full),
+        pytest.param(AutoDelta, ValueError, "AutoDelta has a point mass", marks=pytest.mark.full),
         (point, ValueError, "has a point mass at"),
         pytest.param(
-            AutoLaplaceApproximation, ValueError, "AutoLaplaceApproximation is a point", marks=pytest.mark.full
+            AutoLaplaceApproximation, ValueError, "AutoLaplaceApproximation has a point mass", marks=pytest.mark.full
         ),
         pytest.param(AutoDAIS, ValueError, "AutoDAIS runs the model it was built on", marks=pytest.mark.full),
         (lambda model: model, ValueError, "runs the model it was built on"),
