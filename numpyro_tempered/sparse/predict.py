@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import handlers
 
 from numpyro_tempered.core.checks import check_count
@@ -229,7 +230,7 @@ def sparse_as_tempered_fit(
         )
     if isinstance(fit, LogisticFit):
         return result
-    return result._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / float(jnp.asarray(fit.alpha)), kl))
+    return result._replace(elbo=TemperedELBO(value, 0.0, (value + kl) / float(np.asarray(fit.alpha)), kl))
 
 
 def _rows(fit: SparseFit, x: ArrayLike) -> Array:

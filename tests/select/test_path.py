@@ -649,7 +649,7 @@ def empty_guide(model):
         pytest.param(AutoDelta, ValueError, "AutoDelta has a point mass", marks=pytest.mark.full),
         (point, ValueError, "has a point mass at"),
         pytest.param(
-            AutoLaplaceApproximation, ValueError, "AutoLaplaceApproximation has a point mass", marks=pytest.mark.full
+            AutoLaplaceApproximation, ValueError, "Approximation has a point mass", marks=pytest.mark.full
         ),
         pytest.param(AutoDAIS, ValueError, "AutoDAIS runs the model it was built on", marks=pytest.mark.full),
         (lambda model: model, ValueError, "runs the model it was built on"),
