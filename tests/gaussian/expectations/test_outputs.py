@@ -279,7 +279,7 @@ def test_linearised_takes_a_loss_of_a_predictor(key):
         ex.gauss_hermite(predictor="eta"),
         cross_entropy,
     ):
-        with pytest.raises(TypeError, match="linearised needs the expectation of a loss of a predictor"):
+        with pytest.raises(TypeError, match="linearised needs the expectation of a predictor's loss"):
             ex.linearised(network, wrong)
     q = nt.families.MeanField(jnp.zeros(12), jnp.ones(12))
     with pytest.raises(ValueError, match=r"predict must return shape \(3,\) for one datum, got \(\)"):
