@@ -1,23 +1,26 @@
 """The recursive variational Gaussian approximation (LBB22): the implicit step of one datum."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Moments, Predictors
-from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, carry, family_of
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors
+from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors, predictor_covariance
+from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, Rows, carry, family_of
+from numpyro_tempered.gaussian.families.full_rank import FullRank
 from numpyro_tempered.online import base as rules
+from numpyro_tempered.online.rules import newton
 from numpyro_tempered.online.rules.forgetting import Forgetting
 from numpyro_tempered.online.rules.ngvi import as_forgetting, gain_of, ngvi
 
-# Newton converges in five iterations on average; a row of size 1e6 takes about twelve.
-MAX_NEWTON = 40
 MAX_STEPS = 64
 NUM_HALF_STEPS = 7
+# Of the fall of the objective, what the step that is taken must keep.
+SHARE = 0.5
 
 
 def rvga(
@@ -81,6 +84,8 @@ def rvga(
         predictors = None if datum.predictors is None else datum.predictors(q.loc)
         if predictors is not None and predictors.mean.shape == (1,):
             grad_loc, grad_var = _one_predictor(q, anchor, predictors, beta)
+        elif predictors is not None and predictors.mean.shape[0] == 1 and family_of(q).curvature_form == "matrix":
+            grad_loc, grad_var = _in_predictors(q, anchor, predictors, beta, datum.is_drawn)
         else:
             grad_loc, grad_var = _natural_steps(q, anchor, datum, beta)
         return first._replace(grad_loc=grad_loc, grad_var=grad_var)
@@ -100,30 +105,6 @@ def _anchor(state: rules.OnlineState, gain: Gain) -> Gaussian:
     return family.canonical(anchor)
 
 
-class _Point(NamedTuple):
-    """A Gaussian predictor: mean u, and t with variance Σ w / (1 + b w), b = (exp(t) - 1) / Σ w."""
-
-    u: Array
-    t: Array
-
-
-class _Look(NamedTuple):
-    """The objective at a point: its value, the Newton step from there and its squared length."""
-
-    value: Array
-    step: _Point
-    decrement: Array
-    slope: Array
-    curvature: Array
-
-
-class _Search(NamedTuple):
-    num_trials: Array
-    point: _Point
-    look: _Look
-    step: _Point
-
-
 def _one_predictor(q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array) -> tuple[Array, Curvature]:
     """Gradients at the solution as seen from the mean of q, for a loss of one predictor."""
     family, x = family_of(q), predictors.jacobian[0]
@@ -134,7 +115,7 @@ def _one_predictor(q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: 
         shares = jnp.square(family.root(anchor) * x)
     else:
         shares = family.predictor_variance(anchor, x[None])
-    slope, curvature = _solve(predictors.moments, mean, shares, rate)
+    slope, curvature = newton.solve(predictors.moments, mean, shares, rate)
     grad_var = family.covariance_gradient(q, x[None], 0.5 * curvature[None])
     if family.diagonal_only:
         shift = offset + jnp.square(family.root(anchor)) * x * (rate * slope)
@@ -144,119 +125,78 @@ def _one_predictor(q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: 
     return grad_loc, grad_var
 
 
-def _solve(
-    moments: Callable[[Array, Array], Moments], mean: Array, shares: Array, rate: Array
-) -> tuple[Array, Array]:
-    r"""The slope E[φ'(u)] and the curvature E[φ''(u)] at the solution.
-
-    Minimises :math:`(u-u_0)^2/2\nu + \psi(b) + \beta E\phi(u + s z)` with :math:`\nu = \sum w_j`,
-    :math:`s^2 = \sum w_j/(1+b w_j)` and :math:`\psi = \tfrac12\sum [1/(1+b w_j) + \log(1+b w_j)]`: up to a
-    constant the KL divergence that it takes to give the predictor that mean and variance. With one w it is
-    convex in u and log s where φ is convex.
-
-    Args:
-        moments: Of the loss at Gaussian predictors, arrays ``(1,)``.
-        mean: u0.
-        shares: w, what each coordinate adds to the variance of the predictor; one number for a family with a
-            covariance.
-        rate: β.
-    """
-    variance = jnp.sum(shares)
-    # A predictor without spread has no step; a loss without weight no slope.
-    nu = jnp.where(variance > 0, variance, 1.0)
-    eps = jnp.finfo(mean.dtype).eps
-
-    def look(point: _Point) -> _Look:
-        growth = jnp.exp(point.t) / nu
-        widened = 1.0 + (jnp.expm1(point.t) / nu) * shares
-        ratio = shares / widened
-        v = jnp.sum(ratio)
-        # In an order in which nothing overflows.
-        dv = -jnp.sum(ratio * (growth * ratio))
-        ddv = dv + 2.0 * jnp.sum(ratio * jnp.square(growth * ratio))
-
-        def derivatives(u: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
-            of_u = moments(u[None], v[None])
-            return of_u.second[0], (of_u.objective[0], of_u.first[0])
-
-        (second, (loss, first)), (in_u, in_v) = _with_partials(derivatives, point.u, v)
-        excess = rate * second - jnp.expm1(point.t) / nu
-        value = 0.5 * jnp.square(point.u - mean) / nu + rate * loss
-        value = value + 0.5 * jnp.sum(1.0 / widened + jnp.log(widened))
-        grad_u, grad_t = (point.u - mean) / nu + rate * first, 0.5 * excess * dv
-        # The Hessian itself where it is positive definite. Elsewhere that of the fixed-point map of b, which
-        # finds its way back from a variance that is far too small.
-        uu = 1.0 / nu + rate * jnp.maximum(second, 0.0)
-        tt = 0.5 * ((rate * in_v * dv - growth) * dv + excess * ddv)
-        to_fixed_point = jnp.log1p(rate * jnp.maximum(second, 0.0) * nu) - point.t
-        least = -0.25 * growth * dv
-        secant = -grad_t / jnp.where(to_fixed_point == 0.0, 1.0, to_fixed_point)
-        tt = jnp.where(tt > least, tt, jnp.where(secant > 0.0, jnp.minimum(secant, least), least))
-        root_u, root_t = jnp.sqrt(uu), jnp.sqrt(jnp.where(tt > 0.0, tt, 1.0))
-        cosine = jnp.clip(0.5 * rate * (in_u / root_u) * (dv / root_t), -0.9, 0.9)
-        scaled_u, scaled_t = grad_u / root_u, grad_t / root_t
-        determinant = 1.0 - jnp.square(cosine)
-        step = _Point(
-            (cosine * scaled_t - scaled_u) / determinant / root_u,
-            (cosine * scaled_u - scaled_t) / determinant / root_t,
-        )
-        decrement = -(step.u * grad_u + step.t * grad_t)
-        return _Look(value, step, decrement, first, second)
-
-    def go_on(search: _Search) -> Array:
-        return (search.num_trials < MAX_NEWTON) & (search.look.decrement > eps**1.25)
-
-    def body(search: _Search) -> _Search:
-        trial = jax.tree.map(jnp.add, search.point, search.step)
-        at_trial = look(trial)
-        noise = 8.0 * eps * (1.0 + jnp.abs(search.look.value))
-        better = at_trial.value <= search.look.value + noise
-        point, at_point = rules.choose(better, (trial, at_trial), (search.point, search.look))
-        # The first trial is the explicit step, after which a shorter one of its direction makes no sense.
-        quarter = jax.tree.map(lambda s: 0.25 * s, search.step)
-        retry = rules.choose(search.num_trials == 0, search.look.step, quarter)
-        return _Search(search.num_trials + 1, point, at_point, rules.choose(better, at_trial.step, retry))
-
-    zero = jnp.zeros_like(mean)
-    start = _Point(mean, zero)
-    first = look(start)
-    widening = jnp.log1p(rate * jnp.maximum(first.curvature, 0.0) * nu)
-    explicit = _Point(-nu * rate * first.slope * jnp.exp(-widening), widening)
-    search = _Search(jnp.zeros((), jnp.int32), start, first, explicit)
-    search = jax.lax.while_loop(go_on, body, search)
-    # Where Newton's method stops short of the solution, the point it has reached is a posterior all the same.
-    # Where the datum outweighs the prior, a rounded slope would move the mean by more than a rounded point.
-    done = (search.look.decrement <= jnp.sqrt(eps)) & (rate * search.look.curvature * nu < 1.0)
-    weight = jnp.where(rate > 0, rate, 1.0)
-    slope = jnp.where(done, search.look.slope, (mean - search.point.u) / (nu * weight))
-    # Without a derivative there is no step: the round is rejected.
-    slope = jnp.where(jnp.isfinite(search.look.decrement), slope, jnp.nan)
-    return slope, jnp.where(done, search.look.curvature, jnp.expm1(search.point.t) / (nu * weight))
-
-
-def _with_partials(
-    f: Callable[[Array, Array], tuple[Array, tuple[Array, Array]]], u: Array, v: Array
-) -> tuple[tuple[Array, tuple[Array, Array]], tuple[Array, Array]]:
-    """The value of ``f`` with its other outputs, and the derivatives of the value in u and v."""
-    one, zero = jnp.ones_like(u), jnp.zeros_like(u)
-    value, in_u, rest = jax.jvp(f, (u, v), (one, zero), has_aux=True)
-    _, in_v, _ = jax.jvp(f, (u, v), (zero, one), has_aux=True)
-    return (value, rest), (in_u, in_v)
-
-
 class _Descent(NamedTuple):
     num_trials: Array
     q: Gaussian
     evaluation: Evaluation
     value: Array
     size: Array
+    growth: Array
     fall: Array
+
+
+class _Solution(NamedTuple):
+    """Where a search ended, the evaluation there, and whether a step by it is worth taking."""
+
+    q: Gaussian
+    evaluation: Evaluation
+    converged: Array
 
 
 def _natural_steps(q: Gaussian, anchor: Gaussian, datum: rules.Datum, rate: Array) -> tuple[Array, Curvature]:
     """Gradients at the solution as seen from the mean of q, by natural-gradient steps in q."""
-    family, eps = family_of(q), jnp.finfo(q.loc.dtype).eps
+    family = family_of(q)
     anchor = family.canonical(anchor)
+    start = anchor
+    if datum.predictors is not None:
+        _, jacobian, _ = datum.predictors(q.loc)
+        start = _narrow(anchor, jnp.reshape(jacobian, (-1, q.loc.shape[0])))
+    p, at_p, converged = _search(anchor, start, datum, rate)
+    # Gradients at a point which is no solution would lead elsewhere: NaN has the round rejected.
+    grad_loc = carry(at_p.grad_loc, at_p.grad_var, q.loc - p.loc)
+    return jnp.where(converged, grad_loc, jnp.nan), at_p.grad_var
+
+
+def _in_predictors(
+    q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array, is_drawn: bool
+) -> tuple[Array, Curvature]:
+    """Gradients at the solution as seen from the mean of q, by a search over K predictors of one datum."""
+    family, jacobian = family_of(q), predictors.jacobian[0]
+    mean = predictors.mean[0] - matmul(jacobian, q.loc - anchor.loc)
+    covariance = predictor_covariance(anchor, predictors.jacobian)[0]
+    # A predictor without spread has no step.
+    least = jnp.finfo(mean.dtype).eps * jnp.trace(covariance)
+    eye = jnp.eye(mean.shape[0], dtype=mean.dtype)
+    covariance = covariance + jnp.where(least > 0, least, 1.0) * eye
+    in_u = FullRank(mean, jnp.linalg.cholesky(covariance))
+
+    def evaluate(p: Gaussian) -> Evaluation:
+        return evaluate_predictors(p, Predictors(p.loc[None], eye[None], predictors.moments), None)
+
+    _, at_p, converged = _search(in_u, _narrow(in_u, eye), rules.Datum(evaluate, None, is_drawn), rate)
+    # The step of the mean is that of the gradient here by the precision before.
+    shift = matmul(jacobian, q.loc - anchor.loc) + matmul(covariance, rate * at_p.grad_loc)
+    grad_loc = matmul(carry(at_p.grad_loc, at_p.grad_var, shift), jacobian)
+    rows = cast(Rows, at_p.grad_var)
+    grad_var = family.covariance_gradient(q, matmul(rows.x, jacobian), rows.weights)
+    return jnp.where(converged, grad_loc, jnp.nan), grad_var
+
+
+def _narrow(anchor: Gaussian, x: Array) -> Gaussian:
+    """The anchor given rows of curvature 1: no predictor of them has a variance above 1.
+
+    Under a wide prior an expected loss may be beyond any number, and its curvature with it.
+    """
+    family, one = family_of(anchor), jnp.ones((), anchor.loc.dtype)
+    curvature = family.covariance_gradient(anchor, x, jnp.full(x.shape[:1], 0.5, anchor.loc.dtype))
+    memory, no_loc = family.start(anchor), jnp.zeros_like(anchor.loc)
+    return family.canonical(family.natural_step(memory, anchor, anchor, no_loc, curvature, Gain(one, one))[0])
+
+
+def _search(anchor: Gaussian, start: Gaussian, datum: rules.Datum, rate: Array) -> _Solution:
+    """The minimiser of the expected loss plus the KL divergence to the anchor, by natural gradients."""
+    family, dtype = family_of(anchor), anchor.loc.dtype
+    eps, one = jnp.finfo(dtype).eps, jnp.ones((), dtype)
 
     def objective(p: Gaussian, evaluation: Evaluation) -> Array:
         return family.kl(p, anchor) + rate * evaluation.objective
@@ -267,7 +207,7 @@ def _natural_steps(q: Gaussian, anchor: Gaussian, datum: rules.Datum, rate: Arra
         return family.canonical(trial)
 
     def half_step(_: Array, p: Gaussian) -> Gaussian:
-        trial = step(p, datum.evaluate(p), jnp.asarray(0.5, q.loc.dtype))
+        trial = step(p, datum.evaluate(p), 0.5 * one)
         return rules.choose(jnp.isfinite(jnp.sum(family.witness(trial))), trial, p)
 
     def go_on(search: _Descent) -> Array:
@@ -278,23 +218,27 @@ def _natural_steps(q: Gaussian, anchor: Gaussian, datum: rules.Datum, rate: Arra
         at_trial = datum.evaluate(trial)
         value = objective(trial, at_trial)
         better = value <= search.value + 8.0 * eps * (1.0 + jnp.abs(search.value))
-        after = _Descent(
-            search.num_trials, trial, at_trial, value, jnp.minimum(2.0 * search.size, 1.0), search.value - value
-        )
-        after = rules.choose(better, after, search._replace(size=0.5 * search.size))
+        size = jnp.minimum(search.growth * search.size, 1.0)
+        after = _Descent(search.num_trials, trial, at_trial, value, size, 2.0 * one, search.value - value)
+        # A size that failed is not tried again at the next step.
+        after = rules.choose(better, after, search._replace(size=0.5 * search.size, growth=one))
         return after._replace(num_trials=search.num_trials + 1)
 
+    at_anchor = datum.evaluate(anchor)
+    before = objective(anchor, at_anchor)
     if datum.is_drawn:
         # The gradients are no derivatives of an average over the draws: their fixed point is the solution.
-        p = jax.lax.fori_loop(0, NUM_HALF_STEPS, half_step, anchor)
-        evaluation, done = datum.evaluate(p), jnp.asarray(True)
+        p = jax.lax.fori_loop(0, NUM_HALF_STEPS, half_step, start)
+        at_p = datum.evaluate(p)
+        value = objective(p, at_p)
     else:
-        evaluation, one = datum.evaluate(anchor), jnp.ones((), q.loc.dtype)
-        start = _Descent(
-            jnp.zeros((), jnp.int32), anchor, evaluation, objective(anchor, evaluation), one, jnp.inf * one
+        at_start = datum.evaluate(start)
+        first = _Descent(
+            jnp.zeros((), jnp.int32), start, at_start, objective(start, at_start), one, one, jnp.inf * one
         )
-        _, p, evaluation, value, _, fall = jax.lax.while_loop(go_on, body, start)
-        # Gradients at a point which is no solution would lead elsewhere: NaN has the round rejected.
-        done = fall <= jnp.sqrt(eps) * (1.0 + jnp.abs(value))
-    grad_loc = carry(evaluation.grad_loc, evaluation.grad_var, q.loc - p.loc)
-    return jnp.where(done, grad_loc, jnp.nan), evaluation.grad_var
+        _, p, at_p, value, *_ = jax.lax.while_loop(go_on, body, first)
+    # The update is a whole step from there. It must keep most of what the search has gained.
+    after = step(p, at_p, one)
+    least = jnp.where(value < before, SHARE * value + (1.0 - SHARE) * before, before)
+    reached = objective(after, datum.evaluate(after))
+    return _Solution(p, at_p, reached <= least + 8.0 * eps * (1.0 + jnp.abs(least)))
