@@ -24,8 +24,11 @@ from numpyro_tempered.infer.online_checks import check_batch, set_up_guide
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.online import Losses, Rule, run_chunks, stream
+from numpyro_tempered.online import Losses, Rule, run_chunks, rvga, stream
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params, trace_at_first_draw
+
+# One for all, so that compiled rounds are shared.
+_DEFAULT_RULE = rvga()
 
 
 class OnlineVI:
@@ -41,7 +44,7 @@ class OnlineVI:
         guide: An online guide of the model, or its class: ``AutoOnlineDiagonalNormal``,
             ``AutoOnlineMultivariateNormal``, ``AutoOnlineLowRankNormal`` or an ``AutoOnlineGuide`` of your own.
             It decides the Gaussian family.
-        rule: An online rule, such as ``nt.online.rvga()``.
+        rule: An online rule; ``nt.online.rvga()`` by default.
         expectation: ``monte_carlo()`` by default, or ``gauss_hermite(predictor=...)`` where the
             model names its predictor.
 
@@ -57,9 +60,7 @@ class OnlineVI:
         ...     eta = numpyro.deterministic("eta", x * theta)
         ...     numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
         >>> guide = nt.guides.AutoOnlineDiagonalNormal(model)
-        >>> online = nt.OnlineVI(
-        ...     model, guide, nt.online.rvga(), nt.expectations.gauss_hermite(predictor="eta")
-        ... )
+        >>> online = nt.OnlineVI(model, guide, expectation=nt.expectations.gauss_hermite(predictor="eta"))
         >>> x, y = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
         >>> state, losses = online.run(jax.random.key(0), x, y)
         >>> posterior = online.get_posterior(state)
@@ -67,7 +68,9 @@ class OnlineVI:
         1.500 0.500
     """
 
-    def __init__(self, model: Model, guide: Guide, rule: Rule, expectation: Expectation | None = None) -> None:
+    def __init__(
+        self, model: Model, guide: Guide, rule: Rule | None = None, expectation: Expectation | None = None
+    ) -> None:
         instance = guide(model) if isinstance(guide, type) else guide
         if not isinstance(instance, StartsAtPrior):
             raise TypeError(
@@ -80,6 +83,7 @@ class OnlineVI:
                 "the guide is built on another model, whose prior would start the run: build it on this one."
             )
         expectation = monte_carlo() if expectation is None else expectation
+        rule = _DEFAULT_RULE if rule is None else rule
         self.model, self.guide, self.rule, self.expectation = model, instance, rule, expectation
         self._bound = bind(expectation, model, instance)
         self._by_structure: dict[Hashable, Expectation] = {}

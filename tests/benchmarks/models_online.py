@@ -3,7 +3,7 @@
 Every model has latents whose priors are not Normal on the unconstrained scale: the common scale of the
 coefficients, and where the likelihood has one a dispersion, a noise scale or degrees of freedom. They start at
 a full-covariance fit to the first tenth of the rows (of the network three tenths), whose ELBO holds the model's
-own prior; every other row is seen once. One recipe for all of them: ``ngvi(num_local_steps=8)`` and
+own prior; every other row is seen once. One recipe for all of them: ``rvga()`` and
 ``monte_carlo(num_particles=4)``.
 
 - *gap*: predictive log score on held-out rows, nats per datum, of NUTS minus that of the streamed posterior;
@@ -44,7 +44,6 @@ NUM_FEATURES = 4
 NUM_CLASSES = 3
 NUM_HIDDEN = 5
 LEVELS = (0.5, 0.9)
-NUM_LOCAL_STEPS = 8
 NUM_PARTICLES = 4
 MODELS = {}
 
@@ -204,7 +203,7 @@ def by_stream(model, guide, replications, fits, num_first, batch, num_samples):
 
     The first rows are learned by ``fits``; each of the other rows is seen once.
     """
-    rule = nt.online.ngvi(num_local_steps=NUM_LOCAL_STEPS)
+    rule = nt.online.rvga()
     online = nt.OnlineVI(model, guide, rule, nt.expectations.monte_carlo(num_particles=NUM_PARTICLES))
     state = online.init(jax.random.key(2), replications[0].x[:batch], replications[0].y[:batch])
     starts = [state._replace(rule_state=rule.init(as_prior(fit, online.guide))) for fit in fits]
@@ -340,7 +339,7 @@ def main():
         print(table.tail(6).to_string(index=False), flush=True)
         if output is not None:
             table.to_csv(output / "models_online.csv", index=False)
-            text = describe(f"{sizes}, {NUM_LOCAL_STEPS} local steps, {NUM_PARTICLES} particles, float32")
+            text = describe(f"{sizes}, {NUM_PARTICLES} particles, float32")
             (output / "models_online.txt").write_text(table.to_string(index=False, na_rep="") + "\n\n" + text)
 
 

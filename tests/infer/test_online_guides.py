@@ -530,3 +530,16 @@ def test_a_run_from_a_posterior_has_its_prior_already(x64):
     second = online.init(KEY, np.ones(1), prior=MeanField(np.ones(1), np.ones(1)))
     with pytest.raises(ValueError, match="counted twice"):
         online.with_prior(second, np.ones(1))
+
+
+def test_the_rule_is_the_implicit_step_where_none_is_given():
+    online = nt.OnlineVI(linear, AutoOnlineMultivariateNormal, expectation=ETA)
+    # One rule for all, which shares what is compiled.
+    assert online.rule is nt.OnlineVI(linear, AutoOnlineDiagonalNormal).rule
+    assert online.rule.name == "rvga"
+    x, y = data()
+    state, _ = online.run(KEY, x, y)
+    mean, _ = exact(x, y)
+    posterior = online.get_posterior(state)
+    order = [name for name, _ in state.layout.sites]
+    np.testing.assert_allclose(posterior.mean, mean if order[0] == "a" else np.roll(mean, -1), rtol=1e-4)

@@ -516,7 +516,7 @@ def test_local_steps_reach_streaming_variational_bayes(x64, family):
     else:
         lower = np.array([[np.exp(best[2]), 0.0], [best[4], np.exp(best[3])]])
         covariance = lower @ lower.T
-    rule = nt.online.ngvi(num_local_steps=150)
+    rule = nt.online.rvga()
     state, losses = nt.online.update(rule, counts, rule.init(prior), x, y)
     loc, found = dense(state.posterior)
     np.testing.assert_allclose(loc, best[:2], rtol=1e-6)
@@ -526,8 +526,3 @@ def test_local_steps_reach_streaming_variational_bayes(x64, family):
     assert abs(dense(state.posterior)[0][0] - best[0]) > 0.05
     # Losses are those before the round, whatever comes after.
     np.testing.assert_allclose(losses.expected, once_losses.expected, rtol=1e-14)
-
-
-def test_local_steps_are_counted_from_one():
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        nt.online.ngvi(num_local_steps=0)

@@ -2,13 +2,10 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
-
-from numpyro_tempered.core.checks import check_choice, check_count, check_number, is_traced
+from numpyro_tempered.core.checks import check_choice, check_number, is_traced
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, carry, family_of, require
+from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, family_of, require
 from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.rules.forgetting import Forgetting, to_prior
 
@@ -21,7 +18,6 @@ def ngvi(
     *,
     forget: Forgetting | None = None,
     negative: str = "reject",
-    num_local_steps: int = 1,
 ) -> rules.Rule:
     r"""Natural-gradient variational inference.
 
@@ -43,6 +39,9 @@ def ngvi(
     prior over a window of 1 + evidence/step_size data; with 1 the posterior never holds more
     than one datum.
 
+    The loss is expanded at q_t. Where its curvature changes over the width of q_t, as with counts, a scale
+    parameter or a wide prior, :func:`rvga` evaluates it where the datum leads to.
+
     Args:
         step_size: α, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
         evidence: η, positive, possibly infinite.
@@ -56,11 +55,6 @@ def ngvi(
             rejects the round if a precision would not stay positive; ``"floor"`` sets it to 0 and counts the
             round in ``state.floored``. Where many data have some, the floor makes the posterior too narrow,
             which needs the sum of all curvatures.
-        num_local_steps: Evaluations in a round. With 1 the loss is expanded at q_t, as in CA19; with more, at the
-            posterior that the datum leads to: each evaluation but the last moves a copy of q half way to the
-            update at itself, towards the fixed point of streaming variational Bayes. It matters where the
-            curvature changes over the width of q, such as a scale parameter with a wide prior: one evaluation
-            then leaves the posterior too narrow from the first data on. The losses are those of q_t in any case.
 
     Returns:
         An online :class:`Rule` for every family; its memory is mean and precision (or its factor) as
@@ -86,7 +80,6 @@ def ngvi(
     rate, box = rules.as_schedule(step_size), rules.check_box(box)
     check_choice(curvature, "curvature", ("hessian", "fisher"))
     check_choice(negative, "negative", ("reject", "floor"))
-    check_count(num_local_steps, "num_local_steps")
     forget = as_forgetting(evidence, forget)
     inflate = None if forget is None else forget.inflate
 
@@ -115,29 +108,8 @@ def ngvi(
         memory = family.start(q) if family.clip_memory is None else family.clip_memory(memory, q, box.scale)
         return rules.advance(state, q, memory, floored)
 
-    def refine(datum: rules.Datum, first: Evaluation, state: rules.OnlineState) -> Evaluation:
-        """The evaluation to update with: that at the posterior it leads to, as seen from q_t."""
-        family, gain = family_of(state.posterior), gain_of(rate, forget, state)
-        no_loc, no_var = jax.tree.map(jnp.zeros_like, (first.grad_loc, first.grad_var))
-        anchor, _ = family.natural_step(state.memory, state.posterior, state.prior, no_loc, no_var, gain)
-        anchor = family.canonical(anchor)
-        # Half way each time: an undamped search overshoots, as the first evaluation does.
-        half = Gain(0.5 * gain.step, 0.5, 0.5)
-
-        def closer(_: Array, q: Gaussian) -> Gaussian:
-            at_q = datum.evaluate(q)
-            grad_var = curvature_of(q, at_q)[0]
-            proposal, _ = family.natural_step(family.start(q), q, anchor, at_q.grad_loc, grad_var, half)
-            return rules.choose(jnp.isfinite(jnp.sum(family.witness(proposal))), proposal, q)
-
-        q = jax.lax.fori_loop(0, num_local_steps - 1, closer, anchor)
-        last = datum.evaluate(q)
-        shift = state.posterior.loc - q.loc
-        return first._replace(grad_loc=carry(last.grad_loc, last.grad_var, shift), grad_var=last.grad_var)
-
     accumulates = forget is None and box is None
-    rule = rules.Rule(init, update, curvature, name="ngvi", box=box, holds_evidence=accumulates)
-    return rule if num_local_steps == 1 else rule._replace(refine=refine)
+    return rules.Rule(init, update, curvature, name="ngvi", box=box, holds_evidence=accumulates)
 
 
 def as_forgetting(evidence: float, forget: Forgetting | None) -> Forgetting | None:

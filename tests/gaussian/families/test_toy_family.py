@@ -111,7 +111,7 @@ RULES = {
     "ngvi_evidence": nt.online.ngvi(0.7, evidence=4.0),
     "ngvi_fisher": nt.online.ngvi(0.7, curvature="fisher"),
     "ngvi_floor": nt.online.ngvi(0.7, negative="floor"),
-    "ngvi_local": nt.online.ngvi(0.7, num_local_steps=3),
+    "rvga": nt.online.rvga(0.7),
     "ngvi_power": nt.online.ngvi(0.7, forget=nt.online.power(0.9)),
     "ngvi_walk": nt.online.ngvi(0.7, forget=nt.online.random_walk(0.1)),
     "standardised": nt.online.standardise(nt.online.ngvi(0.7)),
