@@ -1,11 +1,17 @@
 """Time of one online step beside other packages, in one process.
 
-Logistic and linear regression streams, float32, one datum a step, medians over repeats, compilation apart:
-NumPyro's SVI called once per datum and inside a scan, blackjax's mean-field VI inside a scan, river's linear
-models (Python per datum, float64), numba loops of the same arithmetic. The numba loop of the full covariance
-adds one row at a time to a square root of the covariance, as the rule does, compensated sums included; the
-script checks that the posteriors agree. ``Cover Type`` is one pass over streams of its size.
-Writes ``peers_py3X.csv`` and ``many_py3X.csv``.
+Logistic and linear regression streams, float32, one datum a step, medians over repeats, compilation apart.
+
+*Compiled loops*, ratios: NumPyro's SVI and blackjax's mean-field VI inside a scan, and numba loops of the same
+arithmetic, beside ``nt.online.run`` and ``OnlineVI.run``. The numba loop of the full covariance adds one row at a
+time to a square root of the covariance, as the rule does, compensated sums included; the script checks that the
+posteriors agree. ``Cover Type`` is one pass over streams of its size.
+
+*Calls from Python*, microseconds a datum: ``nt.online.update``, ``OnlineVI.update``, a jitted ``SVI.update`` and
+river's linear models (predict and learn, float64, a dictionary of features made before). Rows are those of numpy
+arrays.
+
+Writes ``peers_py3X.csv``, ``calls_py3X.csv`` and ``many_py3X.csv``.
 
     python tests/benchmarks/peers.py
 """
@@ -79,12 +85,13 @@ def svi_contestants(x, y, num_steps):
     """A jitted SVI.update called once per datum, and the same inside one scan."""
     svi = SVI(logistic_model, AutoDiagonalNormal(logistic_model), numpyro.optim.Adam(0.01), Trace_ELBO())
     start = svi.init(jax.random.key(0), x[:1], y[:1])
+    host_x, host_y = np.asarray(x), np.asarray(y)
     update = jax.jit(svi.update)
 
     def per_datum():
         state, loss = start, None
         for t in range(num_steps):
-            state, loss = update(state, x[t : t + 1], y[t : t + 1])
+            state, loss = update(state, host_x[t : t + 1], host_y[t : t + 1])
         return loss
 
     @jax.jit
@@ -114,6 +121,42 @@ def blackjax_contestant(x, y):
     keys = jax.random.split(jax.random.key(0), len(x))
     run = jax.jit(lambda state: jax.lax.scan(step, state, (keys, x, y)))
     return lambda: run(start)
+
+
+def our_calls(x, y, online, num_steps):
+    """The updates of this package called once per datum."""
+    d, logistic = x.shape[1], nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
+    full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
+
+    def bare(rule, expectation, prior):
+        def run():
+            state = rule.init(prior)
+            for t in range(num_steps):
+                state, _ = nt.online.update(rule, expectation, state, x[t], y[t])
+            return state
+
+        return run
+
+    labels = (y > 0).astype(np.int32)
+    start = online.init(jax.random.key(0), x[:1], labels[:1])
+
+    def model():
+        state = start
+        for t in range(num_steps):
+            state, _ = online.update(state, x[t : t + 1], labels[t : t + 1])
+        return state
+
+    found = {
+        "nt.online.update, logistic, mean field": bare(nt.online.rvga(), logistic, field),
+        "nt.online.update, squared, mean field": bare(nt.online.rvga(), nt.expectations.squared(), field),
+        "OnlineVI.update, logistic model": model,
+    }
+    if d <= 100:
+        found["nt.online.update, squared, full covariance"] = bare(
+            nt.online.rvga(), nt.expectations.squared(), full
+        )
+    return found
 
 
 def river_contestants(x, y, num_steps):
@@ -188,17 +231,19 @@ def measure(d, num_rounds, repeats, slow_steps):
     guide = nt.guides.AutoOnlineDiagonalNormal(logistic_model)
     online = nt.OnlineVI(logistic_model, guide, rule, nt.expectations.gauss_hermite(predictor="eta"))
     begin = online.init(jax.random.key(0), x[:1], labels[:1])
-    contestants["NGVI, NumPyro model"], steps["NGVI, NumPyro model"] = (
-        lambda: online.run(begin, x, labels),
-        num_rounds,
-    )
+    implicit = nt.OnlineVI(logistic_model, nt.guides.AutoOnlineDiagonalNormal, expectation=online.expectation)
+    first = implicit.init(jax.random.key(0), x[:1], labels[:1])
+    contestants["NGVI, NumPyro model"] = lambda: online.run(begin, x, labels)
+    contestants["R-VGA, NumPyro model"] = lambda: implicit.run(first, x, labels)
+    steps |= dict.fromkeys(["NGVI, NumPyro model", "R-VGA, NumPyro model"], num_rounds)
     per_datum, scanned = svi_contestants(x, labels, slow_steps)
-    contestants |= {"NumPyro SVI, per datum": per_datum, "NumPyro SVI, scan": scanned}
-    steps |= {"NumPyro SVI, per datum": slow_steps, "NumPyro SVI, scan": num_rounds}
+    contestants["NumPyro SVI, scan"], steps["NumPyro SVI, scan"] = scanned, num_rounds
     contestants["blackjax meanfield_vi, scan"] = blackjax_contestant(x, labels.astype(jnp.float32))
     steps["blackjax meanfield_vi, scan"] = num_rounds
-    for name, run in river_contestants(host_x, host_y, slow_steps).items():
-        contestants[name], steps[name] = run, slow_steps
+    calls = {"jit(SVI.update)": per_datum, **our_calls(host_x, host_y, online, slow_steps)}
+    calls |= river_contestants(host_x, host_y, slow_steps)
+    contestants |= calls
+    steps |= dict.fromkeys(calls, slow_steps)
     _, median = timed(contestants, 1, repeats)
     ours = {name: median[name] / steps[name] for name in contestants}
     if d <= 100:
@@ -206,17 +251,16 @@ def measure(d, num_rounds, repeats, slow_steps):
         np.testing.assert_allclose(posterior.loc, m, rtol=5e-3, atol=5e-4)
         np.testing.assert_allclose(posterior.factor @ posterior.factor.T, root @ root.T, rtol=5e-3, atol=1e-5)
     # Each against the one of ours that does its work.
-    reference = {
-        name: "NGVI, NumPyro model" for name in contestants if name.startswith(("NumPyro", "blackjax", "river"))
-    }
+    reference = dict.fromkeys(["NumPyro SVI, scan", "blackjax meanfield_vi, scan"], "NGVI, NumPyro model")
     reference |= {"numba, NGVI, hinge": "NGVI, hinge", "numba, full covariance": "NGVI, full covariance"}
-    reference["river BayesianLinearRegression"] = "NGVI, full covariance"
     reference["NGVI, NumPyro model"] = "NGVI, hinge"
-    return [
+    reference["R-VGA, NumPyro model"] = "NGVI, NumPyro model"
+    loops = [
         {"d": d, "contestant": name, "beside": mate, "time / time": ours[name] / ours[mate]}
         for name, mate in reference.items()
         if name in ours
     ]
+    return loops, [{"d": d, "call": name, "us": ours[name]} for name in calls]
 
 
 def many_at_once(num_rounds, repeats, d=54, count=64):
@@ -263,7 +307,10 @@ def main():
     options = parser.parse_args()
     sizes = [(2, 1000), (30, 1000)] if options.small else [(2, 20_000), (30, 20_000), (54, 20_000), (1000, 2000)]
     repeats, slow_steps = (2, 50) if options.small else (9, 500)
-    table = pd.DataFrame([row for d, n in sizes for row in measure(d, n, repeats, slow_steps)])
+    loops, calls = zip(*(measure(d, n, repeats, slow_steps) for d, n in sizes), strict=True)
+    table, by_call = (pd.DataFrame([row for rows in part for row in rows]) for part in (loops, calls))
+    by_call = by_call.pivot_table(index="call", columns="d", values="us", sort=False)
+    by_call = by_call.map(lambda us: float(f"{us:.2g}")).reset_index()
     table = table.pivot_table(index=["contestant", "beside"], columns="d", values="time / time", sort=False)
     table = table.map(lambda ratio: float(f"{ratio:.3g}")).reset_index()
     many = pd.DataFrame(many_at_once(500 if options.small else 5000, repeats)).round(2)
@@ -272,8 +319,9 @@ def main():
     options.output.mkdir(parents=True, exist_ok=True)
     python = f"py3{sys.version_info.minor}"
     table.to_csv(options.output / f"peers_{python}.csv", index=False)
+    by_call.to_csv(options.output / f"calls_{python}.csv", index=False)
     many.to_csv(options.output / f"many_{python}.csv", index=False)
-    print(table.to_string(index=False), many.to_string(index=False), sep="\n\n")
+    print(table.to_string(index=False), by_call.to_string(index=False), many.to_string(index=False), sep="\n\n")
     work = f"d and rounds {sizes}, median of {repeats} repeats, float32, numba {numba.__version__}"
     passes = f"one pass of NGVI, hinge, over {num_rounds} rows at d = 54: {seconds:.2f} s of CPU time"
     (options.output / f"peers_{python}.txt").write_text(describe(f"{work}; {passes}"))

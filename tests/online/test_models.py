@@ -232,3 +232,40 @@ def test_models_against_nuts(name, monkeypatch):
         assert row["log score"] > start["log score"]
     else:
         assert row["gap to NUTS, mean"] < TARGET
+
+
+# Bickel, Hammel and O'Connell (1975): admitted and rejected of six departments, men and then women.
+ADMITTED = np.array([512, 353, 120, 138, 53, 22, 89, 17, 202, 131, 94, 24])
+REJECTED = np.array([313, 207, 205, 279, 138, 351, 19, 8, 391, 244, 299, 317])
+DEPARTMENT, MALE = np.tile(np.arange(6), 2), np.repeat([1.0, 0.0], 6)
+
+
+def admissions(department, male, total, admitted=None):
+    departments = numpyro.sample("departments", dist.Normal(0.0, 1.5).expand([6]).to_event(1))
+    gender = numpyro.sample("gender", dist.Normal(0.0, 1.0))
+    eta = numpyro.deterministic("eta", departments[department] + gender * male)
+    with numpyro.plate("cells", len(total)):
+        numpyro.sample("admitted", dist.Binomial(total, logits=eta), obs=admitted)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_one_pass_over_twelve_rows_of_hundreds_of_counts(seed):
+    order = np.arange(12) if seed is None else np.random.default_rng(seed).permutation(12)
+    total = (ADMITTED + REJECTED).astype(np.float32)
+    data = DEPARTMENT.astype(np.int32), MALE.astype(np.float32), total, ADMITTED.astype(np.float32)
+    eta = nt.expectations.gauss_hermite(predictor="eta")
+    online = nt.OnlineVI(admissions, nt.guides.AutoOnlineMultivariateNormal, expectation=eta)
+    state, _ = online.run(jax.random.key(0), *(column[order] for column in data))
+    x = np.column_stack([np.eye(6)[DEPARTMENT], MALE])
+    mode, prior = np.zeros(7), np.diag([1 / 1.5**2] * 6 + [1.0])
+    for _ in range(30):
+        p = 1.0 / (1.0 + np.exp(-x @ mode))
+        hessian = (x * (total * p * (1.0 - p))[:, None]).T @ x + prior
+        mode = mode - np.linalg.solve(hessian, x.T @ (total * p - ADMITTED) + prior @ mode)
+    sd = np.sqrt(np.diag(np.linalg.inv(hessian)))
+    posterior = online.get_posterior(state)
+    assert [name for name, _ in state.layout.sites] == ["departments", "gender"]
+    assert int(state.rejected) == 0
+    assert np.abs((np.asarray(posterior.mean) - mode) / sd).max() < 0.5
+    np.testing.assert_allclose(np.sqrt(posterior.variance) / sd, 1.0, atol=0.05)
