@@ -83,11 +83,13 @@ class Datum(NamedTuple):
         evaluate: ``q -> Evaluation``.
         predictors: ``theta -> Predictors``, or None where the loss is not one of predictors.
         is_drawn: Whether evaluations are by random draws, the same ones in all of a round.
+        quadratic: Whether the loss is quadratic in the parameters.
     """
 
     evaluate: Callable[[Gaussian], Evaluation]
     predictors: Callable[[Array], Predictors] | None
-    is_drawn: bool
+    is_drawn: bool = False
+    quadratic: bool = False
 
 
 class Rule(NamedTuple):
@@ -104,7 +106,7 @@ class Rule(NamedTuple):
             before its update, for rules that are more than an evaluation and an update; None for others.
         quadratic: Whether the rule is only for losses that are quadratic in the parameters.
         refine: ``(datum, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
-            again at posteriors that it leads to; None for others. Not called for quadratic losses.
+            again at posteriors that it leads to; None for others.
         box: The bounds that the rule projects on, or None.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
     """

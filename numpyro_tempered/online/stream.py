@@ -55,8 +55,9 @@ def step(
             predictors = partial(_predictors, expectation.predictors, data, key, rows)
         evaluation = evaluate(state.posterior)
         gradients = evaluation
-        if rule.refine is not None and not expectation.quadratic:
-            gradients = rule.refine(Datum(evaluate, predictors, expectation.needs_key), evaluation, state)
+        if rule.refine is not None:
+            datum = Datum(evaluate, predictors, expectation.needs_key, expectation.quadratic)
+            gradients = rule.refine(datum, evaluation, state)
         after = accept_finite(state, rule.update(gradients, state), evaluation, data)
         losses = Losses(evaluation.at_mean, evaluation.expected)
     if mask is None:

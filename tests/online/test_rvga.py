@@ -110,7 +110,7 @@ def test_a_finite_evidence_never_holds_more(x64, stream, kind):
     np.testing.assert_allclose(covariance_of(after.posterior), covariance_of(expected.posterior), rtol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+@pytest.mark.parametrize("kind", ["FullRank", pytest.param("LowRank", marks=pytest.mark.full)])
 def test_quadratic_losses_take_the_steps_of_ngvi_bit_for_bit(stream, kind):
     x, y = (a.astype(np.float32) for a in stream)
     posteriors = []
@@ -119,6 +119,35 @@ def test_quadratic_losses_take_the_steps_of_ngvi_bit_for_bit(stream, kind):
         posteriors.append(nt.online.run(rule, nt.expectations.squared(), rule.init(prior), x, y)[0].posterior)
     for a, b in zip(*posteriors, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_conjugate_stream_of_a_mean_field_ends_at_the_exact_posterior(x64, stream):
+    # One feature in each row: the Hessians are diagonal.
+    x = np.eye(3)[np.arange(40) % 3] * stream[0][:, :1]
+    rule = nt.online.rvga(0.5)
+    state, _ = nt.online.run(rule, nt.expectations.squared(), rule.init(standard("MeanField", 3)), x, stream[1])
+    precision = np.eye(3) + x.T @ x
+    np.testing.assert_allclose(state.posterior.loc, np.linalg.solve(precision, x.T @ stream[1]), rtol=1e-12)
+    np.testing.assert_allclose(state.posterior.scale, np.diag(precision) ** -0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_a_mean_field_does_not_overshoot_on_a_squared_loss(size):
+    # Each round ends at the mean of Bayes' rule from independent coordinates, whatever the units.
+    rng = np.random.default_rng(0)
+    x = (size * rng.normal(size=(400, 20))).astype(np.float32)
+    y = (x @ rng.normal(size=20) / size + rng.normal(size=400)).astype(np.float32)
+    rule = nt.online.rvga(0.5)
+    state, losses = nt.online.run(
+        rule, nt.expectations.squared(), rule.init(standard("MeanField", 20, np.float32)), x, y
+    )
+    assert int(state.rejected) == 0
+    mean, variance = np.zeros(20), np.ones(20)
+    for row, target in zip(x.astype(float), y, strict=True):
+        mean = mean + variance * row * (target - row @ mean) / (1.0 + row**2 @ variance)
+        variance = 1.0 / (1.0 / variance + row**2)
+    np.testing.assert_allclose(state.posterior.loc * size, mean * size, atol=5e-3)
+    assert float(jnp.mean(losses.at_mean[100:])) < 5.0
 
 
 def by_minimisation(expectation, prior, data):

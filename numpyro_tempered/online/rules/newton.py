@@ -141,6 +141,16 @@ def solve(
     return slope, jnp.where(done, last.curvature, jnp.expm1(point.t) / (nu * weight))
 
 
+def solve_quadratic(
+    moments: Callable[[Array, Array], Moments], mean: Array, shares: Array, rate: Array
+) -> tuple[Array, Array]:
+    """The same for a loss that is quadratic in the predictor: no search."""
+    variance = jnp.sum(shares)
+    of_u = moments(mean[None], variance[None])
+    curvature = of_u.second[0]
+    return of_u.first[0] / (1.0 + rate * variance * curvature), curvature
+
+
 def _with_partials(
     f: Callable[[Array, Array], tuple[Array, tuple[Array, Array]]], u: Array, v: Array
 ) -> tuple[tuple[Array, tuple[Array, Array]], tuple[Array, Array]]:

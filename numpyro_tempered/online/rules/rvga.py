@@ -36,8 +36,9 @@ def rvga(
 
     with β the ``step_size``. :func:`ngvi` expands the loss at :math:`q_t`; this rule finds the minimiser, with
     gradients at :math:`q_{t+1}` itself: P' = P + β E_{q'}[∇²l] and m' = m - β P⁻¹ E_{q'}[∇l]. Both rules agree
-    where the loss is quadratic. Elsewhere an explicit step overshoots where the loss curves more at its end, and
-    freezes where it curves less, as with a wide prior, counts, a scale or an outlier. The implicit step does not.
+    where the loss is quadratic and the family holds its minimiser. Elsewhere an explicit step overshoots where
+    the loss curves more at its end, and freezes where it curves less, as with a wide prior, counts, a scale or an
+    outlier; with a mean-field family it overshoots on a quadratic loss too. The implicit step does not.
 
     A loss of one predictor u = x·θ is a problem in two numbers whatever d, the mean and the standard deviation
     of u, which Newton's method solves with a safeguard; the update is then that of :func:`ngvi`, at its cost. A
@@ -75,6 +76,9 @@ def rvga(
 
     def refine(datum: rules.Datum, first: Evaluation, state: rules.OnlineState) -> Evaluation:
         q, gain = state.posterior, gain_of(rate, forget, state)
+        if datum.quadratic and not family_of(q).diagonal_only:
+            # One expansion is exact. With independent coordinates it is not that of their own minimum.
+            return first
         beta = jnp.asarray(gain.step, q.loc.dtype)
         if beta.ndim:
             raise ValueError(
@@ -83,7 +87,7 @@ def rvga(
         anchor = _anchor(state, gain)
         predictors = None if datum.predictors is None else datum.predictors(q.loc)
         if predictors is not None and predictors.mean.shape == (1,):
-            grad_loc, grad_var = _one_predictor(q, anchor, predictors, beta)
+            grad_loc, grad_var = _one_predictor(q, anchor, predictors, beta, datum.quadratic)
         elif predictors is not None and predictors.mean.shape[0] == 1 and family_of(q).curvature_form == "matrix":
             grad_loc, grad_var = _in_predictors(q, anchor, predictors, beta, datum.is_drawn)
         else:
@@ -105,7 +109,9 @@ def _anchor(state: rules.OnlineState, gain: Gain) -> Gaussian:
     return family.canonical(anchor)
 
 
-def _one_predictor(q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array) -> tuple[Array, Curvature]:
+def _one_predictor(
+    q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array, quadratic: bool
+) -> tuple[Array, Curvature]:
     """Gradients at the solution as seen from the mean of q, for a loss of one predictor."""
     family, x = family_of(q), predictors.jacobian[0]
     offset = jnp.zeros_like(q.loc) if anchor is q else q.loc - anchor.loc
@@ -115,7 +121,8 @@ def _one_predictor(q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: 
         shares = jnp.square(family.root(anchor) * x)
     else:
         shares = family.predictor_variance(anchor, x[None])
-    slope, curvature = newton.solve(predictors.moments, mean, shares, rate)
+    solve = newton.solve_quadratic if quadratic else newton.solve
+    slope, curvature = solve(predictors.moments, mean, shares, rate)
     grad_var = family.covariance_gradient(q, x[None], 0.5 * curvature[None])
     if family.diagonal_only:
         shift = offset + jnp.square(family.root(anchor)) * x * (rate * slope)
