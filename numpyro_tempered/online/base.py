@@ -106,7 +106,7 @@ class Rule(NamedTuple):
             before its update, for rules that are more than an evaluation and an update; None for others.
         quadratic: Whether the rule is only for losses that are quadratic in the parameters.
         refine: ``(datum, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
-            again at posteriors that it leads to; None for others.
+            again at posteriors that it leads to; None for others. Its losses enter the sums of the state.
         box: The bounds that the rule projects on, or None.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
     """

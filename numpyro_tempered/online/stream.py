@@ -58,7 +58,7 @@ def step(
         if rule.refine is not None:
             datum = Datum(evaluate, predictors, expectation.needs_key, expectation.quadratic)
             gradients = rule.refine(datum, evaluation, state)
-        after = accept_finite(state, rule.update(gradients, state), evaluation, data)
+        after = accept_finite(state, rule.update(gradients, state), gradients, data)
         losses = Losses(evaluation.at_mean, evaluation.expected)
     if mask is None:
         return after, losses

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import enable_x64
 from scipy.optimize import minimize, root
-from scipy.special import expit
+from scipy.special import expit, gammaln
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
@@ -319,6 +319,25 @@ def test_batches_of_counts_under_a_prior_far_too_wide(x64, kind):
     assert int(state.rejected) == 0
     sd = np.sqrt(np.diag(np.linalg.inv(np.einsum("tbi,tb,tbj", x, np.exp(x @ slopes), x))))
     assert np.abs((np.asarray(state.posterior.loc) - slopes) / sd).max() < 4.0
+
+
+@pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
+def test_counts_by_features_in_large_units(kind):
+    # The expected loss under the prior is beyond float32, and beyond float64.
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 3)).astype(np.float32)
+    y = rng.poisson(np.exp(1.0 + x @ [0.5, 0.3, -0.2])).astype(np.float32)
+    x = np.column_stack([np.ones(1000, np.float32), 100.0 * x])
+    state, losses = nt.online.run(RVGA, nt.expectations.poisson(), RVGA.init(standard(kind, 4, np.float32)), x, y)
+    assert int(state.rejected) == 0
+    assert np.isinf(losses.expected[0])
+    assert np.isfinite(state.cumulative.expected.value)
+    truth = np.array([1.0, 0.005, 0.003, -0.002])
+    excess = losses.at_mean - (np.exp(x @ truth) - y * (x @ truth) + gammaln(y + 1.0))
+    assert float(np.mean(excess[500:])) < 0.05
+    if kind == "FullRank":
+        sd = np.sqrt(np.diag(np.linalg.inv((x * np.exp(x @ truth)[:, None]).T @ x)))
+        assert np.abs((np.asarray(state.posterior.loc) - truth) / sd).max() < 4.0
 
 
 @pytest.mark.full

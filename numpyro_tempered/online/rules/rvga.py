@@ -54,7 +54,9 @@ def rvga(
         box: Optional bounds on means and scales, for a mean-field family; the solution is clipped.
 
     Returns:
-        An online :class:`Rule` for every family. A round without a finite solution is rejected and counted.
+        An online :class:`Rule` for every family. A round without a finite solution is rejected and counted. One
+        whose expected loss is beyond the dtype is not; the sums of the state count it as 1e-7 (1e-16) times the
+        largest number.
 
     Raises:
         ValueError: If an argument is out of range, or (when traced) ``step_size`` has an entry for each
@@ -92,7 +94,9 @@ def rvga(
             grad_loc, grad_var = _in_predictors(q, anchor, predictors, beta, datum.is_drawn)
         else:
             grad_loc, grad_var = _natural_steps(q, anchor, datum, beta)
-        return first._replace(grad_loc=grad_loc, grad_var=grad_var)
+        # Under a wide prior the expected loss of a count may be beyond any number, and the step is right.
+        most = jnp.finfo(q.loc.dtype).eps * jnp.finfo(q.loc.dtype).max
+        return Evaluation(first.at_mean, jnp.minimum(first.expected, most), grad_loc, grad_var)
 
     rule = ngvi(step_size, forget=forget, box=box)
     return rule._replace(refine=refine, name="rvga")
@@ -231,21 +235,21 @@ def _search(anchor: Gaussian, start: Gaussian, datum: rules.Datum, rate: Array) 
         after = rules.choose(better, after, search._replace(size=0.5 * search.size, growth=one))
         return after._replace(num_trials=search.num_trials + 1)
 
-    at_anchor = datum.evaluate(anchor)
-    before = objective(anchor, at_anchor)
+    before = objective(anchor, datum.evaluate(anchor))
     if datum.is_drawn:
         # The gradients are no derivatives of an average over the draws: their fixed point is the solution.
         p = jax.lax.fori_loop(0, NUM_HALF_STEPS, half_step, start)
         at_p = datum.evaluate(p)
         value = objective(p, at_p)
+        begin = value
     else:
         at_start = datum.evaluate(start)
-        first = _Descent(
-            jnp.zeros((), jnp.int32), start, at_start, objective(start, at_start), one, one, jnp.inf * one
-        )
+        begin = objective(start, at_start)
+        first = _Descent(jnp.zeros((), jnp.int32), start, at_start, begin, one, one, jnp.inf * one)
         _, p, at_p, value, *_ = jax.lax.while_loop(go_on, body, first)
     # The update is a whole step from there. It must keep most of what the search has gained.
     after = step(p, at_p, one)
+    before = jnp.where(jnp.isfinite(before), before, begin)
     least = jnp.where(value < before, SHARE * value + (1.0 - SHARE) * before, before)
     reached = objective(after, datum.evaluate(after))
     return _Solution(p, at_p, reached <= least + 8.0 * eps * (1.0 + jnp.abs(least)))
