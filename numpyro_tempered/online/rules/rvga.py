@@ -1,9 +1,8 @@
 """The recursive variational Gaussian approximation (LBB22): the implicit step of one datum."""
 
 import math
-from typing import NamedTuple, cast
+from typing import cast
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import matmul
@@ -13,14 +12,9 @@ from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictor
 from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, Rows, carry, family_of
 from numpyro_tempered.gaussian.families.full_rank import FullRank
 from numpyro_tempered.online import base as rules
-from numpyro_tempered.online.rules import newton
+from numpyro_tempered.online.rules import descent, newton
 from numpyro_tempered.online.rules.forgetting import Forgetting
 from numpyro_tempered.online.rules.ngvi import as_forgetting, gain_of, ngvi
-
-MAX_STEPS = 64
-NUM_HALF_STEPS = 7
-# Of the fall of the objective, what the step that is taken must keep.
-SHARE = 0.5
 
 
 def rvga(
@@ -87,13 +81,16 @@ def rvga(
                 f"rvga takes one step_size for all coordinates, got shape {beta.shape}: ngvi takes one for each."
             )
         anchor = _anchor(state, gain)
+        # The objective of no step, where it is at hand: not after forgetting, and draws depend on the form of q.
+        at_hand = anchor is q and not datum.is_drawn
+        before = beta * first.objective if at_hand else jnp.full_like(beta, jnp.inf)
         predictors = None if datum.predictors is None else datum.predictors(q.loc)
         if predictors is not None and predictors.mean.shape == (1,):
             grad_loc, grad_var = _one_predictor(q, anchor, predictors, beta, datum.quadratic)
         elif predictors is not None and predictors.mean.shape[0] == 1 and family_of(q).curvature_form == "matrix":
-            grad_loc, grad_var = _in_predictors(q, anchor, predictors, beta, datum.is_drawn)
+            grad_loc, grad_var = _in_predictors(q, anchor, predictors, beta, before, datum.is_drawn)
         else:
-            grad_loc, grad_var = _natural_steps(q, anchor, datum, beta)
+            grad_loc, grad_var = _natural_steps(q, anchor, datum, beta, before)
         # Under a wide prior the expected loss of a count may be beyond any number, and the step is right.
         most = jnp.finfo(q.loc.dtype).eps * jnp.finfo(q.loc.dtype).max
         return Evaluation(first.at_mean, jnp.minimum(first.expected, most), grad_loc, grad_var)
@@ -136,25 +133,9 @@ def _one_predictor(
     return grad_loc, grad_var
 
 
-class _Descent(NamedTuple):
-    num_trials: Array
-    q: Gaussian
-    evaluation: Evaluation
-    value: Array
-    size: Array
-    growth: Array
-    fall: Array
-
-
-class _Solution(NamedTuple):
-    """Where a search ended, the evaluation there, and whether a step by it is worth taking."""
-
-    q: Gaussian
-    evaluation: Evaluation
-    converged: Array
-
-
-def _natural_steps(q: Gaussian, anchor: Gaussian, datum: rules.Datum, rate: Array) -> tuple[Array, Curvature]:
+def _natural_steps(
+    q: Gaussian, anchor: Gaussian, datum: rules.Datum, rate: Array, before: Array
+) -> tuple[Array, Curvature]:
     """Gradients at the solution as seen from the mean of q, by natural-gradient steps in q."""
     family = family_of(q)
     anchor = family.canonical(anchor)
@@ -162,14 +143,14 @@ def _natural_steps(q: Gaussian, anchor: Gaussian, datum: rules.Datum, rate: Arra
     if datum.predictors is not None:
         _, jacobian, _ = datum.predictors(q.loc)
         start = _narrow(anchor, jnp.reshape(jacobian, (-1, q.loc.shape[0])))
-    p, at_p, converged = _search(anchor, start, datum, rate)
+    p, at_p, converged = descent.search(anchor, start, datum, rate, before)
     # Gradients at a point which is no solution would lead elsewhere: NaN has the round rejected.
     grad_loc = carry(at_p.grad_loc, at_p.grad_var, q.loc - p.loc)
     return jnp.where(converged, grad_loc, jnp.nan), at_p.grad_var
 
 
 def _in_predictors(
-    q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array, is_drawn: bool
+    q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array, before: Array, is_drawn: bool
 ) -> tuple[Array, Curvature]:
     """Gradients at the solution as seen from the mean of q, by a search over K predictors of one datum."""
     family, jacobian = family_of(q), predictors.jacobian[0]
@@ -184,7 +165,8 @@ def _in_predictors(
     def evaluate(p: Gaussian) -> Evaluation:
         return evaluate_predictors(p, Predictors(p.loc[None], eye[None], predictors.moments), None)
 
-    _, at_p, converged = _search(in_u, _narrow(in_u, eye), rules.Datum(evaluate, None, is_drawn), rate)
+    datum = rules.Datum(evaluate, None, is_drawn)
+    _, at_p, converged = descent.search(in_u, _narrow(in_u, eye), datum, rate, before)
     # The step of the mean is that of the gradient here by the precision before.
     shift = matmul(jacobian, q.loc - anchor.loc) + matmul(covariance, rate * at_p.grad_loc)
     grad_loc = matmul(carry(at_p.grad_loc, at_p.grad_var, shift), jacobian)
@@ -202,54 +184,3 @@ def _narrow(anchor: Gaussian, x: Array) -> Gaussian:
     curvature = family.covariance_gradient(anchor, x, jnp.full(x.shape[:1], 0.5, anchor.loc.dtype))
     memory, no_loc = family.start(anchor), jnp.zeros_like(anchor.loc)
     return family.canonical(family.natural_step(memory, anchor, anchor, no_loc, curvature, Gain(one, one))[0])
-
-
-def _search(anchor: Gaussian, start: Gaussian, datum: rules.Datum, rate: Array) -> _Solution:
-    """The minimiser of the expected loss plus the KL divergence to the anchor, by natural gradients."""
-    family, dtype = family_of(anchor), anchor.loc.dtype
-    eps, one = jnp.finfo(dtype).eps, jnp.ones((), dtype)
-
-    def objective(p: Gaussian, evaluation: Evaluation) -> Array:
-        return family.kl(p, anchor) + rate * evaluation.objective
-
-    def step(p: Gaussian, at_p: Evaluation, size: Array) -> Gaussian:
-        gain = Gain(size * rate, 1.0 - size, size)
-        trial, _ = family.natural_step(family.start(p), p, anchor, at_p.grad_loc, at_p.grad_var, gain)
-        return family.canonical(trial)
-
-    def half_step(_: Array, p: Gaussian) -> Gaussian:
-        trial = step(p, datum.evaluate(p), 0.5 * one)
-        return rules.choose(jnp.isfinite(jnp.sum(family.witness(trial))), trial, p)
-
-    def go_on(search: _Descent) -> Array:
-        return (search.num_trials < MAX_STEPS) & (search.size > 1e-4) & (search.fall > eps)
-
-    def body(search: _Descent) -> _Descent:
-        trial = step(search.q, search.evaluation, search.size)
-        at_trial = datum.evaluate(trial)
-        value = objective(trial, at_trial)
-        better = value <= search.value + 8.0 * eps * (1.0 + jnp.abs(search.value))
-        size = jnp.minimum(search.growth * search.size, 1.0)
-        after = _Descent(search.num_trials, trial, at_trial, value, size, 2.0 * one, search.value - value)
-        # A size that failed is not tried again at the next step.
-        after = rules.choose(better, after, search._replace(size=0.5 * search.size, growth=one))
-        return after._replace(num_trials=search.num_trials + 1)
-
-    before = objective(anchor, datum.evaluate(anchor))
-    if datum.is_drawn:
-        # The gradients are no derivatives of an average over the draws: their fixed point is the solution.
-        p = jax.lax.fori_loop(0, NUM_HALF_STEPS, half_step, start)
-        at_p = datum.evaluate(p)
-        value = objective(p, at_p)
-        begin = value
-    else:
-        at_start = datum.evaluate(start)
-        begin = objective(start, at_start)
-        first = _Descent(jnp.zeros((), jnp.int32), start, at_start, begin, one, one, jnp.inf * one)
-        _, p, at_p, value, *_ = jax.lax.while_loop(go_on, body, first)
-    # The update is a whole step from there. It must keep most of what the search has gained.
-    after = step(p, at_p, one)
-    before = jnp.where(jnp.isfinite(before), before, begin)
-    least = jnp.where(value < before, SHARE * value + (1.0 - SHARE) * before, before)
-    reached = objective(after, datum.evaluate(after))
-    return _Solution(p, at_p, reached <= least + 8.0 * eps * (1.0 + jnp.abs(least)))
