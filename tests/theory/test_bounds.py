@@ -11,7 +11,7 @@ from conftest import tiered
 import numpyro_tempered as nt
 from numpyro_tempered import bounds, hindsight
 from numpyro_tempered.gaussian.families import FullRank, MeanField
-from numpyro_tempered.online import Box
+from numpyro_tempered.online import Ball, Box
 from numpyro_tempered.online import rates as schedules
 from numpyro_tempered.online.stream import step
 from numpyro_tempered.online.streams.average import average, with_average
@@ -103,6 +103,74 @@ def test_svb_and_oga_keep_theorem_3_at_every_round(x64, name, expectation, seed)
         regrets.append(one.at_mean.sum() - best.value)
     # The streams put the bound to the test.
     assert max(regrets) > 0.05 * bound.value[-1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("d", [4, 40])
+@pytest.mark.parametrize("name", ["svb", "oga"])
+def test_theorem_3_holds_in_a_ball_of_any_dimension(x64, name, d):
+    num_rounds, ball = 200, Ball(loc=1.5, scale=0.8)
+    x, y, adaptive = streams(num_rounds, d)
+    lipschitz = nt.bounds.lipschitz(x.reshape(-1, d))
+    diameter = nt.bounds.diameter(ball, d, point=name == "oga")
+    np.testing.assert_allclose(diameter**2, 4 * 1.5**2 + (0 if name == "oga" else 2 * 0.8**2))
+    if name == "svb":
+        c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
+        rule = nt.online.svb(nt.online.svb_rate(c), box=ball)
+    else:
+        rule = nt.online.oga(schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=ball)
+    # From the side of the ball, in the first direction of the streams that have one.
+    loc, scale = 1.5 * x[1, 0], jnp.full(d, 0.8 / np.sqrt(d))
+    losses, labels = play(rule, LOGISTIC, MeanField(loc, scale), x, y, adaptive)
+    bound = bounds.svb(np.arange(1, num_rounds + 1), lipschitz=lipschitz, diameter=diameter)
+    regrets = []
+    for s in range(len(STREAMS)):
+        best = hindsight.convex(softplus_losses, jnp.zeros(d), x[s], labels[s], box=ball)
+        assert best.gap < 1e-5 * best.value
+        one = jax.tree.map(lambda part, s=s: part[s], losses)
+        assert_below(one, np.cumsum(best.losses) + bound.value + best.gap)
+        regrets.append(one.at_mean.sum() - best.value)
+    assert max(regrets) > 0.05 * bound.value[-1]
+
+
+@pytest.mark.full
+def test_theorem_2_holds_in_a_ball(x64):
+    num_rounds, d, ball = 200, 5, Ball(loc=1.0, scale=1.2)
+    x, y, adaptive = streams(num_rounds, d)
+    prior = MeanField(jnp.full(d, 0.2), jnp.linspace(0.3, 0.6, d))
+    constants = {
+        "lipschitz": nt.bounds.lipschitz(x.reshape(-1, d)),
+        "strong_convexity": nt.bounds.strong_convexity(prior),
+    }
+    rate = schedules.sva_rate(num_rounds, kl=3.0, **constants)
+    losses, labels = play(nt.online.sva(rate, box=ball), HINGE, prior, x, y, adaptive)
+    rounds, rng, ratios = np.arange(1, num_rounds + 1), np.random.default_rng(3), []
+    for s in range(len(STREAMS)):
+        one = jax.tree.map(lambda part, s=s: part[s], losses)
+        centres = [hindsight.hinge(x[s], labels[s], ball).theta, 0.5 * rng.normal(size=d) / np.sqrt(d)]
+        for loc in centres:
+            q = MeanField(jnp.asarray(loc), jnp.full(d, 0.3))
+            comparator = np.cumsum(expected_losses(HINGE, q, x[s], labels[s]))
+            kl = float(nt.families.mean_field.kl(q, prior))
+            right = bounds.sva(rounds, step_size=rate, kl=kl, comparator=comparator, **constants)
+            assert_below(one, right.value)
+            ratios.append((one.expected.sum() - comparator[-1]) / right.regret[-1])
+    assert max(ratios) > 0.02
+
+
+def test_the_lipschitz_constant_of_squared_losses_in_a_ball_is_the_largest_gradient():
+    rng = np.random.default_rng(0)
+    x, y, ball = rng.normal(size=(5, 3)), rng.normal(size=5), Ball(loc=1.5, scale=0.8)
+    constant = nt.bounds.lipschitz_squared(x, y, ball)
+    m, sigma = (rng.normal(size=(200_000, 3)) for _ in range(2))
+    m *= 1.5 / np.linalg.norm(m, axis=1, keepdims=True)
+    sigma = 0.8 * np.abs(sigma) / np.linalg.norm(sigma, axis=1, keepdims=True)
+    largest = 0.0
+    for row, outcome in zip(x, y, strict=True):
+        in_loc = np.max(2 * np.abs(outcome - m @ row)) * np.linalg.norm(row)
+        in_scale = np.max(np.linalg.norm(2 * sigma * row**2, axis=1))
+        largest = max(largest, np.hypot(in_loc, in_scale))
+    assert 0.98 * constant < largest <= constant
 
 
 @partial(jax.jit, static_argnums=0)

@@ -2,10 +2,11 @@
 
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, able, require, supports
+from numpyro_tempered.online import ball as balls
 from numpyro_tempered.online import base as rules
 
 
-def svb(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
+def svb(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
     r"""Streaming variational Bayes: one gradient, with a penalty for leaving the current posterior.
 
     .. math:: \mu_{t+1} = \arg\min_{\mu\in B} \Big\{\langle\nabla\bar L_t(\mu_t), \mu\rangle +
@@ -20,7 +21,8 @@ def svb(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
 
     Args:
         step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
-        box: Optional bounds on means and scales.
+        box: Optional bounds on means and scales, for a mean-field family: a :class:`Box`, or a :class:`Ball`, on
+            which the minimiser is projected orthogonally (CA19, section 4.2).
 
     Returns:
         An online :class:`Rule`.
@@ -39,6 +41,7 @@ def svb(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
 
     def init(prior: Gaussian) -> rules.OnlineState:
         require(prior, "kl_prox", "svb")
+        balls.check_prior(prior, box, "svb")
         if isinstance(step_size, rules.SVBRate) and not supports(prior, "kl_prox_scaled"):
             raise TypeError(
                 f"svb_rate sets one rate per coordinate, on {able('kl_prox_scaled')}; on {type(prior).__name__} "
