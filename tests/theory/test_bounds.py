@@ -158,6 +158,40 @@ def test_theorem_2_holds_in_a_ball(x64):
     assert max(ratios) > 0.02
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["svb", "sva"])
+@pytest.mark.parametrize("family", [("student_t", 3.0), ("laplace", None)], ids=["student_t", "laplace"])
+def test_theorems_2_and_3_hold_for_location_scale_families(x64, name, family):
+    num_rounds, d = 200, 3
+    x, y, adaptive = streams(num_rounds, d)
+    heavy = nt.expectations.location_scale(HINGE, *family)
+    prior = MeanField(jnp.full(d, 0.5), jnp.array([0.3, 0.5, 0.8]))
+    lipschitz, rounds = nt.bounds.lipschitz(x.reshape(-1, d)), np.arange(1, num_rounds + 1)
+    if name == "svb":
+        diameter = nt.bounds.diameter(BOX, d)
+        c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
+        rule = nt.online.svb(nt.online.svb_rate(c), box=BOX)
+    else:
+        constants = {"lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(prior)}
+        rate = schedules.sva_rate(num_rounds, kl=3.0, **constants)
+        rule = nt.online.sva(rate)
+    losses, labels = play(rule, heavy, prior, x, y, adaptive)
+    ratios = []
+    for s in range(len(STREAMS)):
+        one, best = jax.tree.map(lambda part, s=s: part[s], losses), hindsight.hinge(x[s], labels[s], BOX)
+        if name == "svb":
+            comparator = np.cumsum(best.losses)
+            right = bounds.svb(rounds, lipschitz=lipschitz, diameter=diameter, comparator=comparator)
+        else:
+            q = MeanField(jnp.asarray(best.theta), jnp.full(d, 0.3))
+            comparator = np.cumsum(expected_losses(heavy, q, x[s], labels[s]))
+            kl = float(nt.families.mean_field.kl(q, prior))
+            right = bounds.sva(rounds, step_size=rate, kl=kl, comparator=comparator, **constants)
+        assert_below(one, right.value)
+        ratios.append((one.expected.sum() - comparator[-1]) / right.regret[-1])
+    assert max(ratios) > 0.02
+
+
 def test_the_lipschitz_constant_of_squared_losses_in_a_ball_is_the_largest_gradient():
     rng = np.random.default_rng(0)
     x, y, ball = rng.normal(size=(5, 3)), rng.normal(size=5), Ball(loc=1.5, scale=0.8)
