@@ -21,7 +21,7 @@ class Stream(NamedTuple):
 
 
 def toy(data_dir=None, seed=0, num_rounds=10_000):
-    """Two Gaussian clouds with equal weights, x | y ~ N(y (1, 1), 2 I), y in {-1, 1}."""
+    """Two Gaussian clouds with equal weights, x | y ~ N(y (1, 1), 2 I), y in {-1, 1}; a variant of CA19's."""
     rng = np.random.default_rng(seed)
     y = rng.choice([-1.0, 1.0], num_rounds)
     return Stream(np.sqrt(2.0) * rng.normal(size=(num_rounds, 2)) + y[:, None], y, "hinge")

@@ -172,6 +172,23 @@ def argmin_source(g_m, g_sigma, anchor_loc, anchor_scale, step_size, box_loc=np.
     return np.array(locs), np.array(scales)
 
 
+def argmin_source_to_prior(g_m, g_sigma, current, prior, step_size, evidence, box_loc=np.inf, box_scale=np.inf):
+    """Objective (8) in mu = (m, sigma): <g, mu> + KL(q_mu, prior) / evidence + KL(q_mu, current) / step_size."""
+    rows = np.broadcast(*(np.asarray(a, float) for a in (g_m, g_sigma, *current, *prior, box_loc, box_scale)))
+    locs, scales = [], []
+    for gm, gs, mt, st, m0, s0, bl, bs in rows:
+
+        def in_loc(m, gm=gm, mt=mt, st=st, m0=m0, s0=s0):
+            return gm * m + _kl_in_loc(m, mt, st) / step_size + _kl_in_loc(m, m0, s0) / evidence
+
+        def in_scale(v, gs=gs, st=st, s0=s0):
+            return gs * v + _kl_in_scale(v, st) / step_size + _kl_in_scale(v, s0) / evidence
+
+        locs.append(_argmin(in_loc, -bl, bl, mt))
+        scales.append(_argmin(in_scale, 0.0, bs, min(st, bs)))
+    return np.array(locs), np.array(scales)
+
+
 def argmin_expectation(
     g_m,
     g_v,

@@ -1,6 +1,7 @@
 """Online rules as (init, update) pairs, and the drivers that run them over a stream."""
 
 from numpyro_tempered.core.chunks import pad_batch
+from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rate
 from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
 from numpyro_tempered.online.experts.aggregate import aggregate
@@ -19,6 +20,7 @@ from numpyro_tempered.online.rates import (
     doubling,
     ewa_rate,
     oga_rate,
+    point_kl,
     sva_rate,
     svb_constant,
     svb_strongly_convex_rate,
@@ -39,6 +41,7 @@ from numpyro_tempered.online.streams.save import restore, save
 from numpyro_tempered.online.streams.standardise import Standardisation, original_scale, standardise
 
 __all__ = [
+    "Ball",
     "Box",
     "Experts",
     "Finding",
@@ -70,6 +73,7 @@ __all__ = [
     "original_scale",
     "pad_batch",
     "pending",
+    "point_kl",
     "power",
     "random_walk",
     "recall",

@@ -14,6 +14,8 @@ from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
 from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expectation, Predictors
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
+from numpyro_tempered.online import ball as balls
+from numpyro_tempered.online.ball import Ball
 
 T = TypeVar("T")
 
@@ -107,7 +109,7 @@ class Rule(NamedTuple):
         quadratic: Whether the rule is only for losses that are quadratic in the parameters.
         refine: ``(datum, evaluation, state) -> evaluation`` to update with, for rules that evaluate a datum
             again at posteriors that it leads to; None for others. Its losses enter the sums of the state.
-        box: The bounds that the rule projects on, or None.
+        box: The box that the rule projects on, or None; also where it projects on a ball.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
     """
 
@@ -123,6 +125,7 @@ class Rule(NamedTuple):
     box: Box | None = None
 
 
+R = TypeVar("R", Box | None, Box | Ball | None)
 # A number, or a function of the count or of the count and q.
 StepSize: TypeAlias = float | Callable[..., Scalar]
 Schedule: TypeAlias = Callable[[Array, Gaussian], Scalar]
@@ -207,25 +210,41 @@ def check_prior(prior: Q) -> Q:
     return family_of(prior).check(prior)
 
 
-def check_box(box: Box | None) -> Box | None:
-    """The box, validated.
+def check_box(box: R, *, in_ball: bool = False) -> R:
+    """The box or ball, validated.
+
+    Args:
+        box: The bounds, or None.
+        in_ball: Whether the rule works in a ball.
 
     Raises:
         ValueError: If a bound is not positive.
+        TypeError: If it is a ball and the rule works in boxes alone.
     """
+    if isinstance(box, Ball):
+        if not in_ball:
+            raise TypeError(
+                "a Ball is for oga, oga_el, sva and svb: of other rules the minimiser in a ball is not known in "
+                "closed form. Take a Box."
+            )
+        hint = "A Ball has two radii; bounds for each coordinate are a Box's."
+        radii = box._asdict().items()
+        return Ball(*(float(check_number(radius, f"box.{key}", "(0, inf]", hint=hint)) for key, radius in radii))
     for name, bound in {} if box is None else box._asdict().items():
         check_numbers(bound, f"box.{name}", "(0, inf]")
     return box
 
 
-def project(q: Q, box: Box | None) -> Q:
-    """The nearest point of the box, coordinate by coordinate.
+def project(q: Q, box: Box | Ball | None) -> Q:
+    """The nearest point of the box, coordinate by coordinate, or of the ball, in Euclidean norms.
 
     Raises:
-        TypeError: If ``q`` has a covariance: the projection would be a quadratic program.
+        TypeError: If ``q`` has a covariance and they are a box: the projection would be a quadratic program.
     """
     if box is None:
         return q
+    if isinstance(box, Ball):
+        return balls.project(q, box)
     family = family_of(q)
     if not family.diagonal_only:
         raise TypeError(
@@ -239,13 +258,13 @@ def project(q: Q, box: Box | None) -> Q:
     return family.with_root(jnp.clip(q.loc, -loc, loc), jnp.minimum(family.root(q), scale))
 
 
-def in_box(rule: Rule, box: Box | None) -> Rule:
-    """The rule with its prior checked, and projected on a box before the first and after every round.
+def in_box(rule: Rule, box: Box | Ball | None) -> Rule:
+    """The rule with its prior checked, and projected on a box or ball before the first and after every round.
 
     Raises:
         ValueError: If a bound is not positive.
     """
-    box = check_box(box)
+    box = check_box(box, in_ball=True)
 
     def init(prior: Gaussian) -> OnlineState:
         state = rule.init(check_prior(prior))
@@ -255,7 +274,7 @@ def in_box(rule: Rule, box: Box | None) -> Rule:
         state = rule.update(evaluation, state)
         return state._replace(posterior=project(state.posterior, box))
 
-    return rule._replace(init=init, update=update, box=box)
+    return rule._replace(init=init, update=update, box=None if isinstance(box, Ball) else box)
 
 
 def choose(condition: Array, new: T, old: T) -> T:

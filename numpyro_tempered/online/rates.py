@@ -26,7 +26,8 @@ def sva_rate(num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: 
 
     Args:
         num_rounds: The horizon T; where it is unknown, 1, in :func:`doubling`.
-        kl: K, the divergence from the prior of the comparators aimed at, in nats.
+        kl: K, the divergence from the prior of the comparators aimed at, in nats; :func:`point_kl` for a fixed
+            parameter.
         lipschitz: L.
         strong_convexity: γ.
 
@@ -45,13 +46,52 @@ def sva_rate(num_rounds: int, *, kl: float, lipschitz: float, strong_convexity: 
     return math.sqrt(strong_convexity * kl / num_rounds) / lipschitz
 
 
+def point_kl(num_rounds: float, d: int, width: float = 1.0) -> float:
+    r"""The divergence :math:`K = d\log(c\,T/d)` of a comparator that is as narrow as T data can tell.
+
+    It is the ``kl`` of :func:`ewa_rate` and :func:`sva_rate` where the comparator aimed at is a fixed parameter,
+    which has no finite divergence itself:
+
+    - EWA: the prior restricted to a ball around the parameter, of mass :math:`(\epsilon/c)^d` at ε = d/T. The
+      rate :math:`\eta = \sqrt{8 d \log(T/d)/T}/B` is that of CA19, (4), and the regret
+      :func:`numpyro_tempered.bounds.ewa_point`.
+    - SVA: a Gaussian around the parameter. The rate :math:`\eta = \sqrt{\gamma d\log(T/d)/T}/L` is that of CA19,
+      section 4.1, and the regret :func:`numpyro_tempered.bounds.sva_point`.
+
+    Args:
+        num_rounds: The horizon T, above d/c.
+        d: Number of coordinates.
+        width: c, 1 in CA19. For the uniform prior on [-M, M]^d and losses that change by at most L times the
+            largest change of a coordinate, c = 2 M L.
+
+    Returns:
+        K, in nats.
+
+    Raises:
+        ValueError: If an argument is not positive and finite, or T is at most d/c.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> K = nt.online.point_kl(10_000, d=2)
+        >>> print(f"{K:.2f} {nt.online.ewa_rate(10_000, kl=K, loss_range=1.0):.4f}")
+        17.03 0.1167
+    """
+    check_positive(num_rounds=num_rounds, d=d, width=width)
+    if width * num_rounds <= d:
+        raise ValueError(
+            f"num_rounds must exceed d / width = {d / width:g}, got {num_rounds:g}: with fewer rounds the "
+            "comparator would be wider than the prior, and no rate of this form has a bound."
+        )
+    return d * math.log(width * num_rounds / d)
+
+
 def ewa_rate(num_rounds: int, *, kl: float, loss_range: float) -> float:
     r"""The step :math:`\eta = \sqrt{8 K / T} / B` of exponentially weighted aggregation (CA19, Theorem 1).
 
     Args:
         num_rounds: The horizon T; where it is unknown, 1, in :func:`doubling`.
         kl: K, the divergence from the prior of the comparators aimed at, in nats: log K for K experts with
-            equal prior weights.
+            equal prior weights, :func:`point_kl` for a fixed parameter under a density.
         loss_range: B, with every loss in an interval of that length.
 
     Returns:

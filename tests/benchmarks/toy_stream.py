@@ -1,7 +1,8 @@
-"""Toy stream of CA19, section 5.1: regret of the online rules on the hinge loss.
+"""A toy stream after CA19, section 5.1: regret of the online rules on the hinge loss.
 
-Two Gaussian clouds with equal weights, x | y ~ N(y (1, 1), 2 I), y in {-1, 1}; T = 10^4 rounds, prior
-N(0, I). The best parameter in hindsight is over |theta_j| <= 20.
+Here two Gaussian clouds with equal weights, x | y ~ N(y (1, 1), 2 I), y in {-1, 1}; those of the paper, with
+weights 2/3 and 1/3 and unequal covariances, are in ``figure_1.py``. T = 10^4 rounds, prior N(0, I). The best
+parameter in hindsight is over |theta_j| <= 20.
 Writes ``toy_stream.csv`` and ``toy_stream.png``.
 
     python tests/benchmarks/toy_stream.py

@@ -12,7 +12,7 @@ from conftest import closes_over_a_tracer, tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.expectations.base import Evaluation
-from numpyro_tempered.gaussian.families import MeanField
+from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.online import Box
 
 pytestmark = pytest.mark.usefixtures("strict")
@@ -334,6 +334,63 @@ def test_sva_and_svb_minimise_their_objectives(x64, name, schedule, boxed):
         assert_argmin(state, oracles.argmin_source(*grads, *anchor, plain(t), *bounds(box)))
     assert int(state.count) == 8
     assert_binds(states, box)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "boxed"),
+    tiered(itertools.product(SCHEDULE, BOXES), unit=[("constant", "no box"), ("schedule", "box")]),
+)
+def test_svb_with_finite_evidence_minimises_objective_8_in_means_and_scales(x64, schedule, boxed):
+    box, (step_size, plain) = BOXES[boxed], step_sizes(schedule)
+    rule = nt.online.svb(step_size, box=box, evidence=1.7)
+    state = rule.init(make_prior())
+    expectation, stream = rounds(box)
+    for t, (x, y) in enumerate(stream, start=1):
+        q = state.posterior
+        evaluation, state = by_hand(rule, expectation, state, x, y)
+        gradient = (evaluation.grad_loc, 2 * q.scale * evaluation.grad_var)
+        argmin = oracles.argmin_source_to_prior(*gradient, q, make_prior(), plain(t), 1.7, *bounds(box))
+        assert_argmin(state, argmin)
+
+
+@pytest.mark.full
+def test_svb_with_finite_evidence_minimises_objective_8_on_a_full_covariance(x64):
+    from scipy.optimize import minimize
+
+    prior = FullRank(jnp.array([0.2, -0.5]), jnp.array([[0.7, 0.0], [0.4, 1.2]]))
+    rule = nt.online.svb(0.4, evidence=1.7)
+    state = rule.init(prior)
+    rows, columns = np.tril_indices(2)
+
+    def divergence(m, factor, p):
+        inverse = np.linalg.inv(p.factor @ p.factor.T)
+        trace, shift = np.trace(inverse @ factor @ factor.T), m - p.loc
+        logs = np.log(np.abs(np.diag(factor)) / np.abs(np.diag(p.factor)))
+        return 0.5 * (trace + shift @ inverse @ shift - 2) - np.sum(logs)
+
+    for x, y in zip(*make_stream(4, d=2), strict=True):
+        q = state.posterior
+        evaluation, state = by_hand(rule, HINGE, state, x, y)
+        in_factor = 2 * np.asarray(evaluation.grad_var.dense()) @ np.asarray(q.factor)
+
+        def objective(mu, q=q, evaluation=evaluation, in_factor=in_factor):
+            factor = np.zeros((2, 2))
+            factor[rows, columns] = mu[2:]
+            linear = np.asarray(evaluation.grad_loc) @ mu[:2] + np.sum(in_factor * factor)
+            return linear + divergence(mu[:2], factor, prior) / 1.7 + divergence(mu[:2], factor, q) / 0.4
+
+        start = np.r_[q.loc, np.asarray(q.factor)[rows, columns]]
+        best = minimize(objective, start, method="BFGS", options={"gtol": 1e-8})
+        ours = np.r_[state.posterior.loc, np.asarray(state.posterior.factor)[rows, columns]]
+        np.testing.assert_allclose(ours, best.x, atol=2e-6)
+
+
+def test_svb_refuses_evidence_that_it_cannot_have():
+    for step_size, box in ((nt.online.svb_rate(0.5), None), (0.1, nt.online.Ball(1.0, 1.0))):
+        with pytest.raises(ValueError, match=r"finite evidence .*objective \(7\)"):
+            nt.online.svb(step_size, box, evidence=2.0)
+    with pytest.raises(ValueError, match="evidence must be"):
+        nt.online.svb(0.1, evidence=0.0)
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)

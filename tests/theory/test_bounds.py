@@ -11,7 +11,7 @@ from conftest import tiered
 import numpyro_tempered as nt
 from numpyro_tempered import bounds, hindsight
 from numpyro_tempered.gaussian.families import FullRank, MeanField
-from numpyro_tempered.online import Box
+from numpyro_tempered.online import Ball, Box
 from numpyro_tempered.online import rates as schedules
 from numpyro_tempered.online.stream import step
 from numpyro_tempered.online.streams.average import average, with_average
@@ -103,6 +103,108 @@ def test_svb_and_oga_keep_theorem_3_at_every_round(x64, name, expectation, seed)
         regrets.append(one.at_mean.sum() - best.value)
     # The streams put the bound to the test.
     assert max(regrets) > 0.05 * bound.value[-1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("d", [4, 40])
+@pytest.mark.parametrize("name", ["svb", "oga"])
+def test_theorem_3_holds_in_a_ball_of_any_dimension(x64, name, d):
+    num_rounds, ball = 200, Ball(loc=1.5, scale=0.8)
+    x, y, adaptive = streams(num_rounds, d)
+    lipschitz = nt.bounds.lipschitz(x.reshape(-1, d))
+    diameter = nt.bounds.diameter(ball, d, point=name == "oga")
+    np.testing.assert_allclose(diameter**2, 4 * 1.5**2 + (0 if name == "oga" else 2 * 0.8**2))
+    if name == "svb":
+        c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
+        rule = nt.online.svb(nt.online.svb_rate(c), box=ball)
+    else:
+        rule = nt.online.oga(schedules.oga_rate(lipschitz=lipschitz, diameter=diameter), box=ball)
+    # From the side of the ball, in the first direction of the streams that have one.
+    loc, scale = 1.5 * x[1, 0], jnp.full(d, 0.8 / np.sqrt(d))
+    losses, labels = play(rule, LOGISTIC, MeanField(loc, scale), x, y, adaptive)
+    bound = bounds.svb(np.arange(1, num_rounds + 1), lipschitz=lipschitz, diameter=diameter)
+    regrets = []
+    for s in range(len(STREAMS)):
+        best = hindsight.convex(softplus_losses, jnp.zeros(d), x[s], labels[s], box=ball)
+        assert best.gap < 1e-5 * best.value
+        one = jax.tree.map(lambda part, s=s: part[s], losses)
+        assert_below(one, np.cumsum(best.losses) + bound.value + best.gap)
+        regrets.append(one.at_mean.sum() - best.value)
+    assert max(regrets) > 0.05 * bound.value[-1]
+
+
+@pytest.mark.full
+def test_theorem_2_holds_in_a_ball(x64):
+    num_rounds, d, ball = 200, 5, Ball(loc=1.0, scale=1.2)
+    x, y, adaptive = streams(num_rounds, d)
+    prior = MeanField(jnp.full(d, 0.2), jnp.linspace(0.3, 0.6, d))
+    constants = {
+        "lipschitz": nt.bounds.lipschitz(x.reshape(-1, d)),
+        "strong_convexity": nt.bounds.strong_convexity(prior),
+    }
+    rate = schedules.sva_rate(num_rounds, kl=3.0, **constants)
+    losses, labels = play(nt.online.sva(rate, box=ball), HINGE, prior, x, y, adaptive)
+    rounds, rng, ratios = np.arange(1, num_rounds + 1), np.random.default_rng(3), []
+    for s in range(len(STREAMS)):
+        one = jax.tree.map(lambda part, s=s: part[s], losses)
+        centres = [hindsight.hinge(x[s], labels[s], ball).theta, 0.5 * rng.normal(size=d) / np.sqrt(d)]
+        for loc in centres:
+            q = MeanField(jnp.asarray(loc), jnp.full(d, 0.3))
+            comparator = np.cumsum(expected_losses(HINGE, q, x[s], labels[s]))
+            kl = float(nt.families.mean_field.kl(q, prior))
+            right = bounds.sva(rounds, step_size=rate, kl=kl, comparator=comparator, **constants)
+            assert_below(one, right.value)
+            ratios.append((one.expected.sum() - comparator[-1]) / right.regret[-1])
+    assert max(ratios) > 0.02
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["svb", "sva"])
+@pytest.mark.parametrize("family", [("student_t", 3.0), ("laplace", None)], ids=["student_t", "laplace"])
+def test_theorems_2_and_3_hold_for_location_scale_families(x64, name, family):
+    num_rounds, d = 200, 3
+    x, y, adaptive = streams(num_rounds, d)
+    heavy = nt.expectations.location_scale(HINGE, *family)
+    prior = MeanField(jnp.full(d, 0.5), jnp.array([0.3, 0.5, 0.8]))
+    lipschitz, rounds = nt.bounds.lipschitz(x.reshape(-1, d)), np.arange(1, num_rounds + 1)
+    if name == "svb":
+        diameter = nt.bounds.diameter(BOX, d)
+        c = schedules.svb_constant(lipschitz=lipschitz, diameter=diameter)
+        rule = nt.online.svb(nt.online.svb_rate(c), box=BOX)
+    else:
+        constants = {"lipschitz": lipschitz, "strong_convexity": nt.bounds.strong_convexity(prior)}
+        rate = schedules.sva_rate(num_rounds, kl=3.0, **constants)
+        rule = nt.online.sva(rate)
+    losses, labels = play(rule, heavy, prior, x, y, adaptive)
+    ratios = []
+    for s in range(len(STREAMS)):
+        one, best = jax.tree.map(lambda part, s=s: part[s], losses), hindsight.hinge(x[s], labels[s], BOX)
+        if name == "svb":
+            comparator = np.cumsum(best.losses)
+            right = bounds.svb(rounds, lipschitz=lipschitz, diameter=diameter, comparator=comparator)
+        else:
+            q = MeanField(jnp.asarray(best.theta), jnp.full(d, 0.3))
+            comparator = np.cumsum(expected_losses(heavy, q, x[s], labels[s]))
+            kl = float(nt.families.mean_field.kl(q, prior))
+            right = bounds.sva(rounds, step_size=rate, kl=kl, comparator=comparator, **constants)
+        assert_below(one, right.value)
+        ratios.append((one.expected.sum() - comparator[-1]) / right.regret[-1])
+    assert max(ratios) > 0.02
+
+
+def test_the_lipschitz_constant_of_squared_losses_in_a_ball_is_the_largest_gradient():
+    rng = np.random.default_rng(0)
+    x, y, ball = rng.normal(size=(5, 3)), rng.normal(size=5), Ball(loc=1.5, scale=0.8)
+    constant = nt.bounds.lipschitz_squared(x, y, ball)
+    m, sigma = (rng.normal(size=(200_000, 3)) for _ in range(2))
+    m *= 1.5 / np.linalg.norm(m, axis=1, keepdims=True)
+    sigma = 0.8 * np.abs(sigma) / np.linalg.norm(sigma, axis=1, keepdims=True)
+    largest = 0.0
+    for row, outcome in zip(x, y, strict=True):
+        in_loc = np.max(2 * np.abs(outcome - m @ row)) * np.linalg.norm(row)
+        in_scale = np.max(np.linalg.norm(2 * sigma * row**2, axis=1))
+        largest = max(largest, np.hypot(in_loc, in_scale))
+    assert 0.98 * constant < largest <= constant
 
 
 @partial(jax.jit, static_argnums=0)
@@ -286,6 +388,136 @@ def test_hedge_without_a_range_holds_for_an_exp_concave_loss():
     np.testing.assert_allclose(bound.regret, 2 * np.log(4))
 
 
+# Against a fixed parameter
+
+
+@pytest.mark.parametrize(
+    ("d", "num_rounds", "reach", "points"),
+    tiered([(1, 120, 1.5, 2001), (2, 60, 0.5, 101)], unit=[(1, 120, 1.5, 2001)]),
+)
+def test_ewa_under_a_uniform_prior_keeps_its_bound_against_the_best_point(x64, d, num_rounds, reach, points):
+    x, y, adaptive = streams(num_rounds, d)
+    axis = np.linspace(-reach, reach, points)
+    grid = np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
+    slope = float(np.max(np.sum(np.abs(x), axis=-1)))
+    excess, loss_range = d / num_rounds, 1.0 + reach * slope
+    # So many points of an axis at least are within the distance at which a loss changes by the excess.
+    near = np.floor(excess / slope / (axis[1] - axis[0]))
+    assert near > 1
+    width = excess * points / near
+    np.testing.assert_allclose(width, 2 * reach * slope, rtol=0.35)
+    kl = schedules.point_kl(num_rounds, d, width)
+    rate = schedules.ewa_rate(num_rounds, kl=kl, loss_range=loss_range)
+    losses, labels = play(
+        nt.online.ewa_grid(grid, rate), HINGE, MeanField(jnp.zeros(d), jnp.ones(d)), x, y, adaptive
+    )
+    rounds = np.arange(1, num_rounds + 1)
+    bound = bounds.ewa_point(rounds, step_size=rate, loss_range=loss_range, d=d, width=width)
+    ratios = []
+    for s in range(len(STREAMS)):
+        best = hindsight.hinge(x[s], labels[s], Box(loc=reach))
+        regret = np.cumsum(losses.at_mean[s]) - np.cumsum(best.losses)
+        assert np.all(regret <= bound.value)
+        ratios.append(regret[-1] / bound.value[-1])
+    assert max(ratios) > 0.05
+
+
+def test_equation_4_is_the_bound_of_the_average_with_its_lower_order_term():
+    num_rounds, d, loss_range = 5000, 7, 2.5
+    kl = schedules.point_kl(num_rounds, d)
+    rate = schedules.ewa_rate(num_rounds, kl=kl, loss_range=loss_range)
+    np.testing.assert_allclose(rate, np.sqrt(8 * d * np.log(num_rounds / d) / num_rounds) / loss_range)
+    bound = bounds.ewa_point(num_rounds, step_size=rate, loss_range=loss_range, d=d)
+    printed = loss_range * np.sqrt(d / (2 * num_rounds) * np.log(num_rounds / d))
+    excess = bounds.online_to_batch(num_rounds, bound.regret).value
+    np.testing.assert_allclose(excess, printed + d / num_rounds, rtol=1e-12)
+    # The rate is the best for its divergence.
+    for factor in (0.8, 1.25):
+        other = bounds.ewa_point(num_rounds, step_size=factor * rate, loss_range=loss_range, d=d)
+        assert other.value > bound.value
+    # Terms by round, for the horizon of the last.
+    by_round = bounds.ewa_point([1, 50, num_rounds], step_size=rate, loss_range=loss_range, d=d)
+    np.testing.assert_allclose(by_round.value[-1], bound.value)
+    np.testing.assert_allclose(by_round.divergence, kl / rate + d / num_rounds * np.array([1, 50, num_rounds]))
+    with pytest.raises(ValueError, match="num_rounds must exceed d / width = 7"):
+        schedules.point_kl(7, 7)
+
+
+@pytest.mark.parametrize("box", [None, pytest.param(BOX, marks=pytest.mark.full)], ids=["free", "box"])
+def test_sva_keeps_its_bound_against_the_best_point(x64, box):
+    num_rounds, d = 200, 2
+    x, y, adaptive = streams(num_rounds, d)
+    prior = MeanField(jnp.full(d, 0.5), jnp.array([0.5, 0.8]))
+    constants = {
+        "lipschitz": nt.bounds.lipschitz(x.reshape(-1, d)),
+        "strong_convexity": nt.bounds.strong_convexity(prior),
+    }
+    rate = schedules.sva_rate(num_rounds, kl=schedules.point_kl(num_rounds, d), **constants)
+    np.testing.assert_allclose(
+        rate * constants["lipschitz"],
+        np.sqrt(constants["strong_convexity"] * d * np.log(num_rounds / d) / num_rounds),
+    )
+    losses, labels = play(nt.online.sva(rate, box=box), HINGE, prior, x, y, adaptive)
+    rounds, ratios = np.arange(1, num_rounds + 1), []
+    printed = constants["lipschitz"] * rate / (constants["strong_convexity"] * np.sqrt(d))
+    for s in range(len(STREAMS)):
+        best = hindsight.hinge(x[s], labels[s], BOX)
+        for scale in (None, printed):
+            bound = bounds.sva_point(
+                rounds,
+                step_size=rate,
+                lipschitz=constants["lipschitz"],
+                prior=prior,
+                theta=best.theta,
+                scale=scale,
+            )
+            regret = np.cumsum(losses.expected[s]) - np.cumsum(best.losses)
+            assert np.all(regret <= bound.value)
+            ratios.append(regret[-1] / bound.value[-1])
+    assert max(ratios) > 0.03
+
+
+def test_the_least_scale_is_the_least_by_another_solver():
+    from scipy.optimize import minimize
+
+    prior, theta, rate, lipschitz = MeanField(jnp.zeros(3), jnp.array([0.5, 1.0, 4.0])), np.ones(3), 0.05, 2.0
+    rounds = np.array([1, 30, 4000])
+    least = bounds.sva_point(rounds, step_size=rate, lipschitz=lipschitz, prior=prior, theta=theta)
+    unit = np.array([0.5, 1.0, 4.0])
+    for t, value in zip(rounds, least.value, strict=True):
+
+        def total(logs, t=t):
+            sigma = np.exp(logs)
+            kl = 0.5 * np.sum((1.0 + sigma**2) / unit**2 - 1.0) + np.sum(np.log(unit / sigma))
+            return rate * lipschitz**2 * t * 16.0 + t * lipschitz * np.linalg.norm(sigma) + kl / rate
+
+        other = minimize(total, np.zeros(3), method="BFGS", options={"gtol": 1e-9})
+        np.testing.assert_allclose(value, other.fun, rtol=1e-9)
+        one = bounds.sva_point(
+            t, step_size=rate, lipschitz=lipschitz, prior=prior, theta=theta, scale=np.exp(other.x)
+        )
+        np.testing.assert_allclose(one.value, other.fun, rtol=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1.0, 10.0])
+def test_the_corollary_of_section_4_1_has_the_root_of_the_strong_convexity(unit):
+    # The limits are approached as slowly as log log T / log T falls.
+    d, lipschitz, gamma = 3, 2.0, unit**-2
+    prior, ratios = MeanField(jnp.zeros(d), jnp.full(d, unit)), []
+    for num_rounds in (1e20, 1e60, 1e180):
+        rate = schedules.sva_rate(
+            num_rounds, kl=schedules.point_kl(num_rounds, d), lipschitz=lipschitz, strong_convexity=gamma
+        )
+        leading = lipschitz * np.sqrt(num_rounds * d * np.log(num_rounds / d) / gamma)
+        arguments = {"step_size": rate, "lipschitz": lipschitz, "prior": prior, "theta": np.full(d, unit)}
+        printed = bounds.sva_point(num_rounds, scale=lipschitz * rate / (gamma * np.sqrt(d)), **arguments)
+        least = bounds.sva_point(num_rounds, **arguments)
+        ratios.append((printed.value / leading, least.value / leading))
+    errors = np.abs(np.array(ratios) - [2.5, 1.5])
+    assert np.all(errors[1:] < errors[:-1])
+    assert np.all(errors[-1] < 0.02)
+
+
 # Online to batch
 
 
@@ -390,6 +622,8 @@ def test_every_bound_names_its_source_and_assumptions():
         bounds.svb(1, lipschitz=1.0, diameter=1.0),
         bounds.svb_strongly_convex(1, lipschitz=1.0, curvature=1.0),
         bounds.hedge(1, 2, rate=1.0),
+        bounds.ewa_point(9, step_size=1.0, loss_range=1.0, d=2),
+        bounds.sva_point(9, step_size=1.0, lipschitz=1.0, prior=MeanField(np.zeros(1), np.ones(1)), theta=[1.0]),
         bounds.online_to_batch(1, 1.0),
         bounds.online_to_batch_risk(1, 1.0, loss_range=1.0, delta=0.1),
     ]
@@ -420,6 +654,12 @@ def test_every_bound_names_its_source_and_assumptions():
         ),
         (lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0), "curvature must be positive"),
         (lambda: bounds.hedge(9, 0, rate=1.0), "num_experts must be positive"),
+        (
+            lambda: bounds.sva_point(
+                9, step_size=1.0, lipschitz=1.0, prior=MeanField(np.zeros(2), np.ones(2)), theta=[1.0]
+            ),
+            r"theta must have shape \(2,\)",
+        ),
         (lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0), "probability of failure"),
         (
             lambda: bounds.doubling(9, bounds.svb(1, lipschitz=1.0, diameter=1.0)),

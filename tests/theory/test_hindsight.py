@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import numpyro_tempered as nt
 from numpyro_tempered import hindsight
 from numpyro_tempered.gaussian.families import FullRank, MeanField
-from numpyro_tempered.online import Box
+from numpyro_tempered.online import Ball, Box
 from numpyro_tempered.theory.hindsight.gaussian import _gaussian_at, _limits
 
 HINGE = nt.expectations.hinge()
@@ -64,6 +64,36 @@ def test_no_point_of_a_grid_is_better_and_one_is_nearly_as_good(name, bound, d):
     half = bound / (points - 1)
     slope = np.abs(x).sum() * (2 * np.max(np.abs(y) + np.abs(x).sum(1) * bound) if name == "squared" else 1.0)
     assert least <= best.value + half * slope
+
+
+@pytest.mark.parametrize("name", tiered([*LOSSES, "convex"], unit=["hinge", "squared"]))
+def test_the_best_in_a_ball_is_that_of_a_grid(name):
+    ball = Ball(loc=0.35)
+    if name == "convex":
+        solve, loss = (
+            partial(hindsight.convex, softplus_losses, jnp.zeros(2)),
+            lambda u, y: np.logaddexp(0, -y * u),
+        )
+        x, y = data("hinge", 60, 2)
+    else:
+        solve, loss = LOSSES[name]
+        x, y = data(name, 60, 2)
+    best, wide = solve(x, y, box=ball), solve(x, y, box=Ball(loc=100.0))
+    assert np.linalg.norm(best.theta) <= 0.35 * (1 + 1e-9)
+    # It binds: the free one, which a wide ball and no bounds both have, is outside.
+    assert np.linalg.norm(wide.theta) > 0.4
+    np.testing.assert_allclose(wide.value, solve(x, y).value, rtol=1e-6)
+    np.testing.assert_allclose(best.losses, loss(x @ best.theta, y), rtol=1e-5)
+    # A smoothed loss leaves a gap for losses with kinks, float32 one for convex.
+    assert -1e-12 <= best.gap < (1e-3 if name in ("hinge", "absolute", "pinball") else 1e-5) * best.value
+    radii, angles = np.linspace(0, 0.35, 120), np.linspace(0, 2 * np.pi, 720)
+    points = np.stack([np.outer(radii, np.cos(angles)), np.outer(radii, np.sin(angles))], -1).reshape(-1, 2)
+    least = loss(points @ x.T, y).sum(-1).min()
+    assert best.lower <= least * (1 + 1e-7)
+    assert best.value <= least * (1 + 1e-4)
+    if name in ("hinge", "squared"):
+        with pytest.raises(ValueError, match="best Gaussian in a Ball is not supported"):
+            hindsight.gaussian(HINGE, MeanField(jnp.zeros(2), jnp.ones(2)), 1.0, x, np.sign(y), box=ball)
 
 
 def test_medians_quantiles_and_means_are_found():

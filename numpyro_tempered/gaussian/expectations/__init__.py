@@ -4,6 +4,7 @@ from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.expectations.gauss_hermite import gauss_hermite
 from numpyro_tempered.gaussian.expectations.hinge import hinge
 from numpyro_tempered.gaussian.expectations.linearised import linearised
+from numpyro_tempered.gaussian.expectations.location_scale import location_scale
 from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.gaussian.expectations.outputs import predictor_monte_carlo
 from numpyro_tempered.gaussian.expectations.pinball import absolute, pinball
@@ -19,6 +20,7 @@ __all__ = [
     "gauss_hermite",
     "hinge",
     "linearised",
+    "location_scale",
     "monte_carlo",
     "pinball",
     "poisson",

@@ -5,7 +5,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian, family_of, require
 from numpyro_tempered.online import base as rules
 
 
-def oga(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
+def oga(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
     r"""Online gradient algorithm on a point: :math:`\theta \leftarrow \Pi(\theta - \eta\nabla l_t)`.
 
     Starts at the prior mean. The posterior is the point itself: its scale is 0, and the two
@@ -13,7 +13,7 @@ def oga(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
 
     Args:
         step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
-        box: Optional bounds; only ``box.loc`` matters.
+        box: Optional bounds, a :class:`Box` or a :class:`Ball`; only ``box.loc`` matters.
 
     Returns:
         An online :class:`Rule`.
@@ -44,7 +44,7 @@ def oga(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
     return rules.in_box(rules.Rule(init, update, curvature="none", name="oga", point=True), box)
 
 
-def oga_el(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
+def oga_el(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
     r"""Online gradient on the expected loss, :math:`\mu \leftarrow \Pi(\mu - \eta\nabla\bar L_t)`.
 
     The parameters are μ = (m, σ) with σ >= 0; the gradient in σ is 2σ times that in σ², so σ = 0 is
@@ -53,7 +53,8 @@ def oga_el(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rul
 
     Args:
         step_size: η, a float, a callable of the count t = 1, 2, ... or of ``(t, q)``.
-        box: Optional bounds on means and scales.
+        box: Optional bounds on means and scales: a :class:`Box` for a mean-field family, a :class:`Ball` for
+            every one.
 
     Returns:
         An online :class:`Rule`.

@@ -24,6 +24,7 @@ from numpyro_tempered.theory.bounds.log_true_density import (
     known_density,
     maximum_likelihood,
 )
+from numpyro_tempered.theory.bounds.points import ewa_point, sva_point
 from numpyro_tempered.theory.bounds.regret import doubling, ewa, hedge, sva, svb, svb_strongly_convex
 from numpyro_tempered.theory.bounds.renyi import renyi_exponential_family, renyi_gaussian, renyi_normal
 from numpyro_tempered.theory.bounds.renyi_numeric import renyi_discrete, renyi_quadrature
@@ -37,6 +38,7 @@ __all__ = [
     "doubling",
     "empirical_entropy",
     "ewa",
+    "ewa_point",
     "hedge",
     "hellinger_bound",
     "known_density",
@@ -53,6 +55,7 @@ __all__ = [
     "selection_certificate",
     "strong_convexity",
     "sva",
+    "sva_point",
     "svb",
     "svb_strongly_convex",
     "tempered_certificate",

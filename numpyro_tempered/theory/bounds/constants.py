@@ -16,6 +16,7 @@ import numpy as np
 from numpyro_tempered.core.checks import check_number, check_numbers, check_positive
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports
+from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
 
 NO_SLOPE = "The features must be finite, and not all 0."
@@ -50,12 +51,12 @@ def lipschitz(x: ArrayLike, slope: float = 1.0) -> float:
     return float(check_number(constant, "L", "(0, inf)", hint=NO_SLOPE))
 
 
-def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box) -> float:
+def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box | Ball) -> float:
     r"""The constant L of expected squared losses :math:`E_q(y - x^\top\theta)^2` over a box.
 
     The gradients are -2(y - m·x) x in the means and 2σ_j x_j² in the scales, so that with bounds M on the means
     and S on the scales L² is the largest of :math:`4(|y| + \sum_j M_j|x_j|)^2\lVert x\rVert^2 +
-    4\sum_j S_j^2x_j^4`.
+    4\sum_j S_j^2x_j^4`; in a ball the sums are :math:`M\lVert x\rVert` and :math:`S^2\max_jx_j^4`.
 
     Args:
         x: Features, shape ``(T, d)``.
@@ -75,21 +76,24 @@ def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box) -> float:
     """
     rows, y = np.atleast_2d(np.asarray(x, np.float64)), np.asarray(y, np.float64)
     loc, scale = _finite_box(box, rows.shape[-1])
-    residual = np.abs(y) + np.abs(rows) @ loc
-    in_loc = np.square(residual) * np.sum(np.square(rows), axis=-1)
-    in_scale = np.sum(np.square(scale * np.square(rows)), axis=-1)
+    lengths = np.sum(np.square(rows), axis=-1)
+    if isinstance(box, Ball):
+        reach, in_scale = loc[0] * np.sqrt(lengths), np.square(scale[0]) * np.max(rows**4, axis=-1)
+    else:
+        reach, in_scale = np.abs(rows) @ loc, np.sum(np.square(scale * np.square(rows)), axis=-1)
+    in_loc = np.square(np.abs(y) + reach) * lengths
     constant = 2.0 * math.sqrt(np.max(in_loc + in_scale))
     return float(check_number(constant, "L", "(0, inf)", hint=NO_SLOPE))
 
 
-def diameter(box: Box, d: int, *, point: bool = False) -> float:
-    r"""The size D of a box: :math:`D^2 = \sup\lVert m - m'\rVert^2 + 2\sup\lVert\sigma\rVert^2`.
+def diameter(box: Box | Ball, d: int, *, point: bool = False) -> float:
+    r"""The size D of a box or ball: :math:`D^2 = \sup\lVert m - m'\rVert^2 + 2\sup\lVert\sigma\rVert^2`.
 
     The factor 2 is what SVB's recursion in σ proves, whose step is half of that in m (CA19, Theorem 3; the D
-    printed in section 4 is D²).
+    printed in section 4 is D²). In a ball of radii M and S it is :math:`4M^2 + 2S^2` in every dimension.
 
     Args:
-        box: Finite bounds, each a scalar or ``(d,)``.
+        box: Finite bounds; of a :class:`~numpyro_tempered.online.Box` each a scalar or ``(d,)``.
         d: Number of coordinates.
         point: Whether the rule moves a point (OGA), for which the scales do not count.
 
@@ -105,7 +109,9 @@ def diameter(box: Box, d: int, *, point: bool = False) -> float:
         6.928203230275509
     """
     loc, scale = _finite_box(box._replace(scale=1.0) if point else box, d)
-    return math.sqrt(4.0 * np.sum(np.square(loc)) + (0.0 if point else 2.0 * np.sum(np.square(scale))))
+    # In a ball the radii bound the norms themselves.
+    size = np.max if isinstance(box, Ball) else np.sum
+    return math.sqrt(4.0 * size(np.square(loc)) + (0.0 if point else 2.0 * size(np.square(scale))))
 
 
 def strong_convexity(prior: Gaussian) -> float:
@@ -135,7 +141,7 @@ def strong_convexity(prior: Gaussian) -> float:
     return 1.0 / float(np.max(np.square(root)) if root.ndim == 1 else np.linalg.norm(root, 2) ** 2)
 
 
-def _finite_box(box: Box, d: int) -> tuple[np.ndarray, np.ndarray]:
+def _finite_box(box: Box | Ball, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Both bounds as ``(d,)`` arrays."""
     hint = "The theorem needs a bounded set: run the rule in a box with finite bounds."
     for name, bound in box._asdict().items():

@@ -13,6 +13,18 @@ whether or not the solver did what it should:
 from numpyro_tempered.theory.hindsight.base import Hindsight
 from numpyro_tempered.theory.hindsight.gaussian import GaussianComparator, gaussian
 from numpyro_tempered.theory.hindsight.kinks import absolute, hinge, pinball
+from numpyro_tempered.theory.hindsight.sequential import SequentialFit, sequential
 from numpyro_tempered.theory.hindsight.smooth import convex, squared
 
-__all__ = ["GaussianComparator", "Hindsight", "absolute", "convex", "gaussian", "hinge", "pinball", "squared"]
+__all__ = [
+    "GaussianComparator",
+    "Hindsight",
+    "SequentialFit",
+    "absolute",
+    "convex",
+    "gaussian",
+    "hinge",
+    "pinball",
+    "sequential",
+    "squared",
+]

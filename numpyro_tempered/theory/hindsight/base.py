@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_numbers
+from numpyro_tempered.core.checks import check_number, check_numbers
 from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
 
 
@@ -19,8 +20,8 @@ class Hindsight(NamedTuple):
         value: Its cumulative loss.
         lower: No parameter within ``reach`` has a cumulative loss below this.
         losses: The loss of θ in each round, shape ``(T,)``.
-        reach: Bounds on the absolute values of θ, shape ``(d,)``: those of the box; where it has none, at least
-            ten times the larger of 1 and the absolute value.
+        reach: Bounds on the absolute values of θ, shape ``(d,)``: those of the box, or the radius of the ball;
+            where there is none, at least ten times the larger of 1 and the absolute value.
     """
 
     theta: np.ndarray
@@ -40,20 +41,36 @@ def minimise(
     start: np.ndarray,
     lower: np.ndarray,
     upper: np.ndarray,
+    *,
+    radius: float = math.inf,
     **options: float,
 ) -> np.ndarray:
-    """The minimiser in a box of a function that returns its value and gradient, by L-BFGS-B."""
+    """The minimiser of a function that returns value and gradient, in a box by L-BFGS-B, in a ball by SLSQP."""
     from scipy.optimize import minimize
 
+    if math.isfinite(radius):
+        # In units of the radius.
+        inside = {"type": "ineq", "fun": lambda u: 1.0 - u @ u, "jac": lambda u: -2.0 * u}
+
+        def scaled(u: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slope = objective(radius * u)
+            return value, radius * slope
+
+        fine = {"maxiter": 1000, "ftol": 1e-15}
+        u = minimize(scaled, start / radius, jac=True, method="SLSQP", constraints=[inside], options=fine).x
+        return radius * u / max(float(np.linalg.norm(u)), 1.0)
     limits = list(zip(lower, upper, strict=True))
     start = np.clip(start, lower, upper)
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits, options=options).x
 
 
-def by_gradient(theta: np.ndarray, losses: np.ndarray, slope: np.ndarray, reach: np.ndarray) -> Hindsight:
-    """The certificate of a smooth convex loss: the least value of its tangent over the box."""
+def by_gradient(
+    theta: np.ndarray, losses: np.ndarray, slope: np.ndarray, reach: np.ndarray, radius: float = math.inf
+) -> Hindsight:
+    """The certificate of a smooth convex loss: the least value of its tangent over the box or ball."""
     value = float(losses.sum())
-    gap = float(slope @ theta + np.abs(slope) @ reach)
+    depth = radius * np.linalg.norm(slope) if math.isfinite(radius) else np.abs(slope) @ reach
+    gap = float(slope @ theta + depth)
     return Hindsight(theta, value, value - max(gap, 0.0), losses, reach)
 
 
@@ -82,7 +99,12 @@ def as_data(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return rows, outcomes
 
 
-def as_bounds(box: Box | None, rows: np.ndarray) -> np.ndarray:
+def as_radius(box: Box | Ball | None) -> float:
+    """The largest norm of θ: infinite but in a ball."""
+    return float(check_number(box.loc, "box.loc", "(0, inf]")) if isinstance(box, Ball) else math.inf
+
+
+def as_bounds(box: Box | Ball | None, rows: np.ndarray) -> np.ndarray:
     """Bounds on |θ_j|, shape ``(d,)``."""
     bound = check_numbers(math.inf if box is None else box.loc, "box.loc", "(0, inf]")
     return np.array(np.broadcast_to(np.asarray(bound, np.float64), rows.shape[1:]))

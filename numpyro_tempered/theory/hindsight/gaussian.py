@@ -11,6 +11,7 @@ from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, family_of, supports
+from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box, Data
 from numpyro_tempered.theory.hindsight.base import minimise
 
@@ -62,6 +63,11 @@ def gaussian(
     if expectation.needs_key:
         raise ValueError("the comparator needs a closed form or quadrature, not an expectation that draws.")
     arrays = jax.tree.map(jnp.asarray, data)
+    if isinstance(box, Ball):
+        raise ValueError(
+            "the best Gaussian in a Ball is not supported: give kl and comparator of any Gaussian in it to "
+            "nt.bounds.sva, such as of the best in a smaller Box, or take nt.bounds.sva_point."
+        )
     if not supports(prior, "from_root"):
         raise TypeError(f"the comparator is a {able('from_root', 'or')}, got a prior of {type(prior).__name__}.")
     if family_of(prior).diagonal_only:

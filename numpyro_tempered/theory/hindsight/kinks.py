@@ -7,8 +7,17 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
-from numpyro_tempered.theory.hindsight.base import Hindsight, as_bounds, as_data, as_reach, minimise, units
+from numpyro_tempered.theory.hindsight.base import (
+    Hindsight,
+    as_bounds,
+    as_data,
+    as_radius,
+    as_reach,
+    minimise,
+    units,
+)
 
 # Up to here the whole linear program takes a second.
 MIN_SIZE = 5000
@@ -23,13 +32,13 @@ class PiecewiseLoss(NamedTuple):
     down: np.ndarray
 
 
-def hinge(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: float = 1e-6) -> Hindsight:
+def hinge(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: float = 1e-6) -> Hindsight:
     r"""The θ with the least :math:`\sum_t(1 - y_tx_t^\top\theta)_+`, by linear programming.
 
     Args:
         x: Features, shape ``(T, d)``.
         y: Labels in {-1, 1}, shape ``(T,)``.
-        box: Optional bounds; only ``box.loc`` matters.
+        box: Optional bounds, a box or a ball; only ``box.loc`` matters.
         tolerance: Gap at which to stop, relative to the loss. Streams of up to 5000 rounds are solved exactly.
 
     Returns:
@@ -48,16 +57,16 @@ def hinge(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: float =
     if not np.all(np.abs(labels) == 1.0):
         raise ValueError("hinge needs labels y in {-1, 1}.")
     up, down = (labels > 0).astype(float), (labels < 0).astype(float)
-    return _solve(PiecewiseLoss(rows, labels, up, down), as_bounds(box, rows), tolerance)
+    return _solve(PiecewiseLoss(rows, labels, up, down), box, tolerance)
 
 
-def absolute(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: float = 1e-6) -> Hindsight:
+def absolute(x: ArrayLike, y: ArrayLike, box: Box | Ball | None = None, tolerance: float = 1e-6) -> Hindsight:
     r"""The θ with the least :math:`\sum_t|y_t - x_t^\top\theta|`, by linear programming.
 
     Args:
         x: Features, shape ``(T, d)``.
         y: Outcomes, shape ``(T,)``.
-        box: Optional bounds; only ``box.loc`` matters.
+        box: Optional bounds, a box or a ball; only ``box.loc`` matters.
         tolerance: Gap at which to stop, relative to the loss.
 
     Returns:
@@ -74,11 +83,11 @@ def absolute(x: ArrayLike, y: ArrayLike, box: Box | None = None, tolerance: floa
     """
     rows, outcomes = as_data(x, y)
     one = np.ones_like(outcomes)
-    return _solve(PiecewiseLoss(rows, outcomes, one, one), as_bounds(box, rows), tolerance)
+    return _solve(PiecewiseLoss(rows, outcomes, one, one), box, tolerance)
 
 
 def pinball(
-    x: ArrayLike, y: ArrayLike, level: float, box: Box | None = None, tolerance: float = 1e-6
+    x: ArrayLike, y: ArrayLike, level: float, box: Box | Ball | None = None, tolerance: float = 1e-6
 ) -> Hindsight:
     r"""The θ with the least pinball loss :math:`\sum_t\rho_\tau(y_t - x_t^\top\theta)`, by linear programming.
 
@@ -88,7 +97,7 @@ def pinball(
         x: Features, shape ``(T, d)``.
         y: Outcomes, shape ``(T,)``.
         level: τ, in (0, 1).
-        box: Optional bounds; only ``box.loc`` matters.
+        box: Optional bounds, a box or a ball; only ``box.loc`` matters.
         tolerance: Gap at which to stop, relative to the loss.
 
     Returns:
@@ -106,10 +115,28 @@ def pinball(
     check_number(level, "level", "(0, 1)")
     rows, outcomes = as_data(x, y)
     up = np.full_like(outcomes, level)
-    return _solve(PiecewiseLoss(rows, outcomes, up, 1.0 - up), as_bounds(box, rows), tolerance)
+    return _solve(PiecewiseLoss(rows, outcomes, up, 1.0 - up), box, tolerance)
 
 
-def _solve(loss: PiecewiseLoss, bound: np.ndarray, tolerance: float) -> Hindsight:
+def _solve(loss: PiecewiseLoss, box: Box | Ball | None, tolerance: float) -> Hindsight:
+    """The minimum of the loss over a box or a ball.
+
+    In a ball the linear program for the box around it decides where its θ lies inside. Elsewhere the minimiser is
+    that of a smoothed loss, with slopes for the lower bound; look at the ``gap``.
+    """
+    bound, radius = as_bounds(box, loss.x), as_radius(box)
+    best = _solve_in_box(loss, bound, tolerance)
+    if np.linalg.norm(best.theta) <= radius:
+        return best
+    theta, slopes = _smoothed(loss, bound, radius)
+    residual = loss.x @ theta - loss.kinks
+    losses = np.where(residual < 0, -loss.up, loss.down) * residual
+    value = float(losses.sum())
+    lower = max(best.lower, float(-slopes @ loss.kinks - radius * np.linalg.norm(slopes @ loss.x)))
+    return Hindsight(theta, value, min(lower, value), losses, bound)
+
+
+def _solve_in_box(loss: PiecewiseLoss, bound: np.ndarray, tolerance: float) -> Hindsight:
     """The minimum of the loss over a box.
 
     The dual linear program has one bounded variable for each round, its slope, and d equations. Of a long stream
@@ -125,7 +152,7 @@ def _solve(loss: PiecewiseLoss, bound: np.ndarray, tolerance: float) -> Hindsigh
     size = max(MIN_SIZE, math.ceil(n ** (2 / 3) * math.sqrt(d)))
     theta = np.zeros(d)
     if n > size:
-        theta = _smoothed(loss, bound)
+        theta, _ = _smoothed(loss, bound)
     elif np.any(np.isinf(bound)):
         theta = np.linalg.lstsq(x, kinks, rcond=None)[0]
     reach = as_reach(theta, bound, unit)
@@ -184,23 +211,27 @@ def _dual_program(
     return result.eqlin.marginals, np.clip(result.x[: len(limits)], limits[:, 0], limits[:, 1])
 
 
-def _smoothed(loss: PiecewiseLoss, bound: np.ndarray) -> np.ndarray:
-    """A minimiser of the loss with rounded kinks, ever less round, by L-BFGS-B."""
+def _smoothed(loss: PiecewiseLoss, bound: np.ndarray, radius: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """A minimiser of the loss with rounded kinks, ever less round, and its slopes there."""
     x, kinks, up, down = loss
     theta = np.zeros(x.shape[1])
-    for share in (1.0, 0.3, 0.1, 0.03, 0.01):
+    shares = (1.0, 0.3, 0.1, 0.03, 0.01)
+    width = 0.0
+
+    def smooth(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         residual = x @ theta - kinks
-        width = share * max(float(np.mean(np.abs(residual))), 1e-12)
+        size, side = np.abs(residual), np.where(residual < 0, up, down)
+        value = np.where(size < width, 0.5 * np.square(residual) / width, size - 0.5 * width)
+        return side * value, side * np.clip(residual / width, -1.0, 1.0)
 
-        def mean(theta: np.ndarray, width: float = width) -> tuple[float, np.ndarray]:
-            residual = x @ theta - kinks
-            size, side = np.abs(residual), np.where(residual < 0, up, down)
-            round_, slope = size < width, np.clip(residual / width, -1.0, 1.0)
-            value = np.where(round_, 0.5 * np.square(residual) / width, size - 0.5 * width)
-            return float(np.mean(side * value)), (side * slope) @ x / len(kinks)
+    def mean(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        values, slopes = smooth(theta)
+        return float(np.mean(values)), slopes @ x / len(kinks)
 
-        theta = minimise(mean, theta, -bound, bound, maxiter=200, maxcor=30)
-    return theta
+    for share in shares if math.isinf(radius) else (*shares, 1e-3, 1e-4):
+        width = share * max(float(np.mean(np.abs(x @ theta - kinks))), 1e-12)
+        theta = minimise(mean, theta, -bound, bound, radius=radius, maxiter=200, maxcor=30)
+    return theta, smooth(theta)[1]
 
 
 def _leverage(x: np.ndarray) -> np.ndarray:
