@@ -109,3 +109,39 @@ def test_precision_after_ten_million_rounds():
 @pytest.mark.slow
 def test_summed_gradients_after_ten_million_rounds():
     check_sums(100_000, 100, varied=True)
+
+
+def check_low_rank(num_rounds, num_chunks, held):
+    """Rows in a plane after ``held`` of them: variances and means by the formula, in the plane and beside it."""
+    d, rank = 20, 3
+    rng = np.random.default_rng(2)
+    plane = np.linalg.qr(rng.normal(size=(d, 2)))[0]
+    x = (rng.normal(size=(num_rounds, 2)) @ plane.T).astype(np.float32)
+    y = (x @ rng.normal(size=d) + rng.normal(size=num_rounds)).astype(np.float32)
+    factor = np.concatenate([np.sqrt(held) * plane, np.zeros((d, rank - 2))], axis=1).astype(np.float32)
+    prior = nt.families.LowRank(jnp.zeros(d), jnp.ones(d), jnp.asarray(factor))
+    rule = nt.online.ngvi(0.5)
+    state = rule.init(prior)
+    for _ in range(num_chunks):
+        state, _ = nt.online.run(rule, SQUARED, state, jnp.asarray(x), jnp.asarray(y))
+    assert (int(state.count), int(state.rejected)) == (num_rounds * num_chunks, 0)
+    rows, exact = x.astype(float), np.eye(d) + factor.astype(float) @ factor.T
+    exact = exact + num_chunks * rows.T @ rows
+    mean = np.linalg.solve(exact, num_chunks * rows.T @ y)
+    loc, diag, ours = (np.asarray(leaf, float) for leaf in state.posterior)
+    scales, directions = np.linalg.eigh(exact)
+    precision = np.sum(np.square(directions.T @ ours), axis=1) + np.square(directions.T) @ diag
+    assert relative(precision, scales) < 1e-3
+    np.testing.assert_allclose(np.sqrt(scales) * ((loc - mean) @ directions), 0.0, atol=0.01)
+    # What rules and predictions take from it: a rounding of the prior's variance is a tenth of these variances.
+    variance = nt.families.family_of(prior).predictor_variance(state.posterior, jnp.asarray(x[:50]))
+    assert relative(variance, np.sum(rows[:50] * np.linalg.solve(exact, rows[:50].T).T, axis=1)) < 1e-2
+
+
+def test_low_rank_precision_after_a_million_rounds():
+    check_low_rank(2_000, 1, held=1e6)
+
+
+@pytest.mark.slow
+def test_low_rank_precision_from_the_first_round_on():
+    check_low_rank(100_000, 10, held=0.0)

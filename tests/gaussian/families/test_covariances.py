@@ -16,6 +16,7 @@ from numpyro_tempered.gaussian.families import (
     family_of,
     full_rank,
     low_rank,
+    rank_updates,
 )
 from numpyro_tempered.infer.guides import LowRankPrecisionNormal
 
@@ -152,7 +153,7 @@ def test_a_truncated_sum_keeps_its_diagonal_and_the_strongest_directions(x64):
     columns = rng.normal(size=(D, 4))
     signs = np.array([1.0, 1.0, 1.0, -1.0])
     whole = (columns * signs) @ columns.T
-    truncate = jax.jit(low_rank.truncate, static_argnums=2)
+    truncate = jax.jit(rank_updates.truncate, static_argnums=2)
     factor, rest = (np.asarray(leaf) for leaf in truncate(columns, signs, 2))
     values, vectors = np.linalg.eigh(whole)
     np.testing.assert_allclose(factor @ factor.T, (vectors[:, -2:] * values[-2:]) @ vectors[:, -2:].T, atol=1e-9)
