@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -16,6 +16,9 @@ from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expect
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of
 
 T = TypeVar("T")
+
+# A datum that agrees with the posterior moves a mean by a few standard deviations at most.
+JUMP = 10.0
 
 
 class Losses(NamedTuple):
@@ -48,6 +51,8 @@ class OnlineState(NamedTuple):
         rejected: Rounds refused because data, loss or update were not finite.
         cumulative: Sums of the losses over the rounds taken, each a compensated sum.
         floored: Rounds whose negative curvature was floored.
+        jumps: Rounds taken that moved a mean by more than 10 of its standard deviations before the round.
+        max_move: The longest move of a mean in one round, in its standard deviations before the round.
     """
 
     posterior: Gaussian
@@ -57,6 +62,8 @@ class OnlineState(NamedTuple):
     rejected: Array
     cumulative: CumulativeLosses
     floored: Array
+    jumps: Array
+    max_move: Array
 
 
 class Box(NamedTuple):
@@ -109,6 +116,8 @@ class Rule(NamedTuple):
             again at posteriors that it leads to; None for others.
         box: The bounds that the rule projects on, or None.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
+        calibrated: Whether its scales measure uncertainty. The moves of other rules, of points and by gradient
+            steps, are measured in the scales of the prior.
     """
 
     init: Callable[[Gaussian], OnlineState]
@@ -121,6 +130,7 @@ class Rule(NamedTuple):
     refine: Callable[[Datum, Evaluation, OnlineState], Evaluation] | None = None
     holds_evidence: bool = False
     box: Box | None = None
+    calibrated: bool = True
 
 
 # A number, or a function of the count or of the count and q.
@@ -266,10 +276,10 @@ def choose(condition: Array, new: T, old: T) -> T:
 def start(prior: Gaussian, posterior: Gaussian, memory: PyTree = ()) -> OnlineState:
     """A state before the first round."""
     # Distinct buffers, so that the state can be donated to a compiled update.
-    zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(4)]
-    count, rejected, floored = (jnp.zeros((), jnp.int32) for _ in range(3))
-    cumulative = CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:]))
-    return OnlineState(posterior, prior, memory, count, rejected, cumulative, floored)
+    zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(5)]
+    count, rejected, floored, jumps = (jnp.zeros((), jnp.int32) for _ in range(4))
+    cumulative = CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:4]))
+    return OnlineState(posterior, prior, memory, count, rejected, cumulative, floored, jumps, zeros[4])
 
 
 def advance(
@@ -289,6 +299,31 @@ def close_round(state: OnlineState, losses: Losses, accept: Array) -> OnlineStat
     )
 
 
+def move(rule: Rule, before: OnlineState, after: OnlineState) -> Array:
+    """The longest move of a mean in a round, in standard deviations; coordinates without any do not count."""
+    return move_of(before.posterior, after.posterior, unit_of(rule, before))
+
+
+def unit_of(rule: Rule, state: OnlineState) -> Gaussian:
+    """The Gaussian whose standard deviations measure moves."""
+    return state.posterior if rule.calibrated else state.prior
+
+
+def move_of(before: Gaussian, after: Gaussian, unit: Gaussian) -> Array:
+    """The longest move of a mean in standard deviations of ``unit``."""
+    scale = family_of(unit).marginal_scale(unit)
+    return jnp.max(jnp.abs(after.loc - before.loc) / jnp.where(scale > 0, scale, jnp.inf))
+
+
+def layers(state: OnlineState) -> Iterator[PyTree]:
+    """The memory of a state, and those inside of it where rules wrap rules."""
+    memory = getattr(state, "memory", None)
+    yield memory
+    while hasattr(memory, "memory"):
+        memory = memory.memory
+        yield memory
+
+
 def memory_of(state: OnlineState, kind: type[T], maker: str) -> T:
     """The memory of a state, for functions that read the states of one rule.
 
@@ -300,10 +335,10 @@ def memory_of(state: OnlineState, kind: type[T], maker: str) -> T:
     Raises:
         TypeError: If the state is of another rule.
     """
-    memory = getattr(state, "memory", None)
-    if not isinstance(memory, kind):
-        raise TypeError(
-            f"the state must be that of a rule made by {maker} (OnlineVI's is state.rule_state), whose memory is "
-            f"{kind.__name__}; got {type(memory).__name__}."
-        )
-    return memory
+    for memory in layers(state):
+        if isinstance(memory, kind):
+            return memory
+    raise TypeError(
+        f"the state must be that of a rule made by {maker} (OnlineVI's is state.rule_state), whose memory is "
+        f"{kind.__name__}; got {type(getattr(state, 'memory', None)).__name__}."
+    )

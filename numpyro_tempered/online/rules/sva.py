@@ -59,4 +59,4 @@ def sva(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
         posterior = require(q, "kl_prox", "sva")(state.prior, totals, rate(state.count + 1, q))
         return rules.advance(state, posterior, memory=sums)
 
-    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="sva"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="sva", calibrated=False), box)

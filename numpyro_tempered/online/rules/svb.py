@@ -55,4 +55,4 @@ def svb(step_size: rules.StepSize, box: rules.Box | None = None) -> rules.Rule:
             argmin = require(q, "kl_prox", "svb")(q, grads, rate(state.count + 1, q))
         return rules.advance(state, argmin)
 
-    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="svb"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="svb", calibrated=False), box)
