@@ -190,12 +190,12 @@ class Observed(NamedTuple):
 
     Attributes:
         name: The site.
-        index: Which of the arrays among the arguments it observes.
+        argument: Which of the arrays among the arguments it observes.
         support: Where the values must lie, whatever the parameters.
     """
 
     name: str
-    index: int
+    argument: int
     support: Constraint
 
 
@@ -216,7 +216,7 @@ def support_check(model: Model, arrays: tuple[Array, ...], structure: ArgumentSt
 
     def check(*arrays: Array) -> None:
         for site in sites():
-            check_support(site, np.asarray(arrays[site.index]))
+            check_support(site, np.asarray(arrays[site.argument]))
 
     return check
 

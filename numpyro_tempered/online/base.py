@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -317,7 +317,7 @@ def move_of(before: Gaussian, after: Gaussian, unit: Gaussian) -> Array:
 
 def layers(state: OnlineState) -> Iterator[PyTree]:
     """The memory of a state, and those inside of it where rules wrap rules."""
-    memory = getattr(state, "memory", None)
+    memory: Any = getattr(state, "memory", None)
     yield memory
     while hasattr(memory, "memory"):
         memory = memory.memory

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections import namedtuple
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +153,7 @@ def former(tree: T) -> T:
 def present(tree: T, like: T) -> T:
     """A tree with its states of version 1 as they are now: no move is known of them."""
 
-    def convert(node: object, like: object) -> object:
+    def convert(node: object, like: Any) -> object:
         if not isinstance(node, FormerState):
             return node
         moves = (jnp.zeros(leaf.shape, leaf.dtype) for leaf in (like.jumps, like.max_move))
