@@ -106,8 +106,9 @@ def count_findings(
         message = (
             f"{counters['jumps']} of {total} rounds moved a mean by more than {JUMP:g} of its standard "
             f"deviations (the longest of the stream by {float(state.max_move):.3g}). Explicit steps overshoot "
-            "at outliers and unscaled features, and data may be far from a narrow prior: take rvga, a wider "
-            "prior or nt.online.standardise, or wrap the rule by nt.online.clip or robust."
+            "at outliers and unscaled features, mean fields at collinear ones, and data may be far from a narrow "
+            "prior: take rvga, a full covariance, a wider prior or nt.online.standardise, or wrap the rule by "
+            "nt.online.clip or robust."
         )
         yield Finding("jump", message, np.empty(0, int))
     yield from _weight_findings(state, before)
@@ -202,8 +203,9 @@ def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
     if ours.mean() > prior.mean() + allowance:
         message = (
             f"the mean loss, {ours.mean():.4g}, is above {prior.mean():.4g}, that of predictions at the prior "
-            "mean for the same rows: the posterior predicts worse than if it had not learned. Take rvga or a "
-            "smaller step size, standardise the features, or wrap the rule by nt.online.clip or robust."
+            "mean for the same rows: the posterior predicts worse than if it had not learned. Take rvga, a full "
+            "covariance or a smaller step size, standardise the features, or wrap the rule by nt.online.clip or "
+            "robust."
         )
         yield Finding("loss", message, np.empty(0, int))
 
