@@ -177,9 +177,8 @@ class OnlineVI:
         if shapes not in self._checked_shapes and not is_traced(arrays):
             check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
             self._checked_shapes.add(shapes)
-        rule_state, losses = drivers.update(
-            self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key, mask=mask
-        )
+        start, key = state.rule_state, state.rng_key
+        rule_state, losses = drivers.update(self.rule, expectation, start, *arrays, rng_key=key, mask=mask)
         return state._replace(rule_state=rule_state), losses
 
     def run(
@@ -206,9 +205,8 @@ class OnlineVI:
         state = self._start(rng_key, args, kwargs)
         arrays, expectation = self._split(args, kwargs)
         # Rows keep a leading axis of 1, so that the model sees a batch.
-        rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
-        start, key = state.rule_state, state.rng_key
-        rule_state, losses = drivers.run_rounds(self.rule, expectation, start, (*rows,), None, key, stacklevel=3)
+        rows = tuple(a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays)
+        rule_state, losses = drivers.run_rounds(self.rule, expectation, state.rule_state, rows, state.rng_key)
         return state._replace(rule_state=rule_state), losses
 
     def run_chunks(

@@ -134,7 +134,7 @@ def run(
         >>> losses.at_mean
         Array([1., 1.], dtype=float32)
     """
-    return run_rounds(rule, expectation, state, data, mask, rng_key, stacklevel=3)
+    return run_rounds(rule, expectation, state, data, rng_key, mask)
 
 
 def run_rounds(
@@ -142,12 +142,10 @@ def run_rounds(
     expectation: Expectation,
     state: OnlineState,
     data: Data,
-    mask: ArrayLike | None,
     rng_key: Array | None,
-    *,
-    stacklevel: int,
+    mask: ArrayLike | None = None,
 ) -> tuple[OnlineState, Losses]:
-    """:func:`run`, with its warning at the call ``stacklevel - 1`` frames up."""
+    """:func:`run`, whose warning points at the caller of the caller."""
     arrays = jax.tree.map(jnp.asarray, data)
     num_rounds = check_rows(jax.tree.leaves(arrays))
     rows = check_mask(mask, arrays, num_axes=2)
@@ -161,7 +159,7 @@ def run_rounds(
     else:
         check_some_finite(arrays, rows)
         after, losses = compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
-    conclude(state, after, Pass(expectation, arrays, losses, rows), stacklevel + 1)
+    conclude(state, after, Pass(expectation, arrays, losses, rows), stacklevel=4)
     return after, losses
 
 
