@@ -20,11 +20,11 @@ from numpyro_tempered.handlers.likelihood import latent_sites, likelihood_sites,
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides.online import StartsAtPrior
-from numpyro_tempered.infer.online_checks import check_batch, set_up_guide
+from numpyro_tempered.infer.online_checks import check_batch, set_up_guide, support_check
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.online import Losses, Rule, run_chunks, rvga, stream
+from numpyro_tempered.online import Losses, Rule, drivers, run_chunks, rvga, stream
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params, trace_at_first_draw
 
 # One for all, so that compiled rounds are shared.
@@ -138,7 +138,7 @@ class OnlineVI:
             The state, and the scalar :class:`Losses` before the update.
 
         Raises:
-            ValueError: If :meth:`init` has not been called, or the model does not fit the rule.
+            ValueError: If :meth:`init` has not been called, or model or data do not fit the rule or a support.
             TypeError: If an argument is neither data nor hashable.
 
         Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
@@ -177,9 +177,8 @@ class OnlineVI:
         if shapes not in self._checked_shapes and not is_traced(arrays):
             check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
             self._checked_shapes.add(shapes)
-        rule_state, losses = stream.update(
-            self.rule, expectation, state.rule_state, *arrays, rng_key=state.rng_key, mask=mask
-        )
+        start, key = state.rule_state, state.rng_key
+        rule_state, losses = drivers.update(self.rule, expectation, start, *arrays, rng_key=key, mask=mask)
         return state._replace(rule_state=rule_state), losses
 
     def run(
@@ -187,7 +186,7 @@ class OnlineVI:
     ) -> tuple[OnlineVIState, Losses]:
         """One pass over a stream: every row of the arguments is a round, in one compiled loop.
 
-        The numbers are those of :meth:`update` on ``x[t:t+1]``, row by row.
+        The numbers are those of :meth:`update` on ``x[t:t+1]``, row by row. It warns as ``nt.online.run`` does.
 
         Args:
             rng_key: Key of the run, or a state to go on from.
@@ -199,15 +198,15 @@ class OnlineVI:
             The state, and :class:`Losses` of shape ``(T,)`` each.
 
         Raises:
-            ValueError: If the leading axes differ, or T is 0.
+            ValueError: If the leading axes differ, T is 0, or data are outside of a support or nowhere finite.
         """
         args, kwargs = plain_arrays((args, kwargs))
-        arrays, expectation = self._split(args, kwargs)
-        num_rounds = stream.check_rows([a for a in arrays if a.ndim])
+        num_rounds = drivers.check_rows([a for a in separate(args, kwargs)[0] if a.ndim])
         state = self._start(rng_key, args, kwargs)
+        arrays, expectation = self._split(args, kwargs)
         # Rows keep a leading axis of 1, so that the model sees a batch.
-        rows = [a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays]
-        rule_state, losses = stream.run(self.rule, expectation, state.rule_state, *rows, rng_key=state.rng_key)
+        rows = tuple(a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays)
+        rule_state, losses = drivers.run_rounds(self.rule, expectation, state.rule_state, rows, state.rng_key)
         return state._replace(rule_state=rule_state), losses
 
     def run_chunks(
@@ -315,6 +314,7 @@ class OnlineVI:
                 evaluate=on_arrays(bound.evaluate, structure),
                 predictors=None if bound.predictors is None else on_arrays(bound.predictors, structure),
                 loss=None if bound.loss is None else on_arrays(bound.loss, structure),
+                check=support_check(self.model, arrays, structure),
             )
         return arrays, self._by_structure[structure]
 

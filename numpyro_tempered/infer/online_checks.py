@@ -1,15 +1,19 @@
 """Checks of models for the online rules, and of batches for masks and quadratures."""
 
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.constraints import Constraint
 
-from numpyro_tempered.core.model_arguments import join, separate
+from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.model_arguments import ArgumentStructure, join, separate
 from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
@@ -179,3 +183,82 @@ def check_batch(
             check_one_loss_a_row(model, guide, len(mask), args, kwargs)
         loss = likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs)
         check_rows_apart(loss, guide.prior.loc, args, kwargs)
+
+
+class Observed(NamedTuple):
+    """An observed site whose values are an argument of the model as it is.
+
+    Attributes:
+        name: The site.
+        argument: Which of the arrays among the arguments it observes.
+        support: Where the values must lie, whatever the parameters.
+    """
+
+    name: str
+    argument: int
+    support: Constraint
+
+
+def support_check(model: Model, arrays: tuple[Array, ...], structure: ArgumentStructure) -> Callable[..., None]:
+    """A function of the arrays among a model's arguments that raises on values outside of a site's support.
+
+    It looks at sites that observe an argument itself, over supports that depend on nothing. What is not finite
+    is a missing value. The model is traced once, at the first call.
+    """
+    shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
+
+    @functools.cache
+    def sites() -> tuple[Observed, ...]:
+        try:
+            return observed_arguments(model, shapes, structure)
+        except Exception:  # the rounds themselves raise what is wrong with the model
+            return ()
+
+    def check(*arrays: Array) -> None:
+        for site in sites():
+            check_support(site, np.asarray(arrays[site.argument]))
+
+    return check
+
+
+def observed_arguments(
+    model: Model, shapes: tuple[jax.ShapeDtypeStruct, ...], structure: ArgumentStructure
+) -> tuple[Observed, ...]:
+    """The sites that observe an argument as it is, with a support that depends on nothing."""
+    sites: list[Observed] = []
+
+    def trace(key: Array, arrays: tuple[Array, ...]) -> None:
+        args, kwargs = join(arrays, structure)
+        model_trace = likelihood.get_trace(handlers.seed(model, key), args, kwargs)
+        for name, site in likelihood.observed_sites(model_trace).items():
+            support = site["fn"].support
+            if support is None or is_traced(*jax.tree.leaves(support)):
+                continue
+            if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(support)):
+                continue
+            sites.extend(Observed(name, k, support) for k, leaf in enumerate(arrays) if site["value"] is leaf)
+
+    with handlers.block(), numpyro.validation_enabled(False):
+        jax.eval_shape(trace, jax.random.key(0), shapes)
+    return tuple(sites)
+
+
+def check_support(site: Observed, values: np.ndarray) -> None:
+    """Raise ValueError with the first finite value outside of the support of a site."""
+    if values.dtype.kind not in "bifu":
+        return
+    finite = np.isfinite(values)
+    inside = np.asarray(site.support(np.where(finite, values, 0.0).astype(float)))
+    num_events = values.ndim - inside.ndim
+    bad = ~inside & np.all(finite, axis=tuple(range(inside.ndim, inside.ndim + num_events)))
+    if not np.any(bad):
+        return
+    hint = "."
+    if site.support is constraints.boolean and np.all(np.isin(values[finite], (-1.0, 1.0))):
+        hint = ": turn labels in {-1, 1} into (y + 1) / 2."
+    elif isinstance(site.support, type(constraints.integer_interval(0, 1))) and np.min(values[finite]) >= 1.0:
+        hint = ": labels that begin at 1 become y - 1."
+    raise ValueError(
+        f"observed site {site.name!r} takes values in {site.support}, got {values[bad].flat[0]} in "
+        f"{np.sum(bad)} of {bad.size} data{hint}"
+    )

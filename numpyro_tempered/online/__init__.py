@@ -4,6 +4,7 @@ from numpyro_tempered.core.chunks import pad_batch
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rate
 from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
+from numpyro_tempered.online.drivers import run, update
 from numpyro_tempered.online.experts.aggregate import aggregate
 from numpyro_tempered.online.experts.grid import Grid, grid
 from numpyro_tempered.online.experts.state import (
@@ -32,17 +33,21 @@ from numpyro_tempered.online.rules.oga import oga, oga_el
 from numpyro_tempered.online.rules.rvga import rvga
 from numpyro_tempered.online.rules.sva import sva
 from numpyro_tempered.online.rules.svb import svb
-from numpyro_tempered.online.stream import run, update
 from numpyro_tempered.online.streams.average import average, with_average
+from numpyro_tempered.online.streams.clip import Clipping, clip
 from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
-from numpyro_tempered.online.streams.diagnose import Finding, StreamWarning, diagnose
+from numpyro_tempered.online.streams.diagnose import diagnose
+from numpyro_tempered.online.streams.findings import Finding, StreamWarning
 from numpyro_tempered.online.streams.merge import merge
+from numpyro_tempered.online.streams.robust import Weighing, robust
 from numpyro_tempered.online.streams.save import restore, save
+from numpyro_tempered.online.streams.skip import Skipping, skip
 from numpyro_tempered.online.streams.standardise import Standardisation, original_scale, standardise
 
 __all__ = [
     "Ball",
     "Box",
+    "Clipping",
     "Experts",
     "Finding",
     "Forgetting",
@@ -51,12 +56,15 @@ __all__ = [
     "OnlineState",
     "Pending",
     "Rule",
+    "Skipping",
     "Standardisation",
     "StreamWarning",
+    "Weighing",
     "WeightedPosteriors",
     "aggregate",
     "aggregate_windows",
     "average",
+    "clip",
     "diagnose",
     "doubling",
     "ewa",
@@ -81,10 +89,12 @@ __all__ = [
     "regret_bound",
     "remember",
     "restore",
+    "robust",
     "run",
     "run_chunks",
     "rvga",
     "save",
+    "skip",
     "standardise",
     "sva",
     "sva_rate",

@@ -2,9 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from numpyro_tempered.online import ball as balls
 from numpyro_tempered.online.ball import Ball
 
 T = TypeVar("T")
+
+# A datum that agrees with the posterior moves a mean by a few standard deviations at most.
+JUMP = 10.0
 
 
 class Losses(NamedTuple):
@@ -50,6 +53,8 @@ class OnlineState(NamedTuple):
         rejected: Rounds refused because data, loss or update were not finite.
         cumulative: Sums of the losses over the rounds taken, each a compensated sum.
         floored: Rounds whose negative curvature was floored.
+        jumps: Rounds taken that moved a mean by more than 10 of its standard deviations before the round.
+        max_move: The longest move of a mean in one round, in its standard deviations before the round.
     """
 
     posterior: Gaussian
@@ -59,6 +64,8 @@ class OnlineState(NamedTuple):
     rejected: Array
     cumulative: CumulativeLosses
     floored: Array
+    jumps: Array
+    max_move: Array
 
 
 class Box(NamedTuple):
@@ -111,6 +118,8 @@ class Rule(NamedTuple):
             again at posteriors that it leads to; None for others. Its losses enter the sums of the state.
         box: The box that the rule projects on, or None; also where it projects on a ball.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
+        calibrated: Whether its scales measure uncertainty. The moves of other rules, of points and by gradient
+            steps, are measured in the scales of the prior.
     """
 
     init: Callable[[Gaussian], OnlineState]
@@ -123,6 +132,7 @@ class Rule(NamedTuple):
     refine: Callable[[Datum, Evaluation, OnlineState], Evaluation] | None = None
     holds_evidence: bool = False
     box: Box | None = None
+    calibrated: bool = True
 
 
 R = TypeVar("R", Box | None, Box | Ball | None)
@@ -285,10 +295,10 @@ def choose(condition: Array, new: T, old: T) -> T:
 def start(prior: Gaussian, posterior: Gaussian, memory: PyTree = ()) -> OnlineState:
     """A state before the first round."""
     # Distinct buffers, so that the state can be donated to a compiled update.
-    zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(4)]
-    count, rejected, floored = (jnp.zeros((), jnp.int32) for _ in range(3))
-    cumulative = CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:]))
-    return OnlineState(posterior, prior, memory, count, rejected, cumulative, floored)
+    zeros = [jnp.zeros((), prior.loc.dtype) for _ in range(5)]
+    count, rejected, floored, jumps = (jnp.zeros((), jnp.int32) for _ in range(4))
+    cumulative = CumulativeLosses(CompensatedSum(*zeros[:2]), CompensatedSum(*zeros[2:4]))
+    return OnlineState(posterior, prior, memory, count, rejected, cumulative, floored, jumps, zeros[4])
 
 
 def advance(
@@ -308,6 +318,31 @@ def close_round(state: OnlineState, losses: Losses, accept: Array) -> OnlineStat
     )
 
 
+def move(rule: Rule, before: OnlineState, after: OnlineState) -> Array:
+    """The longest move of a mean in a round, in standard deviations; coordinates without any do not count."""
+    return move_of(before.posterior, after.posterior, unit_of(rule, before))
+
+
+def unit_of(rule: Rule, state: OnlineState) -> Gaussian:
+    """The Gaussian whose standard deviations measure moves."""
+    return state.posterior if rule.calibrated else state.prior
+
+
+def move_of(before: Gaussian, after: Gaussian, unit: Gaussian) -> Array:
+    """The longest move of a mean in standard deviations of ``unit``."""
+    scale = family_of(unit).marginal_scale(unit)
+    return jnp.max(jnp.abs(after.loc - before.loc) / jnp.where(scale > 0, scale, jnp.inf))
+
+
+def layers(state: OnlineState) -> Iterator[PyTree]:
+    """The memory of a state, and those inside of it where rules wrap rules."""
+    memory: Any = getattr(state, "memory", None)
+    yield memory
+    while hasattr(memory, "memory"):
+        memory = memory.memory
+        yield memory
+
+
 def memory_of(state: OnlineState, kind: type[T], maker: str) -> T:
     """The memory of a state, for functions that read the states of one rule.
 
@@ -319,10 +354,10 @@ def memory_of(state: OnlineState, kind: type[T], maker: str) -> T:
     Raises:
         TypeError: If the state is of another rule.
     """
-    memory = getattr(state, "memory", None)
-    if not isinstance(memory, kind):
-        raise TypeError(
-            f"the state must be that of a rule made by {maker} (OnlineVI's is state.rule_state), whose memory is "
-            f"{kind.__name__}; got {type(memory).__name__}."
-        )
-    return memory
+    for memory in layers(state):
+        if isinstance(memory, kind):
+            return memory
+    raise TypeError(
+        f"the state must be that of a rule made by {maker} (OnlineVI's is state.rule_state), whose memory is "
+        f"{kind.__name__}; got {type(getattr(state, 'memory', None)).__name__}."
+    )

@@ -13,7 +13,8 @@ from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
-from numpyro_tempered.online.stream import Rounds, check_data, compiled_loop
+from numpyro_tempered.online.drivers import check_data
+from numpyro_tempered.online.stream import Rounds, compiled_loop
 from numpyro_tempered.online.streams.diagnose import diagnose
 
 

@@ -1,18 +1,27 @@
-"""Drivers: one round, and a compiled loop over many."""
+"""One round, and a loop over many, as pure functions."""
 
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.chunks import common_rows
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, Predictors, PredictorsAt
 from numpyro_tempered.gaussian.families.base import family_of
-from numpyro_tempered.online.base import Data, Datum, Gaussian, Losses, OnlineState, Rule, choose, close_round
+from numpyro_tempered.online.base import (
+    JUMP,
+    Data,
+    Datum,
+    Gaussian,
+    Losses,
+    OnlineState,
+    Rule,
+    choose,
+    close_round,
+    move_of,
+    unit_of,
+)
 
 
 def step(
@@ -58,7 +67,7 @@ def step(
         if rule.refine is not None:
             datum = Datum(evaluate, predictors, expectation.needs_key, expectation.quadratic)
             gradients = rule.refine(datum, evaluation, state)
-        after = accept_finite(state, rule.update(gradients, state), gradients, data)
+        after = accept_finite(state, rule.update(gradients, state), gradients, data, unit_of(rule, state))
         losses = Losses(evaluation.at_mean, evaluation.expected)
     if mask is None:
         return after, losses
@@ -99,9 +108,16 @@ def fill_rows(data: Data, mask: Array) -> Data:
 
 
 def accept_finite(
-    state: OnlineState, proposal: OnlineState, evaluation: Evaluation, data: Data = ()
+    state: OnlineState,
+    proposal: OnlineState,
+    evaluation: Evaluation,
+    data: Data = (),
+    unit: Gaussian | None = None,
 ) -> OnlineState:
-    """The proposal, or the old state with one more rejection where anything is not finite."""
+    """The proposal, or the old state with one more rejection where anything is not finite.
+
+    Moves are in standard deviations of the ``unit``, by default those of the posterior before the round.
+    """
     # Sums propagate every NaN and infinity. The last leaf of rows is their weights: the data are checked below.
     q, curvature = proposal.posterior, jax.tree.leaves(evaluation.grad_var)[-1]
     terms = evaluation.grad_loc + family_of(q).witness(q)
@@ -118,7 +134,15 @@ def accept_finite(
             accept = accept & jnp.all(jnp.isfinite(leaf))
     books = close_round(state, Losses(evaluation.at_mean, evaluation.expected), accept)
     after = choose(accept, proposal, state)
-    return after._replace(prior=state.prior, rejected=books.rejected, cumulative=books.cumulative)
+    before = state.posterior
+    length = move_of(before, after.posterior, before if unit is None else unit)
+    return after._replace(
+        prior=state.prior,
+        rejected=books.rejected,
+        cumulative=books.cumulative,
+        jumps=state.jumps + (length > JUMP).astype(state.jumps.dtype),
+        max_move=jnp.maximum(state.max_move, length),
+    )
 
 
 class Rounds(NamedTuple):
@@ -176,143 +200,3 @@ def single(
 
 
 compiled_loop, compiled_single = (jax.jit(f, static_argnums=(0, 1)) for f in (loop, single))
-
-
-def check_data(expectation: Expectation, data: Data, mask: Array | None = None) -> None:
-    """Raise ValueError where the loss does not admit concrete data in rows that are on."""
-    if expectation.check is None or is_traced(data, mask):
-        return
-    if mask is not None:
-        on = np.asarray(mask)
-        data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
-    expectation.check(*data)
-
-
-def check_mask(mask: ArrayLike | None, data: Data, num_axes: int) -> Array | None:
-    """The mask as an array of at most ``num_axes`` axes, the leading ones of the data.
-
-    Raises:
-        TypeError: If it is not boolean.
-        ValueError: If its shape is not that of the data's leading axes.
-    """
-    if mask is None:
-        return None
-    mask = jnp.asarray(mask)
-    if mask.dtype != jnp.bool_:
-        raise TypeError(f"mask must be boolean, True where there is a datum, got dtype {mask.dtype}.")
-    shapes = [leaf.shape for leaf in jax.tree.leaves(data)]
-    if mask.ndim > num_axes or not any(shape[: mask.ndim] == mask.shape for shape in shapes):
-        raise ValueError(
-            f"mask must have the shape of the data's leading axis (at most {num_axes}), got {mask.shape} for "
-            f"data of shapes {shapes}."
-        )
-    return mask
-
-
-def update(
-    rule: Rule,
-    expectation: Expectation,
-    state: OnlineState,
-    *data: object,
-    mask: ArrayLike | None = None,
-    rng_key: Array | None = None,
-) -> tuple[OnlineState, Losses]:
-    """One round on one datum or one batch (losses summed).
-
-    Args:
-        rule: An online rule, such as :func:`ngvi`.
-        expectation: E_q of a bare loss, such as ``nt.expectations.hinge()``.
-        state: From ``rule.init(prior)`` or an earlier round.
-        *data: The datum, as the loss takes it; for the closed forms ``x`` of shape ``(d,)`` or
-            ``(n, d)`` and ``y`` scalar or ``(n,)``.
-        mask: Optional, boolean, shape ``(n,)``: rows of the batch that are off count nothing, whatever they
-            hold, so that batches of every size share one compilation (:func:`pad_batch`). Shape () turns the
-            round on or off as a whole. A round without a row leaves the state as it is.
-        rng_key: For expectations that draw; the round's own key is derived from it and the number
-            of rounds, so one key serves a whole stream.
-
-    Returns:
-        The state and the :class:`Losses` before the update. A round whose data, loss or update are
-        not finite leaves the posterior and the count as they were and adds one to ``rejected``.
-
-    Raises:
-        ValueError: If shapes or labels do not fit the loss, or the mask the data.
-        TypeError: If the mask is not boolean.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpyro_tempered as nt
-        >>> rule, loss = nt.online.ngvi(), nt.expectations.squared()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
-        >>> state, losses = nt.online.update(rule, loss, state, jnp.ones(2), jnp.nan)
-        >>> int(state.count), int(state.rejected)
-        (0, 1)
-    """
-    arrays = jax.tree.map(jnp.asarray, data)
-    rows = check_mask(mask, arrays, num_axes=1)
-    check_data(expectation, arrays, rows)
-    return compiled_single(rule, expectation, state, Rounds(arrays, rows, 1), rng_key)
-
-
-def run(
-    rule: Rule,
-    expectation: Expectation,
-    state: OnlineState,
-    *data: object,
-    mask: ArrayLike | None = None,
-    rng_key: Array | None = None,
-) -> tuple[OnlineState, Losses]:
-    """One pass over a stream: each row is a round, in one compiled loop.
-
-    The numbers are those of :func:`update` called row by row.
-
-    Args:
-        rule: An online rule, such as :func:`ngvi`.
-        expectation: E_q of a bare loss, such as ``nt.expectations.hinge()``.
-        state: From ``rule.init(prior)`` or an earlier run.
-        *data: Arrays with one leading axis of T rounds; for the closed forms ``x`` of shape
-            ``(T, d)`` and ``y`` of shape ``(T,)``.
-        mask: Optional, boolean, shape ``(T,)``: rounds that are off do not take place and have loss 0, so that
-            streams of different lengths run side by side under ``jax.vmap``. Shape ``(T, n)`` where each
-            round is a batch of n rows.
-        rng_key: For expectations that draw.
-
-    Returns:
-        The state, and :class:`Losses` of shape ``(T,)`` each, before every update; the loss of a
-        rejected round is reported as it came out.
-
-    Raises:
-        ValueError: If the leading axes differ or T is 0, or shapes or labels do not fit the loss, or the mask
-            the data.
-        TypeError: If the mask is not boolean.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpyro_tempered as nt
-        >>> rule = nt.online.ngvi()
-        >>> state = rule.init(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))
-        >>> x, y = jnp.eye(2), jnp.array([1.0, -1.0])
-        >>> state, losses = nt.online.run(rule, nt.expectations.hinge(), state, x, y)
-        >>> losses.at_mean
-        Array([1., 1.], dtype=float32)
-    """
-    arrays = jax.tree.map(jnp.asarray, data)
-    num_rounds = check_rows(jax.tree.leaves(arrays))
-    rows = check_mask(mask, arrays, num_axes=2)
-    if rows is not None and rows.ndim == 0:
-        raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
-    check_data(expectation, arrays, rows)
-    if num_rounds == 1:
-        row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))
-        state, losses = update(rule, expectation, state, *row, mask=on, rng_key=rng_key)
-        return state, jax.tree.map(lambda leaf: leaf[None], losses)
-    return compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
-
-
-def check_rows(arrays: list[Array]) -> int:
-    """The common number of rows T of a stream's arrays.
-
-    Raises:
-        ValueError: If there is no array, no leading axis, no row, or they disagree.
-    """
-    return common_rows(arrays, "run", 1, hint=" Constants belong inside the model or the loss.")

@@ -395,11 +395,13 @@ def test_all_members_draw_the_same_numbers(key):
 # What goes wrong
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_members_that_diverge_are_left_out(x64):
     # As many members as those of ``grids``, for their programs.
     check_diverging([0.005, 0.01, 0.02, 0.05, 0.1], [1e5, 1e10], jnp.float64)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.full
 def test_members_that_diverge_are_left_out_in_single_precision():
     check_diverging([0.01, 0.1], [10.0, 1e10], jnp.float32)

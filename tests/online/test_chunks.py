@@ -68,6 +68,7 @@ def test_the_numbers_do_not_depend_on_how_rows_are_cut(lengths, size):
     assert_same(nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), iter(chunks), size=size), ONCE)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.parametrize(
     ("rule", "prior", "size"),
     [
@@ -96,6 +97,7 @@ def test_chunks_of_all_lengths_share_one_compilation():
     assert len(TRACES) == traces
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_blocks_are_there_in_between_and_a_run_goes_on():
     x, y = make_rows(20)
     states = [
@@ -116,6 +118,7 @@ def test_blocks_are_there_in_between_and_a_run_goes_on():
     assert losses.expected.shape == (0,)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_losses_are_kept_averaged_or_dropped():
     x, y = make_rows(20)
     y[3] = np.nan
@@ -254,6 +257,7 @@ def make_frame(n=25):
     return frame
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_a_data_frame_is_a_stream():
     frame = make_frame()
     state, losses = nt.online.run_chunks(
@@ -284,6 +288,7 @@ def test_tables_are_checked():
         next(nt.tables.frame_chunks(frame[["y"]], "y"))
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_a_parquet_file_is_a_stream(tmp_path):
     pytest.importorskip("pyarrow")
     frame, path = make_frame(), tmp_path / "data.parquet"

@@ -103,9 +103,10 @@ def test_features_of_different_sizes():
 
 
 def test_refused_rounds():
-    state = NGVI.init(PRIORS["mean field"])._replace(count=jnp.int32(57), rejected=jnp.int32(3))
+    state = NGVI.init(PRIORS["mean field"])._replace(count=jnp.int32(57))
     assert kinds(NGVI, state) == []
-    assert kinds(NGVI, state._replace(rejected=jnp.int32(4))) == ["rejected"]
+    assert kinds(NGVI, state._replace(rejected=jnp.int32(1))) == ["rejected"]
+    assert kinds(NGVI, state._replace(jumps=jnp.int32(1))) == ["jump"]
 
 
 def test_a_run_over_chunks_warns_once_a_kind():

@@ -64,6 +64,7 @@ def test_two_conjugate_streams_merge_to_the_exact_posterior(x64, rule, family):
     assert int(merged.count) == 12
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_counts_and_losses_add_up(x64):
     start = NGVI.init(priors()["mean field"])
     (x, y), (z, w) = make_rows(6, 0), make_rows(6, 1)

@@ -161,6 +161,7 @@ def test_the_rates_of_oga_and_of_strongly_convex_svb():
     np.testing.assert_allclose(strong(jnp.int32(5), q), 2 / (4 * 5 * np.array([0.25, 4.0])), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_the_strongly_convex_rate_survives_vanishing_scales_in_float32():
     scales = jnp.asarray(10.0 ** -np.arange(0, 25, 4, dtype=float), jnp.float32)
     rule = nt.online.svb(svb_strongly_convex_rate(0.5))
@@ -228,6 +229,7 @@ def test_doubling_is_a_chain_of_runs_from_the_prior(x64, loops):
     assert int(state.count) == num_rounds
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.parametrize("dtype", [jnp.float64, pytest.param(jnp.float32, marks=pytest.mark.full)])
 def test_a_rejected_round_does_not_count_for_the_restarts(x64, loops, dtype):
     prior = MeanField(jnp.zeros(2, dtype), jnp.ones(2, dtype))
@@ -313,6 +315,7 @@ def test_the_average_is_compensated_in_float32(num_rounds):
     assert abs(plain / np.float32(0.1) - 1) > 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_a_rule_that_takes_its_own_steps_is_averaged_too(x64, loops):
     inner = nt.online.svb(0.3)
 

@@ -194,11 +194,11 @@ def test_other_versions_and_formats_are_refused(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(state_io, name, value)
             saved(tmp_path)
-        with pytest.raises(ValueError, match=r"expected 'numpyro_tempered state' of 1"):
+        with pytest.raises(ValueError, match=r"expected 'numpyro_tempered state' of 2"):
             nt.online.restore(tmp_path / "state", like=state)
 
 
-# What version 1 of the format says of a state: a change here is a change of the format.
+# What version 1 of the format says of a state.
 SUM = ["CompensatedSum", "('value', 'error')", "*", "*"]
 GAUSSIAN = ["MeanField", "('loc', 'scale')", "*", "*"]
 LOSSES = ["CumulativeLosses", "('at_mean', 'expected')", SUM, SUM]
@@ -243,15 +243,44 @@ def write_version_1(path, structure, leaves):
         np.savez(file, **arrays, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
 
 
+def without_moves(state):
+    return state._replace(jumps=jnp.zeros((), jnp.int32), max_move=jnp.zeros((), state.max_move.dtype))
+
+
 def test_a_file_of_version_1_comes_back(tmp_path):
     state = scrambled(RULES["ngvi"].init(PRIORS["mean field"]))
-    write_version_1(tmp_path / "state", NGVI_STATE, jax.tree.leaves(state))
-    assert_same(nt.online.restore(tmp_path / "state", like=state), state)
+    write_version_1(tmp_path / "state", NGVI_STATE, jax.tree.leaves(state)[:-2])
+    expected = without_moves(state)
+    for like in (state, jax.eval_shape(lambda: state)):
+        assert_same(nt.online.restore(tmp_path / "state", like=like), expected)
+    # The leaves are written as they were.
     nt.online.save(tmp_path / "saved", state)
-    with np.load(tmp_path / "state") as expected, np.load(tmp_path / "saved") as saved:
-        assert set(expected) == set(saved)
-        for name in expected:
-            assert expected[name].tobytes() == saved[name].tobytes()
+    with np.load(tmp_path / "state") as former, np.load(tmp_path / "saved") as saved:
+        assert set(saved) - set(former) == {f"leaf{len(former) - 1 + k}" for k in range(2)}
+        for name in set(former) - {"header"}:
+            assert former[name].tobytes() == saved[name].tobytes()
+    other = RULES["oga"].init(PRIORS["mean field"])
+    with pytest.raises(ValueError, match="another structure than like"):
+        nt.online.restore(tmp_path / "state", like=other)
+
+
+def test_experts_of_version_1_come_back(tmp_path):
+    state = scrambled(
+        nt.online.aggregate(nt.online.grid(nt.online.oga, step_size=[0.1, 0.2])).init(PRIORS["mean field"])
+    )
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    new = [path.endswith((".jumps", ".max_move")) for path in paths]
+    assert sum(new) == 4
+    leaves = [leaf for leaf, is_new in zip(jax.tree.leaves(state), new, strict=True) if not is_new]
+    write_version_1(tmp_path / "state", state_io.describe(jax.tree.structure(state_io.former(state))), leaves)
+    expected = jax.tree.unflatten(
+        jax.tree.structure(state),
+        [
+            jnp.zeros_like(leaf) if is_new else leaf
+            for leaf, is_new in zip(jax.tree.leaves(state), new, strict=True)
+        ],
+    )
+    assert_same(nt.online.restore(tmp_path / "state", like=state), expected)
 
 
 @pytest.mark.parametrize("name", FORMER)
@@ -259,7 +288,7 @@ def test_a_memory_of_a_former_name_is_refused(name, tmp_path):
     rule, memory, present = FORMER[name]
     state = rule.init(PRIORS["mean field"])
     structure = [*STATE, GAUSSIAN, GAUSSIAN, memory, "*", "*", LOSSES, "*"]
-    write_version_1(tmp_path / "state", structure, jax.tree.leaves(state))
+    write_version_1(tmp_path / "state", structure, jax.tree.leaves(state_io.former(state)))
     with pytest.raises(ValueError, match=rf"part 2 of OnlineState is {memory[0]} .*, expected {present} "):
         nt.online.restore(tmp_path / "state", like=state)
 

@@ -41,7 +41,7 @@ def oga(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) ->
         q = state.posterior
         return rules.advance(state, q._replace(loc=q.loc - rate(state.count + 1, q) * evaluation.grad_loc))
 
-    return rules.in_box(rules.Rule(init, update, curvature="none", name="oga", point=True), box)
+    return rules.in_box(rules.Rule(init, update, curvature="none", name="oga", point=True, calibrated=False), box)
 
 
 def oga_el(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
@@ -77,4 +77,4 @@ def oga_el(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None)
         grads = require(q, "gradient", "oga_el")(q, evaluation.grad_loc, evaluation.grad_var)
         return rules.advance(state, require(q, "descend", "oga_el")(q, grads, rate(state.count + 1, q)))
 
-    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="oga_el"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="oga_el", calibrated=False), box)

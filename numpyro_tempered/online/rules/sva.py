@@ -69,6 +69,6 @@ def sva(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) ->
             posterior = balls.kl_prox(state.prior, totals.loc, totals.scale, eta, ball)
         return rules.advance(state, posterior, memory=sums)
 
-    rule = rules.Rule(init, update, curvature="hessian", name="sva")
+    rule = rules.Rule(init, update, curvature="hessian", name="sva", calibrated=False)
     # In a ball the minimiser is not the projection of the free one.
     return rules.in_box(rule, None if isinstance(box, balls.Ball) else box)

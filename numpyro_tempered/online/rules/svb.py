@@ -86,7 +86,7 @@ def svb(
             argmin = require(q, "kl_prox", "svb")(anchor, grads, eta)
         return rules.advance(state, argmin)
 
-    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="svb"), box)
+    return rules.in_box(rules.Rule(init, update, curvature="hessian", name="svb", calibrated=False), box)
 
 
 def _towards(q: Q, prior: Q, share: Scalar) -> Q:

@@ -2,44 +2,19 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
-from numpyro_tempered.online.base import Box, OnlineState, Rule
+from numpyro_tempered.online.base import Box, OnlineState, Rule, layers
+from numpyro_tempered.online.streams.findings import Finding, StreamWarning, count_findings
 from numpyro_tempered.online.streams.standardise import Standardisation
 
 # A variance a million million times smaller than the prior's: that of 10^12 data of unit information.
 COLLAPSE = 1e-6
 # A rule with one step size for all coordinates moves them in proportion to the square of their features.
 FEATURE_RATIO = 1e3
-REJECTED_SHARE = 0.05
-
-
-class StreamWarning(UserWarning):
-    """A finding of :func:`diagnose`.
-
-    Example:
-        >>> import numpyro_tempered as nt
-        >>> issubclass(nt.online.StreamWarning, UserWarning)  # for warnings.filterwarnings
-        True
-    """
-
-
-class Finding(NamedTuple):
-    """Something to look at in the state of a stream.
-
-    Attributes:
-        kind: ``"collapse"``, ``"box"``, ``"features"`` or ``"rejected"``.
-        message: What is wrong, and what to do.
-        coordinates: Indices of the coordinates or features concerned; empty for rejected rounds.
-    """
-
-    kind: str
-    message: str
-    coordinates: np.ndarray
 
 
 def diagnose(
@@ -52,7 +27,16 @@ def diagnose(
     - ``box``: a coordinate sits on the bound of the box and did not start there.
     - ``features``: the sizes of two features, medians of the absolute values that are not 0, differ by a factor
       above 1000; not where the rule standardises them (:func:`standardise`).
-    - ``rejected``: more than 5% of the rounds were rejected. Missing outcomes are among them.
+    - ``rejected``: rounds were rejected. Missing outcomes are among them.
+    - ``jump``: rounds moved a mean by more than 10 of its standard deviations before the round, or of the prior's
+      for rules whose scales do not measure uncertainty (oga, oga_el, sva, svb).
+    - ``weights``: :func:`robust` gave the rounds a mean weight below 1/2.
+
+    The end of :func:`run` and of ``OnlineVI.run`` issues one warning with the last three, of its own rounds, and
+    with
+
+    - ``loss``: the mean loss at the posterior means is above that at the prior mean for the same rows, by more
+      than learning costs; in 50 rounds or more.
 
     Args:
         rule: The rule of the run.
@@ -81,15 +65,8 @@ def diagnose(
             "jax.tree.map(lambda leaf: leaf[i], state)."
         )
     findings = [*_posterior_findings(rule, state, rule.box if box is None else box)]
-    num_rejected = int(state.rejected)
-    num_rounds = num_rejected + int(state.count)
-    if num_rejected > REJECTED_SHARE * num_rounds:
-        message = (
-            f"{num_rejected} of {num_rounds} rounds were rejected, as data, loss or update were not finite: "
-            "look for missing values, or for a step size that is too large."
-        )
-        findings.append(Finding("rejected", message, np.empty(0, int)))
-    if x is not None and not isinstance(state.memory, Standardisation):
+    findings += count_findings(state)
+    if x is not None and not any(isinstance(memory, Standardisation) for memory in layers(state)):
         findings += _feature_findings(np.asarray(x, dtype=float))
     if warn:
         for finding in findings:

@@ -1,6 +1,7 @@
 """The posterior of two disjoint streams, from the posteriors of each."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
@@ -62,9 +63,9 @@ def merge(rule: Rule, a: OnlineState, b: OnlineState) -> OnlineState:
         )
     pairs = zip(a.cumulative, b.cumulative, strict=True)
     cumulative = CumulativeLosses(*(of_a.add(of_b.value).add(of_b.error) for of_a, of_b in pairs))
-    counters = {name: getattr(a, name) + getattr(b, name) for name in ("count", "rejected", "floored")}
-    memory = family_of(posterior).start(posterior)
-    return a._replace(posterior=posterior, memory=memory, cumulative=cumulative, **counters)
+    counters = {name: getattr(a, name) + getattr(b, name) for name in ("count", "rejected", "floored", "jumps")}
+    memory, max_move = family_of(posterior).start(posterior), jnp.maximum(a.max_move, b.max_move)
+    return a._replace(posterior=posterior, memory=memory, cumulative=cumulative, max_move=max_move, **counters)
 
 
 def _alike(a: object, b: object) -> bool:

@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import secrets
+from collections import namedtuple
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,11 @@ import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.online.base import OnlineState
 
-FORMAT, VERSION = "numpyro_tempered state", 1
+FORMAT, VERSION = "numpyro_tempered state", 2
+# Version 1 has no moves.
+FormerState = namedtuple("OnlineState", OnlineState._fields[:-2])  # type: ignore[misc]
 
 T = TypeVar("T")
 # Type, fields and children of a node; "*" is a leaf.
@@ -77,7 +81,8 @@ def save(path: str | os.PathLike[str], state: object) -> None:
 def restore(path: str | os.PathLike[str], like: T) -> T:
     """Read a state that :func:`save` wrote.
 
-    The rule is not in the file: give the same one to go on, or the numbers are of another run.
+    The rule is not in the file: give the same one to go on, or the numbers are of another run. States of the
+    format's version 1 come back too, with no moves counted.
 
     Args:
         path: The file.
@@ -104,8 +109,19 @@ def restore(path: str | os.PathLike[str], like: T) -> T:
     """
     header, arrays = _read(path)
     name, version = header.get("format"), header.get("version")
+    if name == FORMAT and version == 1:
+        return present(restore_from(path, header, arrays, former(like)), like)
     if (name, version) != (FORMAT, VERSION):
         raise ValueError(f"{path} holds {name!r} of version {version}, expected {FORMAT!r} of {VERSION}.")
+    return restore_from(path, header, arrays, like)
+
+
+def restore_from(path: str | os.PathLike[str], header: dict, arrays: list[np.ndarray], like: T) -> T:
+    """The state of a file that was read.
+
+    Raises:
+        ValueError: If it is of another structure, shape or dtype than ``like``.
+    """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     expected, stored = describe(structure), header["structure"]
     if expected != stored:
@@ -123,6 +139,27 @@ def restore(path: str | os.PathLike[str], like: T) -> T:
             )
         leaves.append(_from_bytes(array, leaf))
     return jax.tree.unflatten(structure, leaves)
+
+
+def former(tree: T) -> T:
+    """A tree with its states as version 1 has them."""
+
+    def convert(node: object) -> object:
+        return FormerState(*map(former, node[:-2])) if isinstance(node, OnlineState) else node
+
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, OnlineState))
+
+
+def present(tree: T, like: T) -> T:
+    """A tree with its states of version 1 as they are now: no move is known of them."""
+
+    def convert(node: object, like: Any) -> object:
+        if not isinstance(node, FormerState):
+            return node
+        moves = (jnp.zeros(leaf.shape, leaf.dtype) for leaf in (like.jumps, like.max_move))
+        return OnlineState(*map(present, node, like[:-2]), *moves)
+
+    return jax.tree.map(convert, tree, like, is_leaf=lambda node: isinstance(node, FormerState))
 
 
 def describe(structure: jax.tree_util.PyTreeDef) -> Description:

@@ -15,7 +15,7 @@ from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.online_state import OnlineVIState
-from numpyro_tempered.online import stream
+from numpyro_tempered.online import drivers, stream
 from numpyro_tempered.online.base import Losses, OnlineState
 from numpyro_tempered.online.experts.grid import scale_gradients
 from numpyro_tempered.select.alpha.base import Fits, Task
@@ -85,7 +85,7 @@ class Streams(NamedTuple):
         first = _first_round(args, kwargs)
         state = online.init(self.rng_key, *first[0], **first[1])
         each = find_data(get_trace(handlers.seed(self.task.original, self.rng_key), *first), self.task.plate)[0]
-        if each != 1 or stream.check_rows([a for a in arrays if a.ndim]) != num_rounds:
+        if each != 1 or drivers.check_rows([a for a in arrays if a.ndim]) != num_rounds:
             lengths = sorted({a.shape[0] for a in arrays if a.ndim})
             raise ValueError(
                 f"a round is a row of all arrays, and must be one of the {num_rounds} data; here it is {each}, "
