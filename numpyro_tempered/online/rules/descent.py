@@ -69,13 +69,13 @@ def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before:
     def accept(old: _Descent, trial: Gaussian, at_trial: Evaluation, value: Array) -> tuple[_Descent, Array]:
         """The search after a trial, and whether it is at its end but for the number of trials."""
         if datum.is_drawn:
-            moved = old._replace(q=trial, evaluation=at_trial, value=value)
-            return choose(jnp.isfinite(jnp.sum(family.witness(trial))), moved, old), jnp.asarray(False)
+            onward = old._replace(q=trial, evaluation=at_trial, value=value)
+            return choose(jnp.isfinite(jnp.sum(family.witness(trial))), onward, old), jnp.asarray(False)
         better = value <= old.value + 8.0 * eps * (1.0 + jnp.abs(old.value))
         size = jnp.minimum(old.growth * old.size, 1.0)
-        moved = _Descent(trial, at_trial, value, size, 2.0 * one, old.value - value)
+        onward = _Descent(trial, at_trial, value, size, 2.0 * one, old.value - value)
         # A size that failed is not tried again at the next step.
-        after = choose(better, moved, old._replace(size=0.5 * old.size, growth=one))
+        after = choose(better, onward, old._replace(size=0.5 * old.size, growth=one))
         return after, (after.size <= 1e-4) | (after.fall <= eps)
 
     def body(carry: tuple[_Stage, _Descent, Array, Array]) -> tuple[_Stage, _Descent, Array, Array]:
