@@ -107,7 +107,8 @@ class refuse_subsampling(Messenger):
             size, subsample_size = msg["args"]
             raise ValueError(
                 f"plate {msg['name']!r} subsamples {subsample_size} of {size}: an online rule takes the "
-                "data it is given as they are. Give the plate the size of the batch."
+                "data it is given as they are. Give the plate the size of the batch; for "
+                "subsamples of data that stay take fit_svi."
             )
 
 

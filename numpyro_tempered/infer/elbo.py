@@ -1,7 +1,12 @@
 """Losses for NumPyro's SVI, and the evaluation of a tempered ELBO."""
 
+import contextlib
+import functools
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +27,49 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution
 from numpyro_tempered.handlers.numpyro_private import Unpacks
 from numpyro_tempered.infer.guides.online import check_guide
+
+R = TypeVar("R")
+_EVALUATIONS: ContextVar[list[str] | None] = ContextVar("_EVALUATIONS", default=None)
+
+
+@contextlib.contextmanager
+def require_expected_nll(objective: Callable[..., object], optimiser: str) -> Iterator[None]:
+    """Refuse an objective, evaluated within, that is no :class:`ExpectedNLL`.
+
+    Args:
+        objective: The objective, of which SVI makes a closure with its loss.
+        optimiser: Name of the optimiser.
+
+    Raises:
+        TypeError: At the end, if no such loss was evaluated.
+    """
+    evaluations: list[str] = []
+    token = _EVALUATIONS.set(evaluations)
+    try:
+        yield
+    finally:
+        _EVALUATIONS.reset(token)
+    if not evaluations:
+        cells = [cell.cell_contents for cell in getattr(objective, "__closure__", None) or ()]
+        name = next((type(value).__name__ for value in cells if isinstance(value, ELBO)), "another loss")
+        raise TypeError(
+            f"nt.optim.{optimiser} holds the prior itself and takes the gradients of nt.ExpectedNLL, got {name}, "
+            "with which the prior would count twice. Use "
+            f"SVI(model, guide, nt.optim.{optimiser}(guide, ...), nt.ExpectedNLL(...)), or an optimiser of "
+            f"numpyro.optim with {name}."
+        )
+
+
+def _counted(evaluate: Callable[..., R]) -> Callable[..., R]:
+    """A loss that tells :func:`require_expected_nll` of its evaluation."""
+
+    @functools.wraps(evaluate)
+    def count_and_evaluate(self: ELBO, *args: object, **kwargs: object) -> R:
+        if (evaluations := _EVALUATIONS.get()) is not None:
+            evaluations.append(type(self).__name__)
+        return evaluate(self, *args, **kwargs)
+
+    return count_and_evaluate
 
 
 class ExpectedNLL(ELBO):
@@ -51,6 +99,12 @@ class ExpectedNLL(ELBO):
         self.expectation = monte_carlo() if expectation is None else expectation
         self.curvature = check_choice(curvature, "curvature", ("hessian", "fisher"))
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in {"loss", "loss_with_mutable_state"} & set(vars(cls)):
+            setattr(cls, name, _counted(vars(cls)[name]))
+
+    @_counted
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
     ) -> dict[str, Array | None]:

@@ -5,9 +5,9 @@ Use them with ``AutoOnlineDiagonalNormal`` or ``AutoOnlineMultivariateNormal`` a
     guide = nt.guides.AutoOnlineDiagonalNormal(model)
     svi = SVI(model, guide, nt.optim.SVB(guide, step_size=0.1), nt.ExpectedNLL())
 
-The optimiser's state is that of the rule. SVI's parameters are unconstrained: gradients are pulled back
-by the derivative of the guide's own bijection, so the rule sees loc and scale. A gradient that is not
-finite rejects the step and is counted, as in ``OnlineVI``.
+Another loss, such as ``Trace_ELBO``, raises at the first update. The optimiser's state is that of the rule. SVI's
+parameters are unconstrained: gradients are pulled back by the derivative of the guide's own bijection, so the
+rule sees loc and scale. A gradient that is not finite rejects the step and is counted, as in ``OnlineVI``.
 
 ``NaturalGradient`` and ``ForwardBackward`` are for SVI on the whole data at every step: they converge to the best
 Gaussian, which the online rules, for which each step's data are more data, do not. ``nt.fit_gaussian`` adds
@@ -15,6 +15,7 @@ backtracking and a stopping rule, for which SVI has no place.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from numpyro_tempered.gaussian.descent.objective import add, derivatives_of, of_
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, curvature_from_root, family_of
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
+from numpyro_tempered.infer.elbo import require_expected_nll
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
 from numpyro_tempered.online import ngvi, sva, svb
 from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
@@ -66,6 +68,28 @@ class _RuleOptim(NumPyroOptim):
             return {loc: params[loc], scale: transform.inv(params[scale])}
 
         super().__init__(lambda *fns: fns, init, update, get_params, update_with_value=True)
+
+    def eval_and_update(
+        self, fn: Callable[[Params], tuple], state: tuple, forward_mode_differentiation: bool = False
+    ) -> tuple[tuple, tuple]:
+        """A step on an objective, which must be an ``ExpectedNLL``: for SVI.
+
+        Raises:
+            TypeError: When traced, if it is none.
+        """
+        with require_expected_nll(fn, type(self).__name__):
+            return super().eval_and_update(fn, state, forward_mode_differentiation)
+
+    def eval_and_stable_update(
+        self, fn: Callable[[Params], tuple], state: tuple, forward_mode_differentiation: bool = False
+    ) -> tuple[tuple, tuple]:
+        """The same for ``SVI.stable_update``.
+
+        Raises:
+            TypeError: When traced, if it is none.
+        """
+        with require_expected_nll(fn, type(self).__name__):
+            return super().eval_and_stable_update(fn, state, forward_mode_differentiation)
 
 
 def canonical(state: OnlineState) -> OnlineState:

@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from conftest import tiered
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from oracles import tempered_normal_posterior
 
@@ -282,6 +282,77 @@ def test_svi_on_a_bare_loss_is_refused(x64):
     state = svi.init(KEY, x[:1], y[:1])
     with pytest.raises(TypeError, match="bare loss"):
         svi.update(state, x[:1], y[:1])
+
+
+class Half(nt.ExpectedNLL):
+    """A subclass with a value of its own."""
+
+    def loss(self, *args, **kwargs):
+        return 0.5 * self.loss_with_mutable_state(*args, **kwargs)["loss"]
+
+
+class Other(nt.ExpectedNLL):
+    """A subclass that does not call its parent."""
+
+    def loss(self, rng_key, param_map, *args, **kwargs):
+        return jnp.sum(param_map["auto_loc"])
+
+
+OPTIMISERS = {
+    "SVA": lambda guide: nt.optim.SVA(guide, 0.1),
+    "SVB": lambda guide: nt.optim.SVB(guide, 0.1),
+    "NGVI": nt.optim.NGVI,
+    "NaturalGradient": nt.optim.NaturalGradient,
+    "ForwardBackward": nt.optim.ForwardBackward,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_another_loss_is_refused_when_traced(name, x64):
+    x, y = stream()
+    for loss in (Trace_ELBO(), TraceMeanField_ELBO(num_particles=2)):
+        got = type(loss).__name__
+        svi = route(HALF, OPTIMISERS[name], loss)
+        state = svi.init(KEY, x[:1], y[:1])
+        for update in (svi.update, svi.stable_update):
+            with pytest.raises(TypeError, match=rf"optim\.{name} holds.*nt\.ExpectedNLL, got {got}"):
+                jax.eval_shape(update, state, x[:1], y[:1])
+
+
+def test_subclasses_of_the_loss_pass(x64):
+    x, y = stream()
+    for loss in (Half(ETA), Other(ETA)):
+        svi = route(HALF, nt.optim.NGVI, loss)
+        state = svi.init(KEY, x[:1], y[:1])
+        for update in (svi.update, svi.stable_update):
+            after, _ = jax.eval_shape(update, state, x[:1], y[:1])
+            assert jax.tree.structure(after) == jax.tree.structure(state)
+    # One evaluation does not admit the next objective.
+    other = route(HALF, nt.optim.NGVI, Trace_ELBO())
+    state = other.init(KEY, x[:1], y[:1])
+    with pytest.raises(TypeError, match="holds the prior"):
+        jax.eval_shape(other.update, state, x[:1], y[:1])
+
+
+def subsampled(x, y=None):
+    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
+    with numpyro.plate("n", 100, subsample_size=x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ theta, NOISE), obs=y)
+
+
+def by_index(x, y):
+    theta = numpyro.sample("theta", dist.Normal(np.array(LOC), np.array(SCALE)).to_event(1))
+    with numpyro.plate("n", x.shape[0], subsample_size=1) as index:
+        numpyro.sample("y", dist.Normal(jnp.asarray(x)[index] @ theta, NOISE), obs=jnp.asarray(y)[index])
+
+
+@pytest.mark.parametrize("model", [subsampled, by_index])
+def test_a_subsample_is_no_datum(model, x64):
+    x, y = stream()
+    svi = route(model, nt.optim.NGVI, nt.ExpectedNLL())
+    state = svi.init(KEY, x[:2], y[:2])
+    with pytest.raises(ValueError, match=r"plate 'n' subsamples.*size of the batch.*fit_svi"):
+        jax.eval_shape(svi.update, state, x[:2], y[:2])
 
 
 def test_the_gradient_pulls_back_through_the_bijection(x64):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_tempered.core.precision import CompensatedSum
-from numpyro_tempered.gaussian.families import rank_updates
+from numpyro_tempered.gaussian.families import Gain, LowRank, Rows, family_of, rank_updates
 
 D, RANK = 6, 2
 ADD, REMOVE = jax.jit(rank_updates.add_columns), jax.jit(rank_updates.remove_columns)
@@ -76,3 +76,23 @@ def test_removed_columns_come_off_the_directions_or_the_diagonal(x64):
         np.testing.assert_allclose(np.diag(ours) - diag, np.diag(outer(root) - outer(others)), rtol=1e-9)
         assert np.all(diag >= 0)
         assert np.all(np.isfinite(ours))
+
+
+def test_a_step_of_rows_of_either_sign_is_exact_within_the_span(x64):
+    rng = np.random.default_rng(5)
+    root = 2 * rng.normal(size=(D, RANK))
+    q = LowRank(jnp.zeros(D), jnp.full(D, 2.0), jnp.asarray(root))
+    rows, force = 0.2 * (root @ rng.normal(size=(RANK, 3))).T, np.ones(D)
+    weights = np.array([0.3, -0.4, -0.1])
+
+    @jax.jit
+    def step(weights):
+        grad_var = Rows(jnp.asarray(rows), weights)
+        return family_of(q).natural_step(family_of(q).start(q), q, q, jnp.asarray(force), grad_var, Gain(0.5))[0]
+
+    ours, exact = step(weights), 2 * np.eye(D) + outer(root) + (rows.T * weights) @ rows
+    precision = np.diag(ours.precision_diag) + outer(ours.precision_factor)
+    np.testing.assert_allclose(precision, exact, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(ours.loc, -0.5 * np.linalg.solve(exact, force), rtol=1e-9)
+    # A precision that would not be positive definite is NaN, which the drivers refuse.
+    assert np.all(np.isnan(step(1e4 * weights).loc))
