@@ -4,6 +4,7 @@ from numpyro_tempered.core.chunks import pad_batch
 from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rate
 from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
 from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.change import detect_changes
 from numpyro_tempered.online.experts.grid import Grid, grid
 from numpyro_tempered.online.experts.state import (
     Experts,
@@ -54,6 +55,7 @@ __all__ = [
     "aggregate",
     "aggregate_windows",
     "average",
+    "detect_changes",
     "diagnose",
     "doubling",
     "ewa",
