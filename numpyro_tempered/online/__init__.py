@@ -6,6 +6,7 @@ from numpyro_tempered.online.base import Box, Losses, OnlineState, Rule, svb_rat
 from numpyro_tempered.online.chunked import iterate_chunks, run_chunks
 from numpyro_tempered.online.drivers import run, update
 from numpyro_tempered.online.experts.aggregate import aggregate
+from numpyro_tempered.online.experts.change import detect_changes
 from numpyro_tempered.online.experts.grid import Grid, grid
 from numpyro_tempered.online.experts.state import (
     Experts,
@@ -65,6 +66,7 @@ __all__ = [
     "aggregate_windows",
     "average",
     "clip",
+    "detect_changes",
     "diagnose",
     "doubling",
     "ewa",

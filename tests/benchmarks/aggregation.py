@@ -183,11 +183,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="2 streams, 1 order of 400 rounds, 1 seed of 2000")
     parser.add_argument("--data-dir", type=Path, help="folder of the data files; downloaded without it")
+    parser.add_argument("--drift-only", action="store_true", help="the stream that flips alone")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder for tables and figure")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     drift(options)
-    streams(options)
+    if not options.drift_only:
+        streams(options)
 
 
 def drift(options):

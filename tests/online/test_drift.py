@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import closes_over_a_tracer
+from sklearn.datasets import load_wine
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import power, random_walk
-from numpyro_tempered.online.experts.state import regret_bound, weights
+from numpyro_tempered.online.experts.change import detect_changes
+from numpyro_tempered.online.experts.state import regret, regret_bound, weighted_posteriors, weights
 from numpyro_tempered.online.experts.windows import aggregate_windows
 
 pytestmark = pytest.mark.full
@@ -186,6 +188,111 @@ def test_without_drift_the_aggregate_over_windows_takes_a_long_one():
     each = np.asarray(state.memory.losses.value)
     assert np.sum(losses.at_mean) <= 1.02 * each.min()
     assert np.argmin(each) >= 5
+
+
+def test_the_steps_of_a_mean_field_are_implicit_on_a_squared_loss(x64):
+    """By hand: m' minimises β(y - x·m)² + Σ (m - m_j)²/2v_j, and the precisions grow by 2βx²; then the walk."""
+    d, beta, windows = 6, 0.7, [2.0, 100.0]
+    rng = np.random.default_rng(0)
+    x, y = 10.0 * rng.normal(size=(3, d)), rng.normal(size=3)
+    rule = aggregate_windows(windows, step_size=beta, scale=0.5)
+    start = rule.init(MeanField(jnp.zeros(d), jnp.linspace(0.5, 1.5, d)))
+    state, _ = nt.online.run(rule, SQUARED, start, jnp.asarray(x), jnp.asarray(y))
+    posteriors = weighted_posteriors(state).posteriors
+    for k, window in enumerate(windows):
+        mean, variance = np.zeros(d), np.linspace(0.5, 1.5, d) ** 2
+        for row, outcome in zip(x, y, strict=True):
+            system = np.diag(1.0 / variance) + 2.0 * beta * np.outer(row, row)
+            step = np.linalg.solve(system, 2.0 * beta * row * (outcome - row @ mean))
+            # Which is no overshoot: the residual shrinks.
+            assert abs(outcome - row @ (mean + step)) < abs(outcome - row @ mean)
+            mean, variance = mean + step, 1.0 / (1.0 / variance + 2.0 * beta * row**2) + (0.5 / window) ** 2
+        np.testing.assert_allclose(posteriors.loc[k], mean, rtol=1e-9)
+        np.testing.assert_allclose(posteriors.scale[k], np.sqrt(variance), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_on_a_full_covariance_and_a_squared_loss_the_steps_are_those_of_ngvi():
+    x, y = (jnp.asarray(leaf, jnp.float32) for leaf in make_stream(30, 3))
+    prior = FullRank(jnp.zeros(3, jnp.float32), jnp.eye(3, dtype=jnp.float32))
+    ends = []
+    for factory in (nt.online.rvga, nt.online.ngvi):
+        rule = aggregate_windows([16, 64], factory=factory)
+        ends.append(nt.online.run(rule, SQUARED, rule.init(prior), x, y)[0])
+    for ours, theirs in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def linear_stream(seed, num_rounds, d, features):
+    """Unit noise, coefficients N(0, I/d)."""
+    rng = np.random.default_rng(seed)
+    x = features(rng, (num_rounds, d))
+    return x, x @ rng.normal(size=d) / np.sqrt(d) + rng.normal(size=num_rounds)
+
+
+def over_windows(x, y, expectation=SQUARED, spread=1.0):
+    """Average loss of the default aggregate, its ratio to that of the best window, and the state."""
+    x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    rule, d = aggregate_windows(), x.shape[-1]
+    start = rule.init(MeanField(jnp.zeros(d, jnp.float32), jnp.full(d, spread, jnp.float32)))
+    state, losses = jax.vmap(lambda *rows: nt.online.run(rule, expectation, start, *rows))(x, y)
+    total = np.sum(np.asarray(losses.at_mean, np.float64), axis=1)
+    best = np.min(np.asarray(state.memory.losses.value, np.float64), axis=1)
+    assert np.all(jax.vmap(regret)(state) <= jax.vmap(regret_bound)(state))
+    return total / x.shape[1], total / best
+
+
+def several(make, num_seeds):
+    return (np.stack(leaves) for leaves in zip(*map(make, range(num_seeds)), strict=True))
+
+
+@pytest.mark.parametrize("spread", [1.0, 20**-0.5], ids=["unit prior", "N(0, I/d)"])
+def test_unscaled_features_do_not_make_the_windows_diverge(spread):
+    x, y = several(lambda seed: linear_stream(seed, 4000, 20, lambda *a: 10.0 * normal(*a)), 3)
+    loss, ratio = over_windows(x, y, spread=spread)
+    assert np.all(np.mean(np.square(y), axis=1) > 60.0)
+    assert np.all(loss < 3.0)
+    assert np.all(ratio < 1.05)
+
+
+def normal(rng, shape):
+    return rng.normal(size=shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["Student-t", "doubling", "wine", "wine, classes"])
+def test_the_aggregate_over_windows_is_near_the_best_one_on_rough_streams(stream):
+    """Ratios on average over ten seeds, as in tests/benchmarks/rough_streams.py."""
+
+    def make(seed):
+        if stream == "Student-t":
+            return linear_stream(seed, 2000, 10, lambda rng, shape: rng.standard_t(2, size=shape))
+        if stream == "doubling":
+            x, y = linear_stream(seed, 4064, 5, normal)
+            # The noise is symmetric: flipping outcomes is flipping coefficients.
+            return x, y * (1.0 - 2.0 * (np.floor(np.log2(np.arange(4064) / 32 + 1)) % 2))
+        data = load_wine()
+        x = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
+        x, y = (x[:, 1:], x[:, 0]) if stream == "wine" else (x, np.where(data.target == 1, 1.0, -1.0))
+        order = np.random.default_rng(seed).permutation(len(y))
+        return np.column_stack([np.ones(len(y)), x])[order], y[order]
+
+    x, y = several(make, 10)
+    _, ratio = over_windows(x, y, HINGE if stream == "wine, classes" else SQUARED, spread=x.shape[-1] ** -0.5)
+    assert np.mean(ratio) <= 1.05
+
+
+def test_a_flip_is_flagged_and_a_quiet_stream_is_not():
+    rule = aggregate_windows()
+    state = rule.init(MeanField(jnp.zeros(2, jnp.float32), jnp.ones(2, jnp.float32)))
+    x, y = flipping(0, 4000, 2500)
+    history = []
+    for first in range(0, 4000, 10):
+        state, _ = nt.online.run(rule, HINGE, state, x[first : first + 10], y[first : first + 10])
+        history.append(weights(state))
+    flags = 10 * (detect_changes(history, stride=10) + 1)
+    assert len(flags) == 1
+    assert 2500 < flags[0] < 2600
 
 
 def test_arguments_are_checked():

@@ -1,0 +1,96 @@
+"""Changes of a stream, from the weights of an aggregate over windows: the test of Page and Hinkley."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
+from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.online.experts.windows import WINDOWS
+
+
+def detect_changes(
+    history: ArrayLike,
+    windows: Sequence[float] = WINDOWS,
+    *,
+    max_window: float = 256.0,
+    slack: float = 1.0,
+    limit: float = 50.0,
+    warm_up: int = 1024,
+    stride: int = 1,
+) -> np.ndarray:
+    r"""Rounds in which the weights of :func:`aggregate_windows` show that the stream has changed.
+
+    While a target rests the weight moves to long windows, and after a change to short ones. With the logarithm of
+    the window under the weights, in octaves, and its mean since the last flag
+
+    .. math:: h_t = \sum_k w_{t,k} \log_2 \min(\omega_k, \omega_{\max}), \qquad
+              S_t = \max(0,\; S_{t-1} + \bar h_t - h_t - \delta)
+
+    a change is flagged, and the test starts anew, where S exceeds the limit: by default when the weight is on
+    windows 2 + n octaves shorter than before for 50/(1 + n) rounds. Windows beyond ω_max count as ω_max, since
+    which of the long ones leads says nothing of a change. The test begins after ``warm_up`` rounds: at first the
+    rate of the weights is large, and they follow small differences between the experts.
+
+    It flags jumps, and slow drifts once per slow-down of the windows; it does not name the round of the change,
+    which is earlier. It does not know of changes that leave the best window as it is. Windows are in rounds for
+    unit information in a datum (:func:`random_walk`): with features of another size than one all are shorter or
+    longer than their names, and changes can be missed; standardise the features.
+
+    Args:
+        history: Weights (:func:`weights`) after rounds in order, shape ``(n, K)``.
+        windows: Those of the aggregate, K of them.
+        max_window: ω_max, in rounds.
+        slack: δ, in octaves: how much shorter windows may become without a flag.
+        limit: Of S, in octaves times rounds. Larger, it flags later and less often by mistake.
+        warm_up: Rounds before the test begins. Rows up to the last flag may be dropped with a warm-up of 0.
+        stride: Rounds from one row of the history to the next.
+
+    Returns:
+        Rows of the history in which a change is flagged, increasing integers of shape ``(num_changes,)``. Further
+        rows add to them and alter none.
+
+    Raises:
+        ValueError: If the shape is not ``(n, K)``, a row is not made of weights that sum to 1, or an argument is
+            out of range.
+        TypeError: If the history is traced.
+
+    References:
+        E. S. Page, *Continuous inspection schemes*, Biometrika 41, 1954. D. V. Hinkley, *Inference about the
+        change-point from cumulative sum tests*, Biometrika 58, 1971.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_tempered as nt
+        >>> history = np.zeros((2000, 3))
+        >>> history[:1500, 2] = 1.0  # the window that never forgets
+        >>> history[1500:, 0] = 1.0  # 16 rounds
+        >>> nt.online.detect_changes(history, [16, 128, np.inf])
+        array([1517])
+    """
+    if is_traced(history):
+        raise TypeError("detect_changes reads weights that are known: call it outside of jax transformations.")
+    check_numbers(windows, "windows", "(0, inf]")
+    check_number(max_window, "max_window", "(0, inf)")
+    check_number(slack, "slack", "[0, inf)")
+    check_number(limit, "limit", "(0, inf)")
+    check_count(warm_up, "warm_up", least=0)
+    check_count(stride, "stride")
+    rows = np.asarray(history, np.float64)
+    if rows.ndim != 2 or rows.shape[1] != len(windows):
+        raise ValueError(f"history must have shape (n, {len(windows)}), one weight a window, got {rows.shape}.")
+    valid = np.all(rows >= 0, axis=1) & (np.abs(rows.sum(axis=1) - 1.0) < 1e-3)
+    if not valid.all():
+        worst = int(np.argmin(valid))
+        raise ValueError(f"history must hold weights that sum to 1, got {rows[worst]} in row {worst}.")
+    octaves = rows @ np.log2(np.minimum(np.asarray(windows, np.float64), max_window))
+    flags, count, mean, excess = [], 0, 0.0, 0.0
+    for row in range(math.ceil(warm_up / stride), len(octaves)):
+        count += 1
+        mean += (octaves[row] - mean) / count
+        excess = max(0.0, excess + stride * (mean - octaves[row] - slack))
+        if excess > limit:
+            flags.append(row)
+            count, mean, excess = 0, 0.0, 0.0
+    return np.array(flags, int)
