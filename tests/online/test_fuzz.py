@@ -121,8 +121,9 @@ def check(case, wounds, seed):
     assert int(state.count + state.rejected) == NUM_ROUNDS
     if int(state.rejected):
         assert "were rejected" in str(caught[0].message)
-    if caught or case[0] == "standardised":
-        # A wild row takes the scale of its feature with it, which standardisation cannot tell.
+    # A wild row takes the scale of its feature with it, which standardisation cannot tell; and a row that is
+    # repeated to the end says nothing of the other direction.
+    if caught or case[0] == "standardised" or any(kind == "repeat" for _, kind, _ in wounds):
         return
     # Nothing was told: the clean rows are predicted about as well as by the prior, or better.
     clean, _, outcomes = clean_rows(NUM_CLEAN, 1000)

@@ -190,7 +190,7 @@ def test_a_state_of_another_precision_is_refused(x64, tmp_path):
 
 def test_other_versions_and_formats_are_refused(tmp_path, monkeypatch):
     state, _ = saved(tmp_path)
-    for name, value in (("VERSION", 2), ("FORMAT", "something else")):
+    for name, value in (("VERSION", 3), ("FORMAT", "something else")):
         with monkeypatch.context() as patch:
             patch.setattr(state_io, name, value)
             saved(tmp_path)

@@ -294,6 +294,7 @@ def worst_labels(num_rounds, lipschitz, constant):
     return labels, total
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.parametrize(
     ("factor", "low", "high"),
     tiered([(2.0, 1.15, 1.25), (1.0, 0.9, 1.0)], unit=[(1.0, 0.9, 1.0)]),
