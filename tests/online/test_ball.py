@@ -122,6 +122,7 @@ def test_the_factor_of_a_covariance_is_projected_in_its_frobenius_norm(x64):
     assert np.all(np.triu(state.posterior.factor, 1) == 0)
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_a_bad_round_is_rejected_in_a_ball_and_large_ones_stay_finite():
     rule = nt.online.sva(0.4, box=Ball(0.5, 1.2))
     state = rule.init(MeanField(jnp.zeros(3), jnp.ones(3)))

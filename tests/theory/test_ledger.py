@@ -191,6 +191,22 @@ def test_the_ledger_of_a_run():
     np.testing.assert_allclose(kept.sel(rule="svb"), averages["svb"])
 
 
+def test_bounds_against_a_fixed_parameter_enter_the_ledger():
+    rng = np.random.default_rng(0)
+    x, num_rounds = np.ones((60, 1)), 60
+    y = np.where(rng.uniform(size=60) < 0.7, 1.0, -1.0)
+    prior, rounds = MeanField(jnp.zeros(1), jnp.full(1, 0.5)), np.arange(1, 61)
+    kl = schedules.point_kl(num_rounds, 1)
+    rate = schedules.sva_rate(num_rounds, kl=kl, lipschitz=1.0, strong_convexity=4.0)
+    rule, best = nt.online.sva(rate), hindsight.hinge(x, y)
+    _, losses = nt.online.run(rule, HINGE, rule.init(prior), x, y)
+    given = {"sva": bounds.sva_point(rounds, step_size=rate, lipschitz=1.0, prior=prior, theta=best.theta)}
+    data = group(regret_ledger({"sva": losses}, best, given), "regret").sel(rule="sva")
+    np.testing.assert_allclose(data["bound"], given["sva"].value)
+    assert np.all(data["regret"] <= data["bound"])
+    np.testing.assert_allclose(data["cumulative_bound"], given["sva"].value + np.cumsum(best.losses))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
