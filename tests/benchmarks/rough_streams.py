@@ -33,15 +33,9 @@ from provenance import describe
 from sklearn.datasets import load_wine
 
 import numpyro_tempered as nt
-from numpyro_tempered.online.experts.windows import always_refine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 EXPECTATIONS = {"squared": nt.expectations.squared(), "hinge": nt.expectations.hinge()}
-
-
-def implicit(step_size):
-    """The implicit step, on quadratic losses too."""
-    return always_refine(nt.online.rvga(step_size))
 
 
 NATURAL = {"step_size": [1 / 16, 1 / 4, 1.0], "prior_scale": [1 / 4, 1.0, 4.0]}
@@ -49,7 +43,7 @@ AGGREGATES = {
     "windows": lambda d: nt.online.aggregate_windows(),
     "explicit": lambda d: nt.online.aggregate_windows(factory=nt.online.ngvi),
     "grid": lambda d: nt.online.aggregate(*make_grids(d)),
-    "rvga": lambda d: nt.online.aggregate(nt.online.grid(implicit, **NATURAL)),
+    "rvga": lambda d: nt.online.aggregate(nt.online.grid(nt.online.rvga, **NATURAL)),
 }
 
 

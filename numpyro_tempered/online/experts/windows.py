@@ -4,11 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from numpyro_tempered.core.checks import check_numbers, check_positive
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.online import base as rules
-from numpyro_tempered.online import stream
 from numpyro_tempered.online.experts.aggregate import aggregate
 from numpyro_tempered.online.experts.grid import grid
 from numpyro_tempered.online.rules.forgetting import random_walk
@@ -72,25 +68,6 @@ def aggregate_windows(
     check_positive(scale=scale)
 
     def with_window(window: float) -> rules.Rule:
-        return always_refine(factory(step_size, forget=random_walk(scale / window)))
+        return factory(step_size, forget=random_walk(scale / window))
 
     return aggregate(grid(with_window, window=[float(window) for window in windows]), share=share)
-
-
-def always_refine(rule: rules.Rule) -> rules.Rule:
-    """The rule with its refinement on quadratic losses too, where a diagonal family makes one step inexact."""
-    if rule.refine is None:
-        return rule
-
-    def step(
-        expectation: Expectation,
-        state: rules.OnlineState,
-        data: rules.Data,
-        rng_key: Array | None,
-        mask: Array | None,
-    ) -> tuple[rules.OnlineState, rules.Losses]:
-        if family_of(state.posterior).diagonal_only:
-            expectation = expectation._replace(quadratic=False)
-        return stream.step(rule, expectation, state, data, rng_key, mask)
-
-    return rule._replace(step=step)

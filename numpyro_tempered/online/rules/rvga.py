@@ -158,8 +158,9 @@ def _in_predictors(
     covariance = predictor_covariance(anchor, predictors.jacobian)[0]
     # A predictor without spread has no step.
     least = jnp.finfo(mean.dtype).eps * jnp.trace(covariance)
+    none = jnp.sqrt(jnp.finfo(mean.dtype).tiny)
     eye = jnp.eye(mean.shape[0], dtype=mean.dtype)
-    covariance = covariance + jnp.where(least > 0, least, 1.0) * eye
+    covariance = covariance + jnp.where(least > 0, least, none) * eye
     in_u = FullRank(mean, jnp.linalg.cholesky(covariance))
 
     def evaluate(p: Gaussian) -> Evaluation:
