@@ -85,7 +85,7 @@ def robust(rule: Rule, threshold: float = 4.0, *, hard: bool = False, least: flo
         >>> x, y = jnp.ones((4, 1)), jnp.array([1.0, 2.0, 1e6, 1.5])
         >>> state, losses = nt.online.run(rule, loss, state, x, y)
         >>> print(f"{state.posterior.loc[0]:.2f}")
-        1.11
+        1.10
     """
     check_number(threshold, "threshold", "(0, inf)")
     if least is not None:
