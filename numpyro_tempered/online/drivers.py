@@ -169,9 +169,14 @@ def check_some_finite(data: Data, mask: Array | None) -> None:
         return
     for number, leaf in enumerate(jax.tree.leaves(data)):
         # One entry for each round is read at once; of others a look at the first round tells almost always.
-        wide = leaf.size > leaf.shape[0]
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact) or (wide and np.any(np.isfinite(np.asarray(leaf[0])))):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
+        if leaf.size > leaf.shape[0]:
+            # Data may be constants of a program that is traced now.
+            with jax.ensure_compile_time_eval():
+                first = np.asarray(leaf[0])
+            if np.any(np.isfinite(first)):
+                continue
         values = np.asarray(leaf)
         if mask is not None:
             values = values[np.asarray(mask)] if values.shape[: mask.ndim] == mask.shape else values

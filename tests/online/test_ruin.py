@@ -209,3 +209,14 @@ def test_a_run_of_a_model_warns_once(key):
     labels = np.array([1, 0, -1])
     state, _ = binary.update_masked(binary.init(key, x[:3], labels), labels >= 0, x[:3], labels)
     assert int(state.count) == 1
+
+
+def test_data_may_be_constants_of_a_program():
+    x, y = (jnp.asarray(a) for a in make_rows(8))
+
+    def end(size):
+        rule = nt.online.ngvi(size)
+        return nt.online.run(rule, SQUARED, rule.init(PRIOR), x, y)[0].posterior.loc
+
+    together = jax.jit(jax.vmap(end))(jnp.array([0.5, 1.0]))
+    np.testing.assert_allclose(together[1], end(1.0), rtol=1e-5, atol=1e-6)
