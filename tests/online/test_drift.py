@@ -295,6 +295,7 @@ def test_a_flip_is_flagged_and_a_quiet_stream_is_not():
     assert 2500 < flags[0] < 2600
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_arguments_are_checked():
     for bad in (0.0, 1.5, -0.1):
         with pytest.raises(ValueError, match="factor must be in"):

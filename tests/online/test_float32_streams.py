@@ -119,7 +119,7 @@ def check_low_rank(num_rounds, num_chunks, held):
     x = (rng.normal(size=(num_rounds, 2)) @ plane.T).astype(np.float32)
     y = (x @ rng.normal(size=d) + rng.normal(size=num_rounds)).astype(np.float32)
     factor = np.concatenate([np.sqrt(held) * plane, np.zeros((d, rank - 2))], axis=1).astype(np.float32)
-    prior = nt.families.LowRank(jnp.zeros(d), jnp.ones(d), jnp.asarray(factor))
+    prior = nt.families.LowRank(np.zeros(d, np.float32), np.ones(d, np.float32), factor)
     rule = nt.online.ngvi(0.5)
     state = rule.init(prior)
     for _ in range(num_chunks):

@@ -168,6 +168,7 @@ def wide_scale(y):
 
 
 @pytest.mark.filterwarnings("ignore:the priors of:UserWarning")
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.full
 @pytest.mark.parametrize("rule", [nt.online.ngvi(), nt.online.rvga()], ids=lambda rule: rule.name)
 def test_an_explicit_step_freezes_a_wide_scale_and_an_implicit_one_does_not(rule):

@@ -178,6 +178,7 @@ def test_a_round_that_is_not_finite_is_refused(name, bad):
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_outcome_that_is_not_finite_is_refused_within_a_run(bad):
     rule = UNBOXED["ngvi"]
@@ -585,6 +586,7 @@ def test_a_precision_that_is_not_positive_is_refused_and_counted(rule, curvature
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 def test_svb_rate_survives_vanishing_scales_in_float32():
     scales = jnp.asarray(10.0 ** -np.arange(0, 19, dtype=float), jnp.float32)
     d = len(scales)
