@@ -377,6 +377,7 @@ def test_full_covariances_are_matched_in_mean_and_covariance(x64):
     np.testing.assert_array_equal(start.posterior.factor, np.zeros((3, 3)))
 
 
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
 @pytest.mark.slow
 def test_all_members_draw_the_same_numbers(key):
     loss = nt.expectations.monte_carlo(lambda theta, x, y: jax.nn.softplus(-y * jnp.sum(x * theta)))
