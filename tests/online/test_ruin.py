@@ -220,3 +220,34 @@ def test_data_may_be_constants_of_a_program():
 
     together = jax.jit(jax.vmap(end))(jnp.array([0.5, 1.0]))
     np.testing.assert_allclose(together[1], end(1.0), rtol=1e-5, atol=1e-6)
+
+
+def counts_in_large_units(n=200):
+    """Counts whose expected loss is infinite in the first rounds."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    y = rng.poisson(np.exp(1.0 + x @ [0.5, 0.3, -0.2])).astype(np.float32)
+    return np.column_stack([np.ones(n, np.float32), 100.0 * x]), y
+
+
+def test_skip_still_skips_after_rounds_of_infinite_expected_loss():
+    x, y = counts_in_large_units()
+    y[150] = 1e4
+    rule = nt.online.skip(nt.online.rvga(), max_deviations=8.0)
+    start = rule.init(FullRank(jnp.zeros(4), jnp.eye(4)))
+    with pytest.warns(nt.online.StreamWarning, match="1 of 200 rounds were rejected"):
+        state, losses = nt.online.run(rule, nt.expectations.poisson(), start, x, y)
+    assert np.isinf(losses.expected[0])
+    assert np.isfinite(state.memory.mean.value)
+    assert int(state.memory.skipped) == 1
+
+
+def test_a_round_that_was_taken_is_not_called_lost():
+    x, y = counts_in_large_units()
+    x[100, 1] = np.nan
+    rule = nt.online.rvga()
+    start = rule.init(FullRank(jnp.zeros(4), jnp.eye(4)))
+    with pytest.warns(nt.online.StreamWarning, match="1 with data that are not finite") as caught:
+        _, losses = nt.online.run(rule, nt.expectations.poisson(), start, x, y)
+    assert np.isinf(losses.expected[0])
+    assert "loss that is not finite" not in str(caught[0].message)

@@ -95,7 +95,7 @@ def count_findings(
     if counters["rejected"]:
         where = _skipped(state, before)
         if rounds is not None and rounds.readable:
-            where += _where(rounds)
+            where += _where(rounds, counters["rejected"])
         details = f" ({', '.join(where)})" if where else ""
         message = (
             f"{counters['rejected']} of {total} rounds were rejected{details}, and taught nothing: look for "
@@ -143,7 +143,7 @@ def _weight_findings(state: OnlineState, before: OnlineState | None) -> Iterator
         yield Finding("weights", message, np.empty(0, int))
 
 
-def _where(rounds: Pass) -> list[str]:
+def _where(rounds: Pass, number: int) -> list[str]:
     """Which rounds were rejected, as far as data and losses show."""
     num_rounds = np.shape(rounds.losses.expected)[0]
     missing = np.zeros(num_rounds, bool)
@@ -154,6 +154,9 @@ def _where(rounds: Pass) -> list[str]:
     if rounds.mask is not None and np.ndim(rounds.mask) == 1:
         missing, lost = missing & np.asarray(rounds.mask), lost & np.asarray(rounds.mask)
     lost &= ~missing
+    # Rules with implicit steps take rounds whose expected loss is infinite: those were not lost.
+    if np.sum(missing | lost) > number:
+        lost &= ~np.isfinite(np.asarray(rounds.losses.at_mean))
     parts = []
     if missing.any() and (rounds.mask is None or np.ndim(rounds.mask) == 1):
         parts.append(f"{missing.sum()} with data that are not finite, the first in row {missing.argmax()}")

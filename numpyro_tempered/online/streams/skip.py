@@ -19,7 +19,7 @@ class Skipping(NamedTuple):
     Attributes:
         memory: What the rule inside accumulates.
         skipped: Number of rounds left out, a scalar integer; they are among ``state.rejected``.
-        mean: Mean of the expected losses of the rounds taken, compensated.
+        mean: Mean of the expected losses of the rounds taken, of those that are finite, compensated.
         squares: Sum of their squared deviations from it (Welford), compensated.
     """
 
@@ -107,8 +107,9 @@ def skip(
             bad |= move(rule, before, after) > max_move
         bad &= after.count > state.count
         after = choose(bad, before._replace(rejected=before.rejected + 1), after)
-        is_on = after.count > state.count
-        shift = jnp.where(is_on, excess / after.count.astype(loss.dtype), 0.0)
+        # A round may be taken whose expected loss is beyond any number: one such mean would end all skipping.
+        is_on = (after.count > state.count) & jnp.isfinite(excess)
+        shift = jnp.where(is_on, excess / jnp.maximum(after.count, 1).astype(loss.dtype), 0.0)
         spread = jnp.where(is_on, excess * (excess - shift), 0.0)
         skipped = memory.skipped + bad.astype(memory.skipped.dtype)
         memory = Skipping(after.memory, skipped, memory.mean.add(shift), memory.squares.add(spread))
