@@ -55,7 +55,7 @@ def make_grids(d):
     natural = {"step_size": [1 / 16, 1 / 4, 1.0], "prior_scale": [1 / 4, 1.0, 4.0]}
     rates = [4.0**k / d for k in range(-3, 2)]
     return (
-        grid(nt.online.ngvi, **natural),
+        grid(nt.online.rvga, **natural),
         grid(nt.online.ngvi, curvature="fisher", **natural),
         grid(nt.online.sva, step_size=[4.0**k for k in range(-4, 1)]),
         grid(svb, c=rates),

@@ -46,13 +46,14 @@ def play(rule, expectation, prior, x, y, adaptive):
 
     def one(x, y, adaptive):
         def body(state, row):
-            features, label = row
+            features, label, key = row
             against = jnp.where(features @ state.posterior.loc >= 0, -1.0, 1.0)
             label = jnp.where(adaptive, against, label)
-            state, losses = step(rule, expectation, state, (features, label), None)
+            state, losses = step(rule, expectation, state, (features, label), key)
             return state, (losses, label)
 
-        return jax.lax.scan(body, rule.init(prior), (x, y))[1]
+        keys = jax.random.split(jax.random.key(0), y.shape[0])
+        return jax.lax.scan(body, rule.init(prior), (x, y, keys))[1]
 
     losses, labels = jax.jit(jax.vmap(one))(x, y, adaptive)
     return jax.tree.map(np.asarray, losses), labels
@@ -159,12 +160,13 @@ def test_theorem_2_holds_in_a_ball(x64):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("independent", [False, True], ids=["spherical", "independent"])
 @pytest.mark.parametrize("name", ["svb", "sva"])
 @pytest.mark.parametrize("family", [("student_t", 3.0), ("laplace", None)], ids=["student_t", "laplace"])
-def test_theorems_2_and_3_hold_for_location_scale_families(x64, name, family):
+def test_theorems_2_and_3_hold_for_location_scale_families(x64, name, family, independent):
     num_rounds, d = 200, 3
     x, y, adaptive = streams(num_rounds, d)
-    heavy = nt.expectations.location_scale(HINGE, *family)
+    heavy = nt.expectations.location_scale(HINGE, *family, independent=independent)
     prior = MeanField(jnp.full(d, 0.5), jnp.array([0.3, 0.5, 0.8]))
     lipschitz, rounds = nt.bounds.lipschitz(x.reshape(-1, d)), np.arange(1, num_rounds + 1)
     if name == "svb":
@@ -209,7 +211,10 @@ def test_the_lipschitz_constant_of_squared_losses_in_a_ball_is_the_largest_gradi
 
 @partial(jax.jit, static_argnums=0)
 def expected_losses(expectation, q, x, y):
-    return jax.vmap(lambda row, label: expectation.evaluate(q, row, label).expected)(x, y)
+    def one(row, label, key):
+        return expectation.evaluate(q, row, label, rng_key=key).expected
+
+    return jax.vmap(one)(x, y, jax.random.split(jax.random.key(1), len(y)))
 
 
 def gaussians(prior, d, box, seed=3, number=4):

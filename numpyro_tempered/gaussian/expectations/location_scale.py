@@ -7,17 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_choice, check_number
+from numpyro_tempered.core.checks import check_choice, check_count, check_number
+from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.predictors import linear
+from numpyro_tempered.gaussian.expectations.predictors import as_rows, linear
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
 # The longest step of the trapezoidal rule in log c², whose error is exp(-π²/step), and what may be cut off.
 STEP, TAIL = 0.35, 1e-11
 
 
 def location_scale(
-    expectation: base.Expectation, distribution: str = "student_t", df: float | None = None
+    expectation: base.Expectation,
+    distribution: str = "student_t",
+    df: float | None = None,
+    *,
+    independent: bool = False,
+    num_particles: int = 16,
 ) -> base.Expectation:
     r"""The expected loss for θ = m + S z, where z is no Gaussian but has covariance I.
 
@@ -34,16 +41,25 @@ def location_scale(
     c² = (df - 2)/χ² a multivariate Student-t, with c² exponential a multivariate Laplace. Coordinates of z are
     uncorrelated, but large together. The integral over log c² is a trapezoidal rule, accurate to about 10^-10.
 
+    The mean-field family proper has ``independent`` coordinates, z_j = c_j n_j with a size each, and a
+    ``MeanField`` for m and σ. The predictor then has no density in closed form: the sizes are drawn, and the
+    loss is integrated given them, so that value and gradients are unbiased and need an ``rng_key``. The bounds
+    then hold in expectation over the draws.
+
     Args:
         expectation: Of a loss of a linear predictor: ``hinge()``, ``gauss_hermite(loss)`` and so on.
         distribution: ``"student_t"`` or ``"laplace"``.
         df: Degrees of freedom of the Student-t, at least 3.
+        independent: Whether each coordinate of z has its own size.
+        num_particles: Draws of the d sizes per round, where they are independent.
 
     Returns:
-        An :class:`Expectation`; its ``grad_var`` is twice the derivative in the covariance of θ.
+        An :class:`Expectation`; its ``grad_var`` is the derivative in the covariance of θ, of independent
+        coordinates that in their variances.
 
     Raises:
-        TypeError: If the expectation is not one of a linear predictor, or draws.
+        TypeError: If the expectation is not one of a linear predictor, or draws; when traced, if q is no
+            ``MeanField`` and the coordinates are independent.
         ValueError: If ``distribution`` is another, or ``df`` is missing, out of range, or given for a Laplace.
 
     References:
@@ -71,10 +87,59 @@ def location_scale(
         df = float(check_number(df, "df", "[3, inf)", hint="Below 3 the tails take too many nodes."))
     elif df is not None:
         raise ValueError("a Laplace distribution has no df: leave it out.")
+    if independent:
+        if of_predictor.num_outputs is not None:
+            raise TypeError("independent coordinates are for the loss of one predictor, not of K.")
+        return _independent(expectation, df, check_count(num_particles, "num_particles"))
     moments = _mixed_moments(of_predictor.moments, df)
     return linear(
         moments, of_predictor.loss, num_outputs=of_predictor.num_outputs, check=expectation.check, quadratic=False
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _independent(expectation: base.Expectation, df: float | None, num_particles: int) -> base.Expectation:
+    """The expectation with a size c_j for each coordinate: given these, u is N(m·x, Σ c_j² σ_j² x_j²)."""
+    moments = expectation.of_predictor.moments  # type: ignore[union-attr]
+
+    @base.evaluator
+    def evaluate(q: Gaussian, data: base.Data, options: base.Options) -> base.Evaluation:
+        _refuse_fisher(options)
+        if not family_of(q).diagonal_only:
+            raise TypeError(
+                f"independent coordinates need a MeanField for location and scale, got {family_of(q).name}: "
+                "leave independent out."
+            )
+        x, y = as_rows(q.loc, *data)
+        key = base.require_key("location_scale", options.rng_key)
+        c2 = _draw_sizes(key, df, (num_particles, x.shape[-1])).astype(x.dtype)
+        variance = matmul(c2 * family_of(q).marginal_scale(q) ** 2, jnp.square(x).T)
+        each = jax.vmap(lambda spread: moments(matmul(x, q.loc), spread, y, options))(variance)
+        mask = base.rows_of(options.mask, x.shape[0])
+        at_mean = base.zero_where_off(each.at_mean[0], mask)
+        expected, first = (
+            base.zero_where_off(jnp.mean(leaf, axis=0), mask) for leaf in (each.expected, each.first)
+        )
+        second = each.second if mask is None else jnp.where(mask, each.second, 0.0)
+        grad_var = 0.5 * jnp.mean(c2 * matmul(second, jnp.square(x)), axis=0)
+        return base.Evaluation(jnp.sum(at_mean), jnp.sum(expected), matmul(first, x), grad_var)
+
+    return base.Expectation(evaluate, check=expectation.check, loss=expectation.loss, needs_key=True)
+
+
+def _draw_sizes(rng_key: Array, df: float | None, shape: tuple[int, ...]) -> Array:
+    """Draws of c²."""
+    if df is None:
+        return jax.random.exponential(rng_key, shape)
+    return (0.5 * df - 1.0) / jax.random.gamma(rng_key, 0.5 * df, shape)
+
+
+def _refuse_fisher(options: base.Options) -> None:
+    """Raise TypeError for Fisher curvature."""
+    if options.curvature == "fisher":
+        raise TypeError(
+            "location_scale is for rules in mean and scale, which take the Hessian, not Fisher curvature."
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,10 +148,7 @@ def _mixed_moments(moments: base.MomentsOf, df: float | None) -> base.MomentsOf:
     sizes, masses = _student_t_rule(df) if df is not None else _laplace_rule()
 
     def mixed(mean: Array, variance: Array, y: Array, options: base.Options) -> base.Moments:
-        if options.curvature == "fisher":
-            raise TypeError(
-                "location_scale is for rules in mean and scale, which take the Hessian, not Fisher curvature."
-            )
+        _refuse_fisher(options)
         c2, weights = (jnp.asarray(column, mean.dtype) for column in (sizes, masses))
         each = jax.vmap(lambda size: moments(mean, size * variance, y, options))(c2)
 

@@ -51,7 +51,8 @@ def robust(rule: Rule, threshold: float = 4.0, *, hard: bool = False, least: flo
     .. math:: r^2 = \frac{g^\top \Sigma g}{\operatorname{tr}(\Sigma H)}, \qquad g = E_q[\nabla l],
               \ H = E_q[\nabla^2 l],
 
-    the Newton decrement that is free of Σ for a loss of one predictor, E[l']²/E[l'']: exact for squared losses,
+    the Newton decrement that is free of Σ for a loss of one predictor, E[l']²/E[l''], there with the variance of
+    the predictor at most 1: exact for squared losses,
     and the Pearson residual (y - μ)²/Var(y) of a generalised linear model with its canonical link. A tempered
     model has the residuals of its tempered loss. Losses without curvature (hinge, pinball) need ``least=0.0``.
 
@@ -162,13 +163,22 @@ def residuals(
     if expectation.predictors is None:
         raise TypeError("the loss is not one of predictors, so that its rows have no residuals of their own.")
     at = expectation.predictors(q.loc, *data, rng_key=options.rng_key, mask=options.mask)
-    of_u = at.moments(at.mean, predictor_covariance(q, at.jacobian))
+    of_u = at.moments(at.mean, _capped(predictor_covariance(q, at.jacobian)))
     if least is not None:
         return deviance(of_u.at_mean, least)
     first, second = of_u.first, of_u.second
     if first.ndim == 1:
         return ratio(jnp.square(first), second)
     return ratio(jnp.sum(jnp.square(first), axis=-1), jnp.trace(second, axis1=-2, axis2=-1))
+
+
+def _capped(spread: Array) -> Array:
+    """Variances ``(n,)`` or covariances ``(n, K, K)``, scaled down to variances of at most 1.
+
+    Under a wide prior the moments of counts are beyond any number, and all data would be outliers.
+    """
+    most = spread if spread.ndim == 1 else jnp.max(jnp.diagonal(spread, axis1=1, axis2=2), axis=1)[:, None, None]
+    return spread / jnp.maximum(most, 1.0)
 
 
 def residual(

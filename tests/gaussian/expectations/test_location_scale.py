@@ -105,6 +105,53 @@ def test_the_divergence_of_student_t_is_at_most_that_of_gaussians_with_a_factor(
     assert 0 < divergence <= gaussian
 
 
+@pytest.mark.parametrize(
+    ("distribution", "df"), tiered([("student_t", 5.0), ("laplace", None)], unit=[("laplace", None)])
+)
+def test_independent_coordinates_have_the_moments_of_their_product_density(x64, distribution, df):
+    # One evaluation of 400,000 draws of sizes beside as many plain draws of z by NumPy, without their slopes'
+    # help: the gradient in σ_j is E[l'(u) x_j z_j].
+    q, x, y = MeanField(jnp.array([0.4, -0.3]), jnp.array([0.7, 1.2])), np.array([1.5, -0.8]), 1.0
+    count, rng = 400_000, np.random.default_rng(1)
+    z = rng.laplace(scale=np.sqrt(0.5), size=(count, 2)) if df is None else rng.standard_t(df, (count, 2))
+    z = z * (1.0 if df is None else np.sqrt((df - 2) / df))
+    u = (np.asarray(q.loc) + np.asarray(q.scale) * z) @ x
+    slope = -y * (y * u < 1)
+    drawn = np.c_[np.maximum(1 - y * u, 0), slope[:, None] * x, slope[:, None] * x * z]
+    product = location_scale(HINGE, distribution, df, independent=True, num_particles=count)
+    at = product.evaluate(q, x, y, rng_key=jax.random.key(0))
+    ours = np.r_[at.expected, at.grad_loc, 2 * q.scale * at.grad_var]
+    # Two independent estimates, of which ours varies less.
+    errors = np.sqrt(2 / count) * drawn.std(axis=0)
+    assert np.all(np.abs(ours - drawn.mean(axis=0)) <= 4.5 * errors)
+    spherical = location_scale(HINGE, distribution, df).evaluate(q, x, y)
+    assert abs(float(spherical.expected - at.expected)) > 5 * errors[0]
+
+
+def test_independent_sizes_of_one_coordinate_are_the_spherical_ones(x64):
+    q, x, y = MeanField(jnp.array([0.3]), jnp.array([0.8])), np.array([[1.2], [2.5]]), np.array([-1.0, 1.0])
+    mask = jnp.array([False, True])
+    product = location_scale(HINGE, "student_t", 6.0, independent=True, num_particles=200_000)
+    ours = product.evaluate(q, x, y, rng_key=jax.random.key(0), mask=mask)
+    exact = location_scale(HINGE, "student_t", 6.0).evaluate(q, x, y, mask=mask)
+    for name in ("at_mean", "expected", "grad_loc", "grad_var"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(exact, name), rtol=0.01, err_msg=name)
+
+
+def test_independent_coordinates_stream_with_a_key_and_refuse_other_families():
+    product = location_scale(HINGE, "laplace", independent=True)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 2)), jnp.float32)
+    rule, y = nt.online.sva(0.2), jnp.sign(x[:, 0])
+    state = rule.init(MeanField(jnp.zeros(2), jnp.ones(2)))
+    state, losses = nt.online.run(rule, product, state, x, y, rng_key=jax.random.key(0))
+    assert float(losses.at_mean[-20:].mean()) < 0.5 * float(losses.at_mean[0])
+    assert int(state.rejected) == 0
+    with pytest.raises(TypeError, match=r"need a MeanField .* got FullRank"):
+        product.evaluate(FullRank(jnp.zeros(2), jnp.eye(2)), x[0], y[0], rng_key=jax.random.key(0))
+    with pytest.raises(TypeError, match="one predictor, not of K"):
+        location_scale(nt.expectations.softmax(3), "laplace", independent=True)
+
+
 def test_float32_is_finite_and_rows_can_be_masked():
     heavy = location_scale(HINGE, "student_t", 3.0)
     q = MeanField(jnp.zeros(2, jnp.float32), jnp.full(2, 1e-3, jnp.float32))
