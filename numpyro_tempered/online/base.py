@@ -80,12 +80,14 @@ class Datum(NamedTuple):
         predictors: ``theta -> Predictors``, or None where the loss is not one of predictors.
         is_drawn: Whether evaluations are by random draws, the same ones in all of a round.
         quadratic: Whether the loss is quadratic in the parameters.
+        mask: Which rows are on, ``(n,)``; None for all.
     """
 
     evaluate: Callable[[Gaussian], Evaluation]
     predictors: Callable[[Array], Predictors] | None
     is_drawn: bool = False
     quadratic: bool = False
+    mask: Array | None = None
 
 
 class Rule(NamedTuple):

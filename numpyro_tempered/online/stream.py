@@ -65,7 +65,7 @@ def step(
         evaluation = evaluate(state.posterior)
         gradients = evaluation
         if rule.refine is not None:
-            datum = Datum(evaluate, predictors, expectation.needs_key, expectation.quadratic)
+            datum = Datum(evaluate, predictors, expectation.needs_key, expectation.quadratic, rows)
             gradients = rule.refine(datum, evaluation, state)
         after = accept_finite(state, rule.update(gradients, state), gradients, data, unit_of(rule, state))
         losses = Losses(evaluation.at_mean, evaluation.expected)

@@ -10,6 +10,7 @@ from scipy.special import expit, gammaln
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
+from numpyro_tempered.online.rules import rvga
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -177,7 +178,9 @@ def by_minimisation(expectation, prior, data):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
-@pytest.mark.parametrize("case", ["hinge", "probit", "poisson", "robust", "batch", "classes", "two outputs"])
+@pytest.mark.parametrize(
+    "case", ["hinge", "probit", "poisson", "robust", "batch", "two rows", "a row twice", "classes", "two outputs"]
+)
 def test_the_step_is_the_minimiser_over_the_family(x64, kind, case):
     x = np.array([1.2, -0.7, 2.0])
     rows = np.random.default_rng(1).normal(size=(5, 3))
@@ -188,6 +191,8 @@ def test_the_step_is_the_minimiser_over_the_family(x64, kind, case):
         # Not convex.
         "robust": (nt.expectations.gauss_hermite(lambda u, y: jnp.log1p(jnp.square(y - u))), (x, 8.0)),
         "batch": (LOGISTIC, (rows, np.array([1.0, -1.0, 1.0, 1.0, -1.0]))),
+        "two rows": (LOGISTIC, (rows[:2], np.array([1.0, -1.0]))),
+        "a row twice": (LOGISTIC, (rows[[0, 0]], np.array([1.0, 1.0]))),
         "classes": (
             nt.expectations.gauss_hermite(
                 lambda u, y: jnp.square(u[0] - y) + jnp.square(u[1] * u[0]), num_outputs=3, num_nodes=6
@@ -340,6 +345,56 @@ def test_counts_by_features_in_large_units(kind):
     if kind == "FullRank":
         sd = np.sqrt(np.diag(np.linalg.inv((x * np.exp(x @ truth)[:, None]).T @ x)))
         assert np.abs((np.asarray(state.posterior.loc) - truth) / sd).max() < 4.0
+
+
+def repeated_rows(dtype):
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(40, 2, 12)), 5, axis=1).astype(dtype)
+    return x, np.where(rng.random((40, 10)) < expit(0.3 * x.sum(-1)), 1.0, -1.0).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.full)])
+def test_batches_of_few_rows_on_a_small_rank_are_taken(x64, dtype):
+    # By steps in the posterior itself, each cut to the rank, some of these rounds were rejected.
+    x, y = repeated_rows(dtype)
+    low = standard("LowRank", 12, dtype)._replace(precision_factor=np.zeros((12, 8), dtype))
+    state, losses = nt.online.run(RVGA, LOGISTIC, RVGA.init(low), x, y)
+    assert int(state.rejected) == 0
+    assert float(jnp.mean(losses.at_mean[20:])) < 10 * np.log(2.0)
+
+
+def test_rows_that_are_off_count_nothing_in_a_search_over_few(x64):
+    x, y = repeated_rows(np.float64)
+    mask = np.ones((40, 10), bool)
+    mask[:, [1, 7]] = False
+    prior = standard("FullRank", 12)
+    padded, _ = nt.online.run(
+        RVGA, LOGISTIC, RVGA.init(prior), np.where(mask[..., None], x, np.nan), y, mask=mask
+    )
+    short, _ = nt.online.run(RVGA, LOGISTIC, RVGA.init(prior), np.delete(x, [1, 7], 1), np.delete(y, [1, 7], 1))
+    np.testing.assert_allclose(padded.posterior.loc, short.posterior.loc, atol=1e-7)
+    np.testing.assert_allclose(covariance_of(padded.posterior), covariance_of(short.posterior), atol=1e-8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("prior_scale", [1.0, 6.0])
+def test_a_search_over_few_predictors_takes_the_steps_of_one_over_the_parameters(x64, monkeypatch, prior_scale):
+    # Counts under a wide prior, where the search stops at its number of trials.
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 10, 12))
+    y = rng.poisson(np.exp(0.3 * x.sum(-1))).astype(float)
+    prior, loss = FullRank(np.zeros(12), prior_scale * np.eye(12)), nt.expectations.poisson()
+
+    def end():
+        rule = nt.online.rvga()
+        state, _ = nt.online.run(rule, loss, rule.init(prior), x, y)
+        return state.posterior
+
+    few = end()
+    monkeypatch.setattr(rvga, "_are_few", lambda predictors, q: False)
+    all_parameters = end()
+    np.testing.assert_allclose(few.loc, all_parameters.loc, atol=1e-6)
+    np.testing.assert_allclose(covariance_of(few), covariance_of(all_parameters), atol=1e-6)
 
 
 @pytest.mark.full

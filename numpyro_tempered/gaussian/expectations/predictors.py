@@ -56,13 +56,13 @@ def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
     """Variances ``(n,)`` of predictors with gradients ``(n, d)``; covariances ``(n, K, K)`` for ``(n, K, d)``."""
     if jacobian.ndim == 2:
         return family_of(q).predictor_variance(q, jacobian)
-    n, k, d = jacobian.shape
-    left, right = jacobian[:, :, None, :], jacobian[:, None, :, :]
-    # Var(a + b) - Var(a - b) = 4 Cov(a, b).
-    pairs = jnp.stack([left + right, left - right])
-    variance = family_of(q).predictor_variance(q, jnp.reshape(pairs, (-1, d)))
-    plus, minus = jnp.reshape(variance, (2, n, k, k))
-    return 0.25 * (plus - minus)
+    # The rows times Σ are half the gradients of xᵀΣx.
+    variance, gradient = jax.vjp(
+        lambda x: jax.vmap(lambda rows: family_of(q).predictor_variance(q, rows))(x), jacobian
+    )
+    (times_covariance,) = gradient(jnp.full_like(variance, 0.5))
+    covariance = matmul(times_covariance, jnp.swapaxes(jacobian, -1, -2))
+    return 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))
 
 
 def curvature_rows(jacobian: Array, blocks: Array) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors
+from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors, rows_of
 from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors, predictor_covariance
 from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, Rows, carry, family_of
 from numpyro_tempered.gaussian.families.full_rank import FullRank
@@ -87,8 +87,8 @@ def rvga(
         predictors = None if datum.predictors is None else datum.predictors(q.loc)
         if predictors is not None and predictors.mean.shape == (1,):
             grad_loc, grad_var = _one_predictor(q, anchor, predictors, beta, datum.quadratic)
-        elif predictors is not None and predictors.mean.shape[0] == 1 and family_of(q).curvature_form == "matrix":
-            grad_loc, grad_var = _in_predictors(q, anchor, predictors, beta, before, datum.is_drawn)
+        elif predictors is not None and _are_few(predictors, q):
+            grad_loc, grad_var = _in_predictors(q, anchor, datum, predictors, beta, before)
         else:
             grad_loc, grad_var = _natural_steps(q, anchor, datum, beta, before)
         # Under a wide prior the expected loss of a count may be beyond any number, and the step is right.
@@ -149,13 +149,23 @@ def _natural_steps(
     return jnp.where(converged, grad_loc, jnp.nan), at_p.grad_var
 
 
+def _are_few(predictors: Predictors, q: Gaussian) -> bool:
+    """Whether the search is cheaper over the predictors than over the parameters: those of one datum, or few.
+
+    Independent coordinates are not those of their predictors.
+    """
+    few = predictors.mean.shape[0] == 1 or predictors.mean.size <= q.loc.shape[0]
+    return few and not family_of(q).diagonal_only
+
+
 def _in_predictors(
-    q: Gaussian, anchor: Gaussian, predictors: Predictors, rate: Array, before: Array, is_drawn: bool
+    q: Gaussian, anchor: Gaussian, datum: rules.Datum, predictors: Predictors, rate: Array, before: Array
 ) -> tuple[Array, Curvature]:
-    """Gradients at the solution as seen from the mean of q, by a search over K predictors of one datum."""
-    family, jacobian = family_of(q), predictors.jacobian[0]
-    mean = predictors.mean[0] - matmul(jacobian, q.loc - anchor.loc)
-    covariance = predictor_covariance(anchor, predictors.jacobian)[0]
+    """Gradients at the solution as seen from the mean of q, by a search over the predictors of a round."""
+    family, shape = family_of(q), predictors.mean.shape
+    jacobian = jnp.reshape(predictors.jacobian, (-1, q.loc.shape[0]))
+    mean = jnp.ravel(predictors.mean) - matmul(jacobian, q.loc - anchor.loc)
+    covariance = predictor_covariance(anchor, jacobian[None])[0]
     # A predictor without spread has no step.
     least = jnp.finfo(mean.dtype).eps * jnp.trace(covariance)
     none = jnp.sqrt(jnp.finfo(mean.dtype).tiny)
@@ -163,16 +173,18 @@ def _in_predictors(
     covariance = covariance + jnp.where(least > 0, least, none) * eye
     in_u = FullRank(mean, jnp.linalg.cholesky(covariance))
 
-    def evaluate(p: Gaussian) -> Evaluation:
-        return evaluate_predictors(p, Predictors(p.loc[None], eye[None], predictors.moments), None)
+    rows = jnp.reshape(eye, (*shape, -1))
+    mask = rows_of(datum.mask, shape[0])
 
-    datum = rules.Datum(evaluate, None, is_drawn)
-    _, at_p, converged = descent.search(in_u, _narrow(in_u, eye), datum, rate, before)
-    # The step of the mean is that of the gradient here by the precision before.
-    shift = matmul(jacobian, q.loc - anchor.loc) + matmul(covariance, rate * at_p.grad_loc)
+    def evaluate(p: Gaussian) -> Evaluation:
+        return evaluate_predictors(p, Predictors(jnp.reshape(p.loc, shape), rows, predictors.moments), mask)
+
+    of_u = datum._replace(evaluate=evaluate, predictors=None)
+    p, at_p, converged = descent.search(in_u, _narrow(in_u, eye), of_u, rate, before)
+    shift = matmul(jacobian, q.loc - anchor.loc) + mean - p.loc
     grad_loc = matmul(carry(at_p.grad_loc, at_p.grad_var, shift), jacobian)
-    rows = cast(Rows, at_p.grad_var)
-    grad_var = family.covariance_gradient(q, matmul(rows.x, jacobian), rows.weights)
+    in_rows = cast(Rows, at_p.grad_var)
+    grad_var = family.covariance_gradient(q, matmul(in_rows.x, jacobian), in_rows.weights)
     return jnp.where(converged, grad_loc, jnp.nan), grad_var
 
 
