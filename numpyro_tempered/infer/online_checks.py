@@ -18,7 +18,7 @@ from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
 _DENSE = 1000
@@ -48,8 +48,10 @@ def set_up_guide(rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple
     """The prior of the model with these arguments; the guide is set up where it has not been.
 
     Raises:
-        ValueError: For a model that no online rule can take, or where its sites are not those of the first call.
+        ValueError: For a model that no online rule can take, where its sites are not those of the first call, or
+            if the guide starts elsewhere than at the prior.
     """
+    check_start(guide, "OnlineVI")
     # The prior may depend on the arguments, and the guide keeps that of its first call.
     other = guide if guide.prototype_trace is None else guide.fresh()
     # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.

@@ -1,12 +1,8 @@
 """AutoGuides that start at the prior, for the online rules, and one for sparse priors."""
 
+from numpyro_tempered.infer.guides.any_family import AutoOnlineGuide, AutoOnlineLowRankNormal
 from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
-from numpyro_tempered.infer.guides.online import (
-    AutoOnlineDiagonalNormal,
-    AutoOnlineGuide,
-    AutoOnlineLowRankNormal,
-    AutoOnlineMultivariateNormal,
-)
+from numpyro_tempered.infer.guides.online import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -13,28 +13,36 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
-from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, square_root
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS, PriorMoments, prior_moments
 
 
 class StartsAtPrior(AutoContinuous):
     """What the online guides share: the start, and the order of sites in the flat vector."""
 
-    def __init__(self, model: Model, *, prefix: str = "auto") -> None:
+    def __init__(
+        self, model: Model, *, prefix: str = "auto", init_loc_fn: Callable[..., Any] | None = None
+    ) -> None:
         self.moment_matched: tuple[str, ...] = ()
         self._prior: Gaussian | None = None
-        super().__init__(model, prefix=prefix)
+        self.starts_at_prior = init_loc_fn is None
+        super().__init__(
+            model, prefix=prefix, init_loc_fn=init_to_uniform if init_loc_fn is None else init_loc_fn
+        )
 
     def fresh(self) -> "StartsAtPrior":
         """A guide like this one that has not been set up."""
-        return type(self)(self.model, prefix=self.prefix)
+        return type(self)(self.model, prefix=self.prefix, init_loc_fn=self._own_start())
+
+    def _own_start(self) -> Callable[..., Any] | None:
+        """The ``init_loc_fn`` that was given."""
+        return None if self.starts_at_prior else self.init_loc_fn
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         model: Model = self.model
@@ -49,7 +57,8 @@ class StartsAtPrior(AutoContinuous):
             self.model = model
         loc = self.pack({k: v.loc for k, v in moments.sites.items()})
         scale = self.pack({k: v.scale for k, v in moments.sites.items()})
-        self._init_latent = loc
+        if self.starts_at_prior:
+            self._init_latent = loc
         self._prior = self.start_at(loc, scale, moments)
         self.moment_matched = tuple(name for name in moments.sites if name in moments.draws)
         if moments.draws:
@@ -94,7 +103,7 @@ class StartsAtPrior(AutoContinuous):
 
     @property
     def prior(self) -> Gaussian:
-        """The Gaussian that the guide starts at, on the flat unconstrained scale."""
+        """The prior's Gaussian on the flat unconstrained scale, at which the guide starts by default."""
         if self.prototype_trace is None or self._prior is None:
             raise ValueError("the guide has not been set up: call it, or OnlineVI.init, first.")
         return self._prior
@@ -111,7 +120,17 @@ def check_guide(guide: object, taker: str) -> StartsAtPrior:
             f"{taker} takes an AutoOnlineDiagonalNormal or AutoOnlineMultivariateNormal, got "
             f"{type(guide).__name__}: use OnlineVI for other online guides."
         )
+    check_start(guide, taker)
     return guide
+
+
+def check_start(guide: StartsAtPrior, taker: str) -> None:
+    """Raise ValueError if the guide starts elsewhere, where the start is what the data are weighed against."""
+    if not guide.starts_at_prior:
+        raise ValueError(
+            f"{taker} weighs the data against the Gaussian that it starts at, which must be the prior: leave "
+            "init_loc_fn out of the guide. It is for fit_svi, fit_gaussian and NumPyro's own optimisers."
+        )
 
 
 class AutoOnlineDiagonalNormal(StartsAtPrior, AutoDiagonalNormal):
@@ -127,6 +146,8 @@ class AutoOnlineDiagonalNormal(StartsAtPrior, AutoDiagonalNormal):
     Args:
         model: NumPyro model, tempered or not: tempering does not change the prior.
         prefix: Prefix of the guide's parameters.
+        init_loc_fn: Where the means start instead, as in NumPyro's guides; the standard deviations stay those
+            of the prior. For :func:`fit_svi`, :func:`fit_gaussian` and NumPyro's ``SVI``; online rules refuse it.
 
     Attributes:
         moment_matched: After set-up, names of the sites whose start is not exact.
@@ -174,6 +195,8 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
     Args:
         model: NumPyro model, tempered or not.
         prefix: Prefix of the guide's parameters.
+        init_loc_fn: Where the means start instead, as in NumPyro's guides; the standard deviations stay those
+            of the prior. For :func:`fit_svi`, :func:`fit_gaussian` and NumPyro's ``SVI``; online rules refuse it.
 
     Attributes:
         moment_matched: After set-up, names of the sites whose start is not exact.
@@ -226,119 +249,3 @@ class AutoOnlineMultivariateNormal(StartsAtPrior, AutoMultivariateNormal):
     def from_params(self, params: Params) -> FullRank:
         """The Gaussian of the guide's parameters."""
         return FullRank(params[f"{self.prefix}_loc"], params[f"{self.prefix}_scale_tril"])
-
-
-class AutoOnlineGuide(StartsAtPrior):
-    r"""Base of a guide for a Gaussian family of your own, that starts at q = prior.
-
-    A subclass says by ``start_at`` which Gaussian of the family has the prior's means and standard deviations;
-    :func:`~numpyro_tempered.families.register` makes the family known. Parameters are ``{prefix}_{field}`` for
-    each field of the family.
-
-    Args:
-        model: NumPyro model, tempered or not.
-        prefix: Prefix of the guide's parameters.
-
-    Attributes:
-        moment_matched: After set-up, names of the sites whose start is not exact.
-        field_constraints: Constraints by field; others are real.
-
-    Raises:
-        ValueError: At set-up, if a prior is improper, masked, or has no variance on the unconstrained scale.
-
-    Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> import numpyro_tempered as nt
-        >>> class AutoOnlineNormal(nt.guides.AutoOnlineGuide):
-        ...     def start_at(self, loc, scale, moments):
-        ...         return nt.families.MeanField(loc, scale)
-        >>> def model(y=None):
-        ...     theta = numpyro.sample("theta", dist.Normal(1.0, 2.0))
-        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
-        >>> guide = AutoOnlineNormal(model)
-        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
-        >>> guide.get_posterior(guide.to_params(guide.prior)).variance
-        Array([4.], dtype=float32)
-    """
-
-    field_constraints: ClassVar[Mapping[str, constraints.Constraint]] = {}
-
-    def distribution(self, q: Any) -> dist.Distribution:
-        """The Gaussian as a distribution of NumPyro."""
-        return dist.MultivariateNormal(q.loc, scale_tril=square_root(family_of(q).canonical(q)))
-
-    def _get_posterior(self) -> dist.Distribution:
-        params = {}
-        for field, value in self.prior._asdict().items():
-            name, constraint = f"{self.prefix}_{field}", self.field_constraints.get(field, constraints.real)
-            params[name] = numpyro.param(name, value, constraint=constraint)
-        return self.get_posterior(params)
-
-    def get_posterior(self, params: Params) -> dist.Distribution:
-        """The posterior on the flat unconstrained scale."""
-        return self.distribution(self.from_params(params))
-
-    def median(self, params: Params) -> Params:
-        """The median of each site."""
-        return self._unpack_and_constrain(self.from_params(params).loc, params)
-
-    def quantiles(self, params: Params, quantiles: ArrayLike) -> Params:
-        """Marginal quantiles of each site."""
-        q = self.from_params(params)
-        levels = jnp.asarray(quantiles)[..., None]
-        latent = dist.Normal(q.loc, family_of(q).marginal_scale(q)).icdf(levels)
-        return self._unpack_and_constrain(latent, params)
-
-
-class AutoOnlineLowRankNormal(AutoOnlineGuide):
-    r"""Gaussian guide with a precision of diagonal plus low rank, that starts at q = prior.
-
-    As :class:`AutoOnlineDiagonalNormal`; the ``rank`` strongest directions of the data's information are kept
-    beside the diagonal. Parameters are ``{prefix}_loc``, ``{prefix}_precision_diag`` and
-    ``{prefix}_precision_factor``.
-
-    Args:
-        model: NumPyro model, tempered or not.
-        rank: Number of directions k; by default the root of the dimension, rounded up.
-        prefix: Prefix of the guide's parameters.
-
-    Attributes:
-        moment_matched: After set-up, names of the sites whose start is not exact.
-
-    Raises:
-        ValueError: If ``rank`` < 1; at set-up, if it is above the number of coordinates, or if a prior is
-            improper, masked, or has no variance on the unconstrained scale.
-
-    Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> import numpyro_tempered as nt
-        >>> def model(y=None):
-        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([9]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(theta.sum(), 1.0), obs=y)
-        >>> guide = nt.guides.AutoOnlineLowRankNormal(model)
-        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
-        >>> guide.prior.precision_factor.shape
-        (9, 3)
-    """
-
-    field_constraints: ClassVar = {"precision_diag": constraints.positive}
-
-    def __init__(self, model: Model, *, rank: int | None = None, prefix: str = "auto") -> None:
-        self.rank = None if rank is None else check_count(rank, "rank")
-        super().__init__(model, prefix=prefix)
-
-    def fresh(self) -> "AutoOnlineLowRankNormal":
-        """A guide like this one that has not been set up."""
-        return type(self)(self.model, rank=self.rank, prefix=self.prefix)
-
-    def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> LowRank:
-        """The start, without directions."""
-        (d,) = loc.shape
-        rank = int(np.ceil(np.sqrt(d))) if self.rank is None else self.rank
-        if rank > d:
-            raise ValueError(f"rank must be at most the number of coordinates, {d}, got {rank}.")
-        return LowRank(loc, 1.0 / jnp.square(scale), jnp.zeros((d, rank), loc.dtype))
-
-    def distribution(self, q: LowRank) -> dist.Distribution:
-        """The Gaussian as a distribution of NumPyro."""
-        return LowRankPrecisionNormal(*q)

@@ -1,0 +1,145 @@
+"""AutoGuides of any Gaussian family, that start at the prior."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
+from numpyro_tempered.gaussian.families import LowRank, family_of
+from numpyro_tempered.gaussian.families.base import square_root
+from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
+from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guides.prior import PriorMoments
+
+
+class AutoOnlineGuide(StartsAtPrior):
+    r"""Base of a guide for a Gaussian family of your own, that starts at q = prior.
+
+    A subclass says by ``start_at`` which Gaussian of the family has the prior's means and standard deviations;
+    :func:`~numpyro_tempered.families.register` makes the family known. Parameters are ``{prefix}_{field}`` for
+    each field of the family.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        prefix: Prefix of the guide's parameters.
+        init_loc_fn: Where the means start instead, as in NumPyro's guides; the standard deviations stay those
+            of the prior. For :func:`fit_svi`, :func:`fit_gaussian` and NumPyro's ``SVI``; online rules refuse it.
+
+    Attributes:
+        moment_matched: After set-up, names of the sites whose start is not exact.
+        field_constraints: Constraints by field; others are real.
+
+    Raises:
+        ValueError: At set-up, if a prior is improper, masked, or has no variance on the unconstrained scale.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> class AutoOnlineNormal(nt.guides.AutoOnlineGuide):
+        ...     def start_at(self, loc, scale, moments):
+        ...         return nt.families.MeanField(loc, scale)
+        >>> def model(y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(1.0, 2.0))
+        ...     numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> guide = AutoOnlineNormal(model)
+        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
+        >>> guide.get_posterior(guide.to_params(guide.prior)).variance
+        Array([4.], dtype=float32)
+    """
+
+    field_constraints: ClassVar[Mapping[str, constraints.Constraint]] = {}
+
+    def distribution(self, q: Any) -> dist.Distribution:
+        """The Gaussian as a distribution of NumPyro."""
+        return dist.MultivariateNormal(q.loc, scale_tril=square_root(family_of(q).canonical(q)))
+
+    def _get_posterior(self) -> dist.Distribution:
+        params = {}
+        for field, value in self.prior._replace(loc=self._init_latent)._asdict().items():
+            name, constraint = f"{self.prefix}_{field}", self.field_constraints.get(field, constraints.real)
+            params[name] = numpyro.param(name, value, constraint=constraint)
+        return self.get_posterior(params)
+
+    def get_posterior(self, params: Params) -> dist.Distribution:
+        """The posterior on the flat unconstrained scale."""
+        return self.distribution(self.from_params(params))
+
+    def median(self, params: Params) -> Params:
+        """The median of each site."""
+        return self._unpack_and_constrain(self.from_params(params).loc, params)
+
+    def quantiles(self, params: Params, quantiles: ArrayLike) -> Params:
+        """Marginal quantiles of each site."""
+        q = self.from_params(params)
+        levels = jnp.asarray(quantiles)[..., None]
+        latent = dist.Normal(q.loc, family_of(q).marginal_scale(q)).icdf(levels)
+        return self._unpack_and_constrain(latent, params)
+
+
+class AutoOnlineLowRankNormal(AutoOnlineGuide):
+    r"""Gaussian guide with a precision of diagonal plus low rank, that starts at q = prior.
+
+    As :class:`AutoOnlineDiagonalNormal`; the ``rank`` strongest directions of the data's information are kept
+    beside the diagonal. Parameters are ``{prefix}_loc``, ``{prefix}_precision_diag`` and
+    ``{prefix}_precision_factor``.
+
+    Args:
+        model: NumPyro model, tempered or not.
+        rank: Number of directions k; by default the root of the dimension, rounded up.
+        prefix: Prefix of the guide's parameters.
+        init_loc_fn: Where the means start instead, as in NumPyro's guides; the standard deviations stay those
+            of the prior. For :func:`fit_svi`, :func:`fit_gaussian` and NumPyro's ``SVI``; online rules refuse it.
+
+    Attributes:
+        moment_matched: After set-up, names of the sites whose start is not exact.
+
+    Raises:
+        ValueError: If ``rank`` < 1; at set-up, if it is above the number of coordinates, or if a prior is
+            improper, masked, or has no variance on the unconstrained scale.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(y=None):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0).expand([9]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(theta.sum(), 1.0), obs=y)
+        >>> guide = nt.guides.AutoOnlineLowRankNormal(model)
+        >>> sample = numpyro.handlers.seed(guide, jax.random.key(0))(0.5)
+        >>> guide.prior.precision_factor.shape
+        (9, 3)
+    """
+
+    field_constraints: ClassVar = {"precision_diag": constraints.positive}
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        rank: int | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        self.rank = None if rank is None else check_count(rank, "rank")
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    def fresh(self) -> "AutoOnlineLowRankNormal":
+        """A guide like this one that has not been set up."""
+        return type(self)(self.model, rank=self.rank, prefix=self.prefix, init_loc_fn=self._own_start())
+
+    def start_at(self, loc: Array, scale: Array, moments: PriorMoments) -> LowRank:
+        """The start, without directions."""
+        (d,) = loc.shape
+        rank = int(np.ceil(np.sqrt(d))) if self.rank is None else self.rank
+        if rank > d:
+            raise ValueError(f"rank must be at most the number of coordinates, {d}, got {rank}.")
+        return LowRank(loc, 1.0 / jnp.square(scale), jnp.zeros((d, rank), loc.dtype))
+
+    def distribution(self, q: LowRank) -> dist.Distribution:
+        """The Gaussian as a distribution of NumPyro."""
+        return LowRankPrecisionNormal(*q)
