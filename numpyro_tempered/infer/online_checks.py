@@ -48,8 +48,14 @@ def set_up_guide(rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple
     """The prior of the model with these arguments; the guide is set up where it has not been.
 
     Raises:
-        ValueError: For a model that no online rule can take, or where its sites are not those of the first call.
+        ValueError: For a model that no online rule can take, where its sites are not those of the first call, or
+            under a transformation.
     """
+    if is_traced(rng_key, args, kwargs):
+        raise ValueError(
+            "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of jit, vmap "
+            "and scan; update and run can be transformed."
+        )
     # The prior may depend on the arguments, and the guide keeps that of its first call.
     other = guide if guide.prototype_trace is None else guide.fresh()
     # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
