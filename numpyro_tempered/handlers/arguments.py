@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.distributions import Distribution
 from numpyro.infer.initialization import init_to_feasible
 
 from numpyro_tempered.core.checks import call_of, check_key, check_options, describe, is_traced
 from numpyro_tempered.core.model_arguments import as_array, is_list
-from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.typing import Model
 from numpyro_tempered.handlers.effects import Trace, handler_chain
-from numpyro_tempered.handlers.likelihood import get_trace, likelihood_sites, untempered_log_prob
+from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihood_sites, untempered_log_prob
 
 
 def check_call(
@@ -123,7 +124,8 @@ def _plain(leaf: Any) -> Any:
 
 
 def _numbers(leaf: object, label: str) -> object:
-    return as_array(leaf, f"argument {label!r} of the model") if _is_odd(_plain(leaf)) else leaf
+    plain = _plain(leaf)
+    return as_array(leaf, f"argument {label!r} of the model") if _is_odd(plain) else plain
 
 
 def _at_feasible_values(model: Model, args: tuple, kwargs: dict) -> Trace:
@@ -133,16 +135,14 @@ def _at_feasible_values(model: Model, args: tuple, kwargs: dict) -> Trace:
 
 def _runs(model: Model, args: tuple, kwargs: dict) -> bool:
     """Whether a model has a likelihood at these arguments."""
-
-    def log_probs() -> list[Array]:
-        return [untempered_log_prob(site) for site in _at_feasible_values(model, args, kwargs).values()]
-
     try:
         with handlers.block(), numpyro.validation_enabled(False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # jax warns of lists in the place of arrays.
             warnings.simplefilter("error", DeprecationWarning)
-            jax.eval_shape(log_probs)
+            # Not under a transformation: a model may keep what it computes in its first run.
+            for site in _at_feasible_values(model, args, kwargs).values():
+                untempered_log_prob(site)
     except Exception:
         return False
     return True
@@ -172,11 +172,16 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
     for name, log_prob in log_probs.items():
         if not np.all(np.isfinite(log_prob)) and (bad := _holes(sites[name]["value"])):
             raise ValueError(f"observed site {name!r} has {bad}. {advice}")
-        if np.any(np.isnan(log_prob)):
+        # Of logits that are NaN, BernoulliLogits has the log-probability 0.
+        if np.any(np.isnan(log_prob)) or _has_nan_parameters(sites[name]["fn"]):
             raise ValueError(
-                f"argument {label!r} of the model has {text}, which makes the likelihood of site {name!r} NaN. "
-                f"{advice}"
+                f"argument {label!r} of the model has {text}, which makes site {name!r} NaN. {advice}"
             )
+
+
+def _has_nan_parameters(fn: Distribution) -> bool:
+    leaves = () if is_masked(fn) else jax.tree.leaves(fn)
+    return any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) and np.any(np.isnan(leaf)) for leaf in leaves)
 
 
 def _holes(leaf: object) -> str:

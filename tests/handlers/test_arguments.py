@@ -74,6 +74,7 @@ def test_lists_and_frames_are_data():
     args, kwargs = converted(normal, [1.0, 0.0, 3.0], scale=pd.Series([1.0, 2.0, 3.0]))
     np.testing.assert_array_equal(args[0], Y)
     np.testing.assert_array_equal(kwargs["scale"], [1.0, 2.0, 3.0])
+    assert isinstance(kwargs["scale"], np.ndarray)
 
 
 def test_what_a_model_reads_on_the_host_stays():
@@ -142,14 +143,21 @@ def test_holes_are_counted_by_site():
     assert converted(normal, HOLES, finite=False)[0][0] is HOLES
 
 
+def test_logits_of_nan_are_refused():
+    def logistic(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Bernoulli(logits=theta * x), obs=y)
+
+    with pytest.raises(ValueError, match="'x' of the model has 1 of 3 values that are NaN or infinite"):
+        converted(logistic, HOLES, np.array([0, 1, 1]))
+
+
 def test_a_factor_of_nan_is_refused():
     def penalty(y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.factor("penalty", -jnp.sum((y - theta) ** 2))
 
-    with pytest.raises(
-        ValueError, match=r"'y' of the model has 1 of 3 .* makes the likelihood of site 'penalty' NaN"
-    ):
+    with pytest.raises(ValueError, match=r"'y' of the model has 1 of 3 .* makes site 'penalty' NaN"):
         converted(penalty, HOLES)
 
 
