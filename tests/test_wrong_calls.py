@@ -1,5 +1,7 @@
 """Calls that go wrong at the first try: each is refused in one sentence that says what came and what to do."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from test_package import PUBLIC
 
 import numpyro_tempered as nt
 
@@ -238,3 +241,22 @@ def test_a_wrong_call_is_refused_in_a_sentence(name):
     assert len(text) < 320
     missing = [word for word in words.split() if word not in text]
     assert not missing, text
+
+
+KEYED = {
+    name: function
+    for name, function in PUBLIC.items()
+    if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "rng_key"
+}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_every_function_that_takes_a_key_asks_for_it(name):
+    parameters = list(inspect.signature(KEYED[name]).parameters.values())
+    required = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    options = {p.name: 1 for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    takes_data = len(required) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    call = rf"the call is {name.rpartition('.')[2]}\(rng_key, "
+    with pytest.raises(TypeError, match=r"^rng_key must be a key, .* got an array of shape \(12, 2\): " + call):
+        # As where the key is forgotten: all others move up, data too.
+        KEYED[name](*[X] * (len(required) - 1 + takes_data), **options)
