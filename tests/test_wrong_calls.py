@@ -168,7 +168,7 @@ CALLS = {
     ),
     "infinity in a mixture": (
         lambda: nt.mixtures.fit(KEY, X_INF, COMPONENT, num_components=2),
-        "known_variance row 2, column 1 is inf 1 of 24",
+        "known_variance row 2, column 1 is inf. Of 24 entries 1",
     ),
     "infinity in ppca": (lambda: nt.ppca.fit(KEY, X_INF, num_factors=1), "x row 2, column 1 1 of 24 pass NaN"),
     "NaN in sparse": (lambda: nt.sparse.fit_linear(KEY, X, Y_HOLES, **SPIKES), "y nan index 3 2 of 12 leave"),

@@ -99,7 +99,7 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
     if array.dtype.kind in "fiubc" or array.dtype.name == "bfloat16":
         return array
     if hasattr(value, "columns"):
-        got = f"columns {np.asarray(value.columns)[~is_number].tolist()} that are none"
+        got = f"other things in columns {np.asarray(value.columns)[~is_number].tolist()}"
     else:
         kind = f"dtype {getattr(value, 'dtype', array.dtype)}"
         got = f"{kind}, such as '{array.flat[0]!s:.20}'" if array.size else kind

@@ -44,7 +44,7 @@ def real_array(value: ArrayLike, name: str) -> Numbers:
     largest = jnp.finfo(jnp.result_type(float)).max
     bad = np.sum(~np.isfinite(values))
     check_numbers(
-        values, name, hint=f"So are {bad} of {values.size} values: leave such rows out, or fill them in."
+        values, name, hint=f"{bad} of {values.size} values are not: leave such rows out, or fill them in."
     )
     check_numbers(values, name, f"[{-largest}, {largest}]")
     return values.astype(np.float64)

@@ -171,7 +171,9 @@ def floating_rows(
             row, column = np.unravel_index(int(is_invalid.argmax()), is_invalid.shape)
             value = f"row {row}, column {column} of the data is {float(array[row, column]):g}"
             text = f"{value}; expected {expected}." if expected else f"{value}."
-            raise ValueError(f"{name}: {text} So are {int(is_invalid.sum())} of {is_invalid.size} entries.")
+            raise ValueError(
+                f"{name}: {text} Of {is_invalid.size} entries {int(is_invalid.sum())} are not valid."
+            )
     return array
 
 
