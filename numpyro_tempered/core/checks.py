@@ -3,14 +3,20 @@
 A value that jax traces is known only when the compiled program runs: it passes.
 """
 
+import difflib
+import functools
+import inspect
 import operator
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
+from numpyro_tempered.core.typing import Array
+
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _PHRASES = {
     "(-inf, inf)": "finite",
@@ -128,6 +134,110 @@ def check_choice(value: T, name: str, choices: Collection[T]) -> T:
     if value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")
     return value
+
+
+def check_record(value: object, name: str, kind: type[T], example: str) -> T:
+    """A record that a function of this package makes, and not the function itself or its name.
+
+    Raises:
+        TypeError: If it is another object.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, such as {example}, got {describe(value)}.")
+    return value
+
+
+def check_key(value: T, call: str) -> T:
+    """A key of jax, for the function that ``call`` shows how to call.
+
+    Raises:
+        TypeError: If it is none, or several.
+
+    Example:
+        >>> from numpyro_tempered.core.checks import check_key
+        >>> check_key(0, "fit(rng_key, x)")
+        Traceback (most recent call last):
+        TypeError: rng_key must be a key, such as jax.random.key(0), got 0: the call is fit(rng_key, x).
+    """
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    typed = isinstance(value, Array) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    # Keys of jax.random.PRNGKey are vectors of two numbers, or of four.
+    if not (typed and shape == ()) and not (dtype == np.uint32 and shape in ((2,), (4,))):
+        hint = " Take one of them, by rng_key[0]." if typed else ""
+        got = f"{describe(value)}: the call is {call}.{hint}"
+        raise TypeError(f"rng_key must be a key, such as jax.random.key(0), got {got}")
+    return value
+
+
+def key_first(function: Callable[P, T]) -> Callable[P, T]:
+    """The function with a check of its first argument, the key, which must come before data are missed.
+
+    Without it Python says of a call that forgets the key that the last of the data is missing.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if args or "rng_key" in kwargs:
+            check_key(args[0] if args else kwargs["rng_key"], call_of(function))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def call_of(function: Callable[..., object]) -> str:
+    """How a function is called: its name and its positional arguments.
+
+    Example:
+        >>> from numpyro_tempered.core.checks import call_of
+        >>> call_of(lambda rng_key, x, *data, alpha=1.0: None).replace("<lambda>", "fit")
+        'fit(rng_key, x, *data, ...)'
+    """
+    names, others = [], False
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names.append(f"*{name}")
+        elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+            names += [] if name == "self" else [name]
+        else:
+            others = True
+    return f"{function.__qualname__}({', '.join([*names, *['...'] * others])})"
+
+
+def describe(value: object) -> str:
+    """What an argument is, in a few words.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_tempered.core.checks import describe
+        >>> describe(np.ones((3, 2))), describe(np.ones), describe(int), describe([1, 2])
+        ('an array of shape (3, 2)', 'the function ones', 'the class int', 'a list of length 2')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shape, name = getattr(value, "shape", None), getattr(value, "__name__", None)
+    if isinstance(shape, tuple):
+        kind = "an array" if isinstance(value, np.ndarray | Array) else f"a {type(value).__name__}"
+        return f"{kind} of shape {shape}"
+    if callable(value) and name is not None:
+        return f"the function {name}"
+    if isinstance(value, list | tuple | dict):
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = repr(value)
+    return text if len(text) < 50 else f"a {type(value).__name__}"
+
+
+def check_options(names: Iterable[str], options: Iterable[str], taker: str) -> None:
+    """Names of keyword arguments, against those that there are.
+
+    Raises:
+        TypeError: If one is not among them.
+    """
+    options = sorted(options)
+    for name in names:
+        if name not in options:
+            near = difflib.get_close_matches(name, options, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"only {options}."
+            raise TypeError(f"{taker} has no argument {name!r}: {advice}")
 
 
 def contains(interval: str, values: np.ndarray) -> np.ndarray:

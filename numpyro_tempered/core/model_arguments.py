@@ -5,8 +5,9 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, Numbers
 
 T = TypeVar("T")
 
@@ -61,3 +62,69 @@ def on_arrays(fn: Callable[..., T], structure: ArgumentStructure) -> Callable[..
         return fn(q, *join(arrays, structure), **options)
 
     return joined
+
+
+def as_array(value: object, name: str, advice: str = "") -> Numbers:
+    """Numbers of any kind as an array: of jax or numpy, in lists, or in pandas, where missing ones become NaN.
+
+    Args:
+        value: The numbers.
+        name: What they are called in an error.
+        advice: What to do about other things than categories and dates.
+
+    Raises:
+        TypeError: If they are text, categories, dates or other objects.
+
+    Example:
+        >>> import pandas as pd
+        >>> from numpyro_tempered.core.model_arguments import as_array
+        >>> as_array(pd.Series([1, None], dtype="Int64"), "y")
+        array([ 1., nan])
+        >>> as_array(pd.Series(["a", "b"], dtype="category"), "group")
+        Traceback (most recent call last):
+        TypeError: group must be real numbers, got dtype category, such as 'a'. Pass codes: pandas' .cat.codes,
+        or numpy.unique(values, return_inverse=True)[1].
+    """
+    if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiub"):
+        return value
+    columns = np.ravel(np.asarray(getattr(value, "dtypes", None), object))
+    is_number = np.array([getattr(dtype, "kind", "O") in "fiub" for dtype in columns])
+    try:
+        array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    except ValueError as error:
+        raise TypeError(f"{name} must be real numbers, got lists of different lengths.") from error
+    if array.dtype.kind == "O" and is_number.all():
+        # Nullable columns, or integers beside booleans.
+        array = value.to_numpy(dtype=float, na_value=np.nan)  # type: ignore[attr-defined]
+    if array.dtype.kind in "fiubc" or array.dtype.name == "bfloat16":
+        return array
+    if hasattr(value, "columns"):
+        got = f"other things in columns {np.asarray(value.columns)[~is_number].tolist()}"
+    else:
+        kind = f"dtype {getattr(value, 'dtype', array.dtype)}"
+        got = f"{kind}, such as '{array.flat[0]!s:.20}'" if array.size else kind
+    if array.dtype.kind in "mM":
+        advice = "Pass numbers, such as days since the first date."
+    elif array.dtype.kind in "SUT" or any(isinstance(entry, str) for entry in array.flat):
+        advice = "Pass codes: pandas' .cat.codes, or numpy.unique(values, return_inverse=True)[1]."
+    raise TypeError(f"{name} must be real numbers, got {got}. {advice}".rstrip())
+
+
+def is_list(value: object) -> bool:
+    """Whether a value is a list of numbers or strings, perhaps in lists; other lists are trees of arrays."""
+    scalars = int | float | str | None | np.generic
+    return isinstance(value, list) and bool(value) and all(isinstance(v, scalars) or is_list(v) for v in value)
+
+
+def stream_arrays(data: tuple) -> tuple:
+    """The data of a stream as arrays of jax.
+
+    Raises:
+        TypeError: If they are text, categories, dates or other objects.
+    """
+
+    def convert(leaf: object) -> Array:
+        plain = not (is_list(leaf) or isinstance(leaf, np.ndarray) or hasattr(leaf, "to_numpy"))
+        return jnp.asarray(leaf if plain else as_array(leaf, "the data of a stream"))
+
+    return jax.tree.map(convert, data, is_leaf=is_list)

@@ -127,6 +127,20 @@ def check_run_arguments(result: object, data: tuple[object, ...], rng_key: Array
     return rng_key
 
 
+def refuse_data(result: object, data: tuple[object, ...], options: Mapping[str, object]) -> None:
+    """Refuse data, and options that there are not, for a result that holds its data.
+
+    Raises:
+        ValueError: If there are some.
+    """
+    if data or options:
+        strange = " and ".join([f"{len(data)} further values"] * bool(data) + [f"{name!r}" for name in options])
+        raise ValueError(
+            f"a {type(result).__name__} holds its data: pass it alone, got {strange}. Options of "
+            "to_inference_data are coords, dims, log_lik, num_samples, posterior_predictive and rng_key."
+        )
+
+
 VALUES = "number of observed values"
 MOMENTS = "mean and root mean square of the observed values"
 COLUMNS = "column means"

@@ -243,26 +243,6 @@ def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
 
 
-def log_likelihood(model: Model, samples: dict[str, Array], args: tuple, kwargs: dict) -> dict[str, Array]:
-    """Untempered pointwise log-likelihood of each observed site, with one row for each draw.
-
-    Args:
-        model: NumPyro model, tempered or not.
-        samples: Latent values with one leading axis of S draws.
-        args: The model's positional arguments.
-        kwargs: The model's keyword arguments.
-
-    Returns:
-        Arrays of shape ``(S, *batch_shape)`` by site; ``numpyro.factor`` sites are left out.
-    """
-
-    def one(values: dict[str, Array]) -> dict[str, Array]:
-        trace = get_trace(handlers.substitute(model, data=values), args, kwargs)
-        return {name: untempered_log_prob(site) for name, site in observed_sites(trace).items()}
-
-    return compiled_map(one, samples, 64)
-
-
 def replicate(
     rng_key: Array, model: Model, samples: dict[str, Array], args: tuple, kwargs: dict
 ) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from numpyro.infer.autoguide import AutoGuide
 
+from numpyro_tempered.core.checks import describe
 from numpyro_tempered.core.typing import Guide, Model
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.temper import temper
@@ -31,7 +32,7 @@ def build_guide(
             )
         return guide
     if not callable(guide):
-        raise TypeError(f"guide must be a callable from model to guide, got {guide!r}.")
+        raise TypeError(f"guide must be a callable from model to guide, got {describe(guide)}.")
     advice = "for a hand-written guide pass `lambda model: my_guide`."
     try:
         result = guide(tempered)

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNo
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.checks import check_choice
+from numpyro_tempered.core.checks import check_choice, check_record
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
@@ -127,6 +127,7 @@ def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
     Raises:
         TypeError: If the expectation is of a bare loss.
     """
+    check_record(expectation, "expectation", Expectation, "nt.expectations.monte_carlo()")
     if expectation.bind is None:
         raise TypeError(
             "this expectation is of a bare loss: run it by nt.online.run, or take "

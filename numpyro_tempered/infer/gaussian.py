@@ -15,7 +15,8 @@ from numpyro_tempered.gaussian.descent import Method, Result, minimise, natural_
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, supports
-from numpyro_tempered.handlers.likelihood import Layout, plain_arrays
+from numpyro_tempered.handlers.arguments import check_call
+from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
@@ -104,7 +105,7 @@ def fit_gaussian(
         (True, True)
     """
     alpha = check_alpha(alpha)
-    args, kwargs = plain_arrays((args, kwargs))
+    args, kwargs = check_call(fit_gaussian, rng_key, model, guide, args, kwargs)
     guide_key, run_key, elbo_key, later_key = jax.random.split(rng_key, 4)
     if check_count(num_draws, "num_draws", 2) % 2:
         raise ValueError(f"num_draws must be even, got {num_draws}.")

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.checks import check_key, check_record, is_traced
 from numpyro_tempered.core.model_arguments import on_arrays, separate
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
+from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.likelihood import latent_sites, likelihood_sites, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
@@ -83,7 +84,7 @@ class OnlineVI:
                 "the guide is built on another model, whose prior would start the run: build it on this one."
             )
         expectation = monte_carlo() if expectation is None else expectation
-        rule = _DEFAULT_RULE if rule is None else rule
+        rule = _DEFAULT_RULE if rule is None else check_record(rule, "rule", Rule, "nt.online.ngvi()")
         self.model, self.guide, self.rule, self.expectation = model, instance, rule, expectation
         self._bound = bind(expectation, model, instance)
         self._by_structure: dict[Hashable, Expectation] = {}
@@ -110,12 +111,8 @@ class OnlineVI:
             ValueError: If the model cannot be run online, or ``prior`` is of another shape.
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
-        args, kwargs = plain_arrays((args, kwargs))
-        if is_traced(rng_key, args, kwargs):
-            raise ValueError(
-                "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of jit, vmap "
-                "and scan; update and run can be transformed."
-            )
+        check_key(rng_key, "OnlineVI.init(rng_key, *args) or OnlineVI.run(rng_key, *args)")
+        args, kwargs = model_arguments(OnlineVI.init, self.model, args, kwargs, finite=False)
         model_prior = set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
@@ -170,7 +167,7 @@ class OnlineVI:
         self, state: OnlineVIState, mask: Numbers | None, args: tuple, kwargs: dict
     ) -> tuple[OnlineVIState, Losses]:
         self.require_set_up()
-        args, kwargs = plain_arrays((args, kwargs))
+        args, kwargs = model_arguments(OnlineVI.update, self.model, args, kwargs, finite=False)
         arrays, expectation = self._split(args, kwargs)
         # Once for each shape.
         shapes = (mask is None, *(array.shape for array in arrays))
@@ -200,7 +197,7 @@ class OnlineVI:
         Raises:
             ValueError: If the leading axes differ, T is 0, or data are outside of a support or nowhere finite.
         """
-        args, kwargs = plain_arrays((args, kwargs))
+        args, kwargs = model_arguments(OnlineVI.run, self.model, args, kwargs, finite=False)
         num_rounds = drivers.check_rows([a for a in separate(args, kwargs)[0] if a.ndim])
         state = self._start(rng_key, args, kwargs)
         arrays, expectation = self._split(args, kwargs)
@@ -335,7 +332,7 @@ class OnlineVI:
             raise ValueError(
                 "an online run is to_inference_data(online, state, *data): the state, then the data."
             )
-        state, args = data[0], data[1:]
+        state, (args, kwargs) = data[0], plain_arrays((data[1:], kwargs))
         self.require_set_up()
         key = state.rng_key if rng_key is None else rng_key
         flat = family_of(state.posterior).sample(key, state.posterior, (num_samples,))

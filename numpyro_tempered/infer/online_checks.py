@@ -49,8 +49,13 @@ def set_up_guide(rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple
 
     Raises:
         ValueError: For a model that no online rule can take, where its sites are not those of the first call, or
-            if the guide starts elsewhere than at the prior.
+            under a transformation, or if the guide starts elsewhere than at the prior.
     """
+    if is_traced(rng_key, args, kwargs):
+        raise ValueError(
+            "OnlineVI.init sets the guide up, which keeps Python state: call it once outside of jit, vmap "
+            "and scan; update and run can be transformed."
+        )
     check_start(guide, "OnlineVI")
     # The prior may depend on the arguments, and the guide keeps that of its first call.
     other = guide if guide.prototype_trace is None else guide.fresh()

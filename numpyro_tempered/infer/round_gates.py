@@ -6,13 +6,14 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.checks import check_number, key_first
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.svi import Optim, TemperedFit, finish
 
 
+@key_first
 def round_and_refit(
     rng_key: Array,
     fit: TemperedFit,

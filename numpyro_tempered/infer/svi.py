@@ -15,10 +15,18 @@ from numpyro.optim import Adam
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO, fit_attrs, summarise_observed
+from numpyro_tempered.core.result import (
+    DataSummary,
+    Run,
+    TemperedELBO,
+    fit_attrs,
+    refuse_data,
+    summarise_observed,
+)
 from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
@@ -84,8 +92,7 @@ class TemperedFit(NamedTuple):
         Raises:
             ValueError: If data are passed: a fit holds its own.
         """
-        if data or kwargs:
-            raise ValueError("a TemperedFit holds its data: pass it alone.")
+        refuse_data(self, data, kwargs)
         key = self.rng_key if rng_key is None else rng_key
         attrs = {"algorithm": "svi", "guide": name_of(self.guide), **fit_attrs(self)}
         if self.convergence is not None:
@@ -167,7 +174,7 @@ def fit_svi(
         0.5
     """
     alpha = check_alpha(alpha)
-    args, kwargs = likelihood.plain_arrays((args, kwargs))
+    args, kwargs = check_call(fit_svi, rng_key, model, guide, args, kwargs)
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.special import xlogy
 
 from numpyro_tempered.core.ascent import Ascent, Step
-from numpyro_tempered.core.checks import check_count, check_number
+from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, sweep
@@ -116,6 +116,7 @@ class MixtureEM(NamedTuple):
         return icl(self.log_likelihood, self.num_parameters, self.total, self.entropy)
 
 
+@key_first
 def em(
     rng_key: Array,
     x: ArrayLike,
@@ -343,5 +344,5 @@ def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rou
     if not bool(state.converged[best]):
         warnings.warn(
             f"EM has not converged in {int(state.num_iter[best])} passes: raise max_iter or the tolerance.",
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -2,7 +2,7 @@
 
 import jax
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.ascent import check_limits
 from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
@@ -14,6 +14,7 @@ from numpyro_tempered.mixtures.source import array_source
 from numpyro_tempered.mixtures.starts import Start
 
 
+@key_first
 def fit(
     rng_key: Array,
     x: ArrayLike,
@@ -91,6 +92,7 @@ def fit(
     return run(keys, source, settings, limits, start, warm_start, num_samples=num_samples, num_moves=num_moves)
 
 
+@key_first
 def fit_chunks(
     rng_key: Array,
     chunks: Chunks,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, stochastic
 from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
@@ -22,6 +22,7 @@ from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 DEFAULT_STEPS = stochastic.RobbinsMonro(kappa=0.7, tau=1.0)
 
 
+@key_first
 def fit_stochastic(
     rng_key: Array,
     chunks: Chunks,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from numpyro_tempered.core.checks import check_count, is_traced
+from numpyro_tempered.core.checks import check_count, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component, Parameters, missing_form
 from numpyro_tempered.mixtures.evidence import draw_parameters
@@ -94,6 +94,7 @@ def predictive_parts(fit: MixtureFit, x: ArrayLike) -> Array:
     return _predictive_parts(component, fit.factors, rows).T
 
 
+@key_first
 def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array]:
     """Data from the predictive distribution.
 
@@ -120,6 +121,7 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
     return (rows if fit.centre is None else rows + jnp.asarray(fit.centre, rows.dtype)), labels
 
 
+@key_first
 def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Parameters:
     """Draws of the parameters from rho, in the data's own coordinates.
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
 from numpyro_tempered.core.typing import Array, ArrayLike
@@ -169,6 +170,7 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
     )
 
 
+@key_first
 def as_tempered_fit(
     rng_key: Array, fit: MixtureFit, x: ArrayLike, *, sample_weight: ArrayLike | None = None
 ) -> TemperedFit:
@@ -239,7 +241,7 @@ def _warn_if_unresolved(fit: MixtureFit, x: ArrayLike) -> None:
             f"column {column} of the data is so far from 0 that {dtype} keeps it to {rounding[column]:.1g} of "
             "its standard deviation: likelihoods and draws of the NumPyro model are off by as much. Subtract a "
             "constant from the column, or let jax have 64 bits.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

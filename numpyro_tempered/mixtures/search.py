@@ -74,7 +74,7 @@ def run(
         warnings.warn(
             f"the best restart has not converged in max_iter={limits.max_iter} passes: raise max_iter or the "
             "tolerance.",
-            stacklevel=3,
+            stacklevel=4,
         )
     factors = restart(state.point.factors, best)
     fit = assemble(draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples)
@@ -131,7 +131,7 @@ def check_ascent(state: Ascent[Visit[Factors]], objectives: np.ndarray, componen
         )
     if num_failed:
         warnings.warn(
-            f"{num_failed} of {len(objectives)} restarts did not keep a finite objective.", stacklevel=4
+            f"{num_failed} of {len(objectives)} restarts did not keep a finite objective.", stacklevel=5
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component
@@ -43,6 +43,7 @@ class ComponentSelection(NamedTuple):
         return self.fit.as_run(*data, **options)
 
 
+@key_first
 def select_num_components(
     rng_key: Array,
     x: ArrayLike,
@@ -216,6 +217,7 @@ def baseline_columns(
     return dict(zip(("log_lik", "bic", "icl"), np.array(rows).T, strict=True))
 
 
+@key_first
 def num_components_path(
     rng_key: Array,
     x: ArrayLike,

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.checks import check_record, describe, is_traced
 from numpyro_tempered.core.chunks import common_rows
+from numpyro_tempered.core.model_arguments import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
@@ -21,6 +22,17 @@ def check_data(expectation: Expectation, data: Data, mask: Array | None = None) 
         on = np.asarray(mask)
         data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
     expectation.check(*data)
+
+
+def check_parts(rule: Rule, expectation: Expectation, state: OnlineState) -> None:
+    """Raise TypeError where a rule or an expectation was not made, or the state was left out."""
+    check_record(rule, "rule", Rule, "nt.online.ngvi()")
+    check_record(expectation, "expectation", Expectation, "nt.expectations.squared()")
+    if not hasattr(state, "posterior"):
+        raise TypeError(
+            f"state must be that of a run, such as rule.init(prior), got {describe(state)}: the call is "
+            "run(rule, expectation, state, *data)."
+        )
 
 
 def check_mask(mask: ArrayLike | None, data: Data, num_axes: int) -> Array | None:
@@ -83,7 +95,8 @@ def update(
         >>> int(state.count), int(state.rejected)
         (0, 1)
     """
-    arrays = jax.tree.map(jnp.asarray, data)
+    check_parts(rule, expectation, state)
+    arrays = stream_arrays(data)
     rows = check_mask(mask, arrays, num_axes=1)
     check_data(expectation, arrays, rows)
     return compiled_single(rule, expectation, state, Rounds(arrays, rows, 1), rng_key)
@@ -146,7 +159,8 @@ def run_rounds(
     mask: ArrayLike | None = None,
 ) -> tuple[OnlineState, Losses]:
     """:func:`run`, whose warning points at the caller of the caller."""
-    arrays = jax.tree.map(jnp.asarray, data)
+    check_parts(rule, expectation, state)
+    arrays = stream_arrays(data)
     num_rounds = check_rows(jax.tree.leaves(arrays))
     rows = check_mask(mask, arrays, num_axes=2)
     if rows is not None and rows.ndim == 0:

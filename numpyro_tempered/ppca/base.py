@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core import checks
+from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Scalar
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
         ValueError: If they are no matrix, have another number of columns, or an entry is infinite.
         TypeError: If they are not real numbers.
     """
-    table = np.asarray(x)
+    table = np.asarray(as_array(x, "x", "Pass a float array, NaN where missing."))
     checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:
         raise ValueError(f"x must have shape (n, d) with d > 0, got {table.shape}.")
@@ -150,8 +151,12 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
         raise ValueError(f"x has {table.shape[1]} columns, the fit {num_columns}.")
     values = table.astype(np.float64)
     if np.any(np.isinf(values)):
-        i, j = np.argwhere(np.isinf(values))[0]
-        raise ValueError(f"x is infinite in row {i}, column {j}: pass NaN where an entry is missing.")
+        infinite = np.argwhere(np.isinf(values))
+        i, j = infinite[0]
+        raise ValueError(
+            f"x is infinite in row {i}, column {j} and in {len(infinite)} of {values.size} entries: pass NaN "
+            "where an entry is missing."
+        )
     return values
 
 
@@ -205,9 +210,9 @@ def warn_of_scale(values: np.ndarray, centred: Prior) -> None:
     far = np.flatnonzero(np.abs(centred.mean) > 5.0 * centred.mean_scale)
     if far.size:
         distance = "more than 5 prior standard deviations from prior.mean"
-        warnings.warn(f"the means of columns {far.tolist()} lie {distance}: {hint}", stacklevel=4)
+        warnings.warn(f"the means of columns {far.tolist()} lie {distance}: {hint}", stacklevel=5)
     deviation = math.sqrt(np.mean(np.nanvar(values, axis=0)))
     unit = math.sqrt(centred.noise_rate / centred.noise_shape)
     if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * unit:
         off = f"the columns deviate by {deviation:.3g} from their means"
-        warnings.warn(f"{off}, the prior is made for {unit:.3g}: {hint}", stacklevel=4)
+        warnings.warn(f"{off}, the prior is made for {unit:.3g}: {hint}", stacklevel=5)

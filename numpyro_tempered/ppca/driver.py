@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
-from numpyro_tempered.core.checks import check_count, check_number
+from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.ppca import base
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Target
@@ -22,6 +22,7 @@ from numpyro_tempered.ppca.updates import sweep, update_loading_precision, updat
 ROUNDING = 100.0
 
 
+@key_first
 def fit(
     rng_key: Array,
     x: ArrayLike,
@@ -232,7 +233,7 @@ def _finish(
         warnings.warn(
             f"the fit with {k} factors still gained more than {tolerance:.1g} nats a row after "
             f"{len(ascent.trace)} sweeps: take a larger max_iter before comparing its ELBO.",
-            stacklevel=4,
+            stacklevel=5,
         )
     # Columns beyond k are padding, with loadings of 0.
     q = Posterior(*(part[best] for part in ascent.point))

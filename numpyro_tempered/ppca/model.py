@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core import result
+from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.temper import temper
@@ -233,6 +234,7 @@ class PPCAFit(NamedTuple):
         )
 
 
+@key_first
 def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> Draws:
     """Draws of mean, loadings and noise from the variational posterior.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_matrix, as_rows
 from numpyro_tempered.ppca.bound import with_one
@@ -149,6 +149,7 @@ def _predict(q: Posterior, rows: Rows) -> tuple[Array, Array]:
     return mean, spread
 
 
+@key_first
 def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
     """New rows from the posterior predictive, each with its own draw of the parameters.
 
@@ -177,6 +178,7 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
     return fit.origin + np.asarray(x, np.float64)
 
 
+@key_first
 def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1000) -> LogDensity:
     r"""Log predictive density of rows, :math:`\log E_q[p(x_i|W, m, \tau)]`, by Monte Carlo over q.
 

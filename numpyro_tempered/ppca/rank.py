@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from numpyro_tempered.core.checks import check_options, key_first
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import in_double
@@ -65,6 +66,7 @@ class Axes(NamedTuple):
     noise_variance: float
 
 
+@key_first
 def select_num_factors(
     rng_key: Array, x: Any, num_factors: Sequence[int], log_prior: LogPrior = None, **options: Any
 ) -> FactorSelection:
@@ -94,6 +96,7 @@ def select_num_factors(
         >>> nt.ppca.select_num_factors(jax.random.key(0), x, [1, 2], nt.dyadic, alpha=0.5).selected
         1
     """
+    check_options(options, Options._fields, "select_num_factors")
     orders = list(num_factors)
     if not orders or len(set(orders)) != len(orders):
         raise ValueError(f"num_factors must be different numbers, at least one, got {orders}.")

@@ -4,7 +4,7 @@ A result has the method ``as_run`` of the protocol :class:`~numpyro_tempered.cor
 the runs of an ``MCMC`` and of plain draws.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,13 @@ from numpyro import handlers
 from numpyro.infer import MCMC
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.result import Run
+from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.result import Run, refuse_data
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.likelihood import Site, Trace, get_trace, plain_arrays
+from numpyro_tempered.handlers.arguments import model_arguments
+from numpyro_tempered.handlers.likelihood import Site, Trace, get_trace, observed_sites, untempered_log_prob
 from numpyro_tempered.handlers.numpyro_private import arguments
+from numpyro_tempered.report.arviz import Dims, variable_name
 
 
 def as_run(
@@ -35,8 +38,7 @@ def as_run(
         ValueError: If the data are missing, or do not belong to it.
     """
     if isinstance(result, MCMC):
-        if data or kwargs:
-            raise ValueError("an MCMC holds its data: pass it alone.")
+        refuse_data(result, data, kwargs)
         return from_mcmc(result, rng_key)
     if isinstance(result, Mapping):
         if not data or not callable(data[0]):
@@ -94,7 +96,7 @@ def from_draws(
         shapes = {name: np.shape(value) for name, value in draws.items()}
         expected = "(chains, draws, ...)" if by_chain else "(draws, ...)"
         raise ValueError(f"the draws must be arrays {expected} with one number of draws, got shapes {shapes}.")
-    args, kwargs = plain_arrays((args, kwargs))
+    args, kwargs = model_arguments(as_run, model, args, kwargs, finite=False)
     run = Run(model, samples, args, kwargs, rng_key, attrs={"algorithm": "draws"})
     with _refuse_free_sites():
         trace = trace_at_first_draw(run)
@@ -136,6 +138,64 @@ def seeded_model(run: Run) -> Model:
     if run.model is None:
         raise ValueError("this result has no model of data.")
     return run.model if run.rng_key is None else handlers.seed(run.model, run.rng_key)
+
+
+def evaluate_draws(
+    run: Run, latents: Mapping[str, Array], log_lik: bool, derived: Collection[str]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Log-likelihoods and deterministic sites at draws of the latents, both by site, with one row for each draw.
+
+    Args:
+        run: The model and its data.
+        latents: Values with one leading axis of S draws.
+        log_lik: Whether to evaluate the untempered pointwise log-likelihood of each observed site, ``(S,
+            *batch_shape)``; ``numpyro.factor`` sites are left out.
+        derived: Names of the deterministic sites to evaluate.
+    """
+    model = seeded_model(run)
+
+    def one(values: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        trace = get_trace(handlers.substitute(model, data=values), run.args, dict(run.kwargs))
+        sites = observed_sites(trace) if log_lik else {}
+        log_probs = {name: untempered_log_prob(site) for name, site in sites.items()}
+        return log_probs, {name: jnp.asarray(trace[name]["value"]) for name in derived}
+
+    return compiled_map(one, dict(latents), 64)
+
+
+def plate_dims(trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims) -> dict[str, list[str]]:
+    """Names of the dimensions of sites: those of their plates, and those in ``infer={"event_dims": ...}``.
+
+    A plate names a dimension of its size alone: a site may be broadcast along it, and ``dims``, which others have
+    named, may use its name for another one.
+    """
+    # The first three are dimensions of results, and no plate's size is 0.
+    sizes = {"chain": 0, "draw": 0, "alpha": 0}
+    for name, shape in shapes.items():
+        sizes |= zip(dims.get(name, ()), shape, strict=False)
+    named = {}
+    for name, shape in shapes.items():
+        site, labels = trace[name], {}
+        plates = site.get("cond_indep_stack", ())
+        # What belongs to the event of a deterministic site is not said: the plates come first, as in ArviZ.
+        depth = max((-plate.dim for plate in plates), default=0)
+        batch = len(shape) - site["fn"].event_dim if site["type"] == "sample" else depth
+        places = [(plate.name, plate.size, batch + plate.dim) for plate in plates]
+        events = (site.get("infer") or {}).get("event_dims", ())
+        starts = range(len(shape) - len(events), len(shape))
+        places += [(dim, shape[axis], axis) for dim, axis in zip(events, starts, strict=True) if axis >= 0]
+        for dim, size, axis in places:
+            if 0 <= axis < len(shape) and shape[axis] == size and sizes.setdefault(dim, size) == size:
+                labels[axis] = variable_name(dim)
+        if labels:
+            named[name] = [labels.get(i, f"{variable_name(name)}_dim_{i}") for i in range(len(shape))]
+    return named
+
+
+def variables_of(run: Run) -> set[str]:
+    """Names of the variables of a run, whose dimensions may be named."""
+    sites = () if run.model is None else trace_at_first_draw(run)
+    return {*run.samples, *sites, *(name for values in run.groups.values() for name in values)}
 
 
 def is_shown(site: Site) -> bool:

@@ -12,7 +12,14 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
-from numpyro_tempered.report.draws import as_run, is_shown, seeded_model, trace_at_first_draw
+from numpyro_tempered.report.draws import (
+    as_run,
+    evaluate_draws,
+    is_shown,
+    plate_dims,
+    seeded_model,
+    trace_at_first_draw,
+)
 
 
 def to_inference_data(
@@ -30,10 +37,11 @@ def to_inference_data(
 ) -> ArviZData:
     """ArviZ data of a tempered result.
 
-    Groups: ``posterior`` and ``log_likelihood`` with dims ``(chain, draw)``, the latter untempered and
-    unscaled; ``observed_data``; ``posterior_predictive`` on request; for variational results ``variational``
-    (the trace of the loss and the parameters); for MCMC ``sample_stats``. Attributes: ``alpha`` (in JSON where
-    it differs by site), the rule or algorithm, versions. A slash in a site's name becomes a dot.
+    Groups: ``posterior``, of latent and deterministic sites, and ``log_likelihood``, untempered and unscaled,
+    with dims ``(chain, draw)`` and those of the plates; ``observed_data``; ``posterior_predictive`` on request;
+    for variational results ``variational`` (the trace of the loss and the parameters); for MCMC
+    ``sample_stats``. Attributes: ``alpha`` (in JSON where it differs by site), the rule or algorithm, versions. A
+    slash in a site's name becomes a dot.
 
     ================================================= ====================================================
     result                                            what follows it
@@ -68,7 +76,8 @@ def to_inference_data(
         rng_key: For what is drawn here; by default the key kept in the fit or state, or that of the MCMC's
             last state. Plain draws have none, and may not need one.
         coords: Coordinate values by dimension.
-        dims: Names of the event dimensions by variable, without chain and draw.
+        dims: Names of the event dimensions by variable, without chain and draw. By default a dimension that
+            belongs to a plate has the plate's name, so that ``coords={"school": names}`` is enough.
         log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
         posterior_predictive: Whether to draw the observed sites anew, once for each posterior draw, from their
             untempered distributions. Where an observed site depends on another it sees the data: in a time
@@ -108,8 +117,8 @@ def to_inference_data(
     if losses is not None:
         kwargs["losses"] = losses
     run = as_run(result, data, kwargs, num_samples=num_samples, rng_key=rng_key, by_chain=group_by_chain)
-    complete = _evaluate(run, log_lik, posterior_predictive)
-    return to_arviz(complete.groups, complete.attrs, coords, {**run.dims, **(dims or {})})
+    complete = _evaluate(run._replace(dims={**run.dims, **(dims or {})}), log_lik, posterior_predictive)
+    return to_arviz(complete.groups, complete.attrs, coords, complete.dims)
 
 
 def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
@@ -119,12 +128,14 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
             raise ValueError("this result has no model of data: there can be no posterior_predictive group.")
         return run._replace(groups={"posterior": run.samples, **run.groups})
     trace, model = trace_at_first_draw(run), seeded_model(run)
-    posterior = {name: value for name, value in run.samples.items() if name in trace and is_shown(trace[name])}
+    posterior: dict[str, ArrayLike] = {
+        name: value for name, value in run.samples.items() if name in trace and is_shown(trace[name])
+    }
     # The draws of deterministic sites follow from those of the latents.
     names = likelihood.latent_sites(trace)
     latents = {k: jnp.concatenate(v) for k, v in run.samples.items() if k in names}
     missing, parts = sorted(set(names) - set(latents)), likelihood.subsamples(trace)
-    groups: dict[str, Mapping[str, ArrayLike]] = {"posterior": posterior}
+    groups: dict[str, Mapping[str, ArrayLike]] = {}
     others = {"observed_data": likelihood.observed_values(trace), **run.groups}
     attrs = {"alpha": likelihood.common_alpha(trace), **run.attrs}
     if not parts and (scales := likelihood.scales_beside_alpha(trace)):
@@ -148,12 +159,24 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
         return {k: np.reshape(v, (*chains_draws, *v.shape[1:])) for k, v in values.items()}
 
+    # Samplers keep deterministic sites, guides do not. In a plate of a part of the data they are of that part.
+    derived = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "deterministic" and not (name in posterior or (parts and site["cond_indep_stack"]))
+    ]
+    if log_lik or (derived and not missing):
+        log_probs, values = evaluate_draws(run, latents, log_lik, derived)
+        posterior.update(by_chain(values))
+    groups["posterior"] = posterior
     if log_lik:
-        groups["log_likelihood"] = by_chain(likelihood.log_likelihood(model, latents, *data))
+        groups["log_likelihood"] = by_chain(log_probs)
     if predictive:
         if run.rng_key is None:
             raise ValueError("posterior_predictive draws data: pass an rng_key.")
         # No split of this key that made the posterior draws reaches as far.
         key = jax.random.fold_in(run.rng_key, 2**31 - 1)
         groups["posterior_predictive"] = by_chain(likelihood.replicate(key, model, latents, *data))
-    return run._replace(groups={**groups, **others}, attrs=attrs)
+    of_latents = plate_dims(trace, {k: np.shape(v)[2:] for k, v in posterior.items()}, run.dims)
+    of_data = plate_dims(trace, {k: np.shape(v) for k, v in others["observed_data"].items()}, run.dims)
+    return run._replace(groups={**groups, **others}, attrs=attrs, dims={**of_latents, **of_data, **run.dims})

@@ -11,8 +11,8 @@ import numpy as np
 from numpyro_tempered.core.result import DataSummary, Fit, TemperedELBO, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.report.arviz import ArviZData, as_attr, assemble, dataset, versions, with_group
-from numpyro_tempered.report.draws import trace_at_first_draw
+from numpyro_tempered.report.arviz import ArviZData, Dims, as_attr, assemble, dataset, versions, with_group
+from numpyro_tempered.report.draws import trace_at_first_draw, variables_of
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
 from numpyro_tempered.theory.bounds import LogTrueDensity, tempered_certificate
@@ -72,7 +72,8 @@ def compare(
         data: What the fits were fitted to, for those that do not hold it, as :func:`to_inference_data` takes it:
             ``(x,)`` or ``(x, y)``.
         rng_key: Key of the draws; needed where the selected fit has none.
-        **options: Further arguments of :func:`to_inference_data`, such as ``dims``.
+        **options: Further arguments of :func:`to_inference_data`, such as ``coords`` and ``dims``, which may
+            name variables of any of the models.
 
     Returns:
         ``arviz.InferenceData`` under ArviZ 0.x, ``xarray.DataTree`` under 1.x. With certificates the attributes
@@ -163,12 +164,37 @@ def compare(
         dims={column: ["model"] for column in columns},
         attrs=attrs,
     )
-    attrs["prior_weights"] = np.exp(log_weights).tolist()
-    best = fits[winner]
+    attrs["prior_weights"], best = np.exp(log_weights).tolist(), fits[winner]
     if summaries[winner].observed is None and not data:
         return assemble({"model_comparison": comparison}, {**fit_attrs(best), **versions(), **attrs})
+    options["dims"] = _dims_of_selected(fits, winner, data_of, options.get("dims"), rng_key)
     draws = to_inference_data(best, *data_of[winner], num_samples=num_samples, rng_key=rng_key, **options)
     return with_group(draws, "model_comparison", comparison, attrs)
+
+
+def _dims_of_selected(
+    fits: Mapping[Name, Fit],
+    winner: Name,
+    data_of: Mapping[Name, tuple],
+    dims: Dims | None,
+    rng_key: Array | None,
+) -> Dims:
+    """The names of dimensions for the variables of the selected fit; others may belong to those that lost.
+
+    Raises:
+        ValueError: If no fit has a variable.
+    """
+
+    def variables(name: Name) -> set[str]:
+        return variables_of(fits[name].as_run(*data_of[name], num_samples=1, rng_key=rng_key))
+
+    selected = variables(winner) if dims else set()
+    absent = set(dims or {}) - selected
+    for name in fits if absent else ():
+        absent -= variables(name)
+    if absent:
+        raise ValueError(f"dims names {sorted(absent)}, which are not among the variables of any fit.")
+    return {name: labels for name, labels in (dims or {}).items() if name in selected}
 
 
 def _elbo(name: Hashable, fit: Fit) -> TemperedELBO:

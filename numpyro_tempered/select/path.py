@@ -14,10 +14,10 @@ from numpyro.infer.util import log_density
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.likelihood import plain_arrays
+from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.arviz import Coords, Dims, assemble, dataset, versions
-from numpyro_tempered.report.draws import name_of
+from numpyro_tempered.report.draws import name_of, plate_dims
 from numpyro_tempered.select.alpha.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
 from numpyro_tempered.select.alpha.model_data import Method, ModelData, build_method, check_alphas
 from numpyro_tempered.select.alpha.svi import GuideFitter, check_fits, set_up
@@ -165,7 +165,7 @@ def temper_path(
     grid = check_alphas(DEFAULT_GRID if alphas is None else alphas, 2, "[0, inf)")
     grid = grid if grid[0] == 0 else np.concatenate([[0.0], grid])
     check_count(num_samples, "num_samples", 4)
-    args, kwargs = plain_arrays((args, kwargs))
+    args, kwargs = check_call(temper_path, rng_key, model, method, args, kwargs)
     key, model_key = jax.random.split(rng_key)
     data = ModelData(model, model_key, args, kwargs)
     data.check(dims)
@@ -257,15 +257,17 @@ def _last_possible(values: dict[str, Array], log_lik: Array) -> dict[str, Array]
 def _report(path: _Path, data: ModelData, grid: np.ndarray, method: str, coords: Coords, dims: Dims) -> Any:
     """The path as ArviZ data."""
     attrs = {"algorithm": "svi" if path.variational else "mcmc", "method": method, **versions()}
+    plates = plate_dims(data.trace, {name: value.shape[3:] for name, value in path.values.items()}, dims)
     event_dims = {
-        name: list(dims.get(name) or [f"{name}_dim_{i}" for i in range(value.ndim - 3)])
+        name: list({**plates, **dims}.get(name) or [f"{name}_dim_{i}" for i in range(value.ndim - 3)])
         for name, value in path.values.items()
     }
+    plates |= plate_dims(data.trace, {name: np.shape(value) for name, value in data.observed.items()}, dims)
     groups: dict[str, tuple[Mapping[str, ArrayLike], Dims]] = {
         "tempered_path": (path.columns, {name: ["alpha"] for name in path.columns}),
         "posterior": (path.values, {name: ["alpha", *names] for name, names in event_dims.items()}),
         "sample_stats": (path.stats, {name: ["alpha"] for name in path.stats}),
-        "observed_data": (data.observed, {name: dims[name] for name in data.observed if name in dims}),
+        "observed_data": (data.observed, {k: v for k, v in {**plates, **dims}.items() if k in data.observed}),
         "variational": (path.variational, {name: ["alpha", "step"] for name in path.variational}),
     }
     along = {**coords, "alpha": grid.tolist()}

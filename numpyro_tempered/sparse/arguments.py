@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, check_numbers, check_real, is_traced
+from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.base import Prior
@@ -36,12 +37,15 @@ def real_array(value: ArrayLike, name: str) -> Numbers:
         TypeError: If they are not real numbers.
         ValueError: If one is not finite, or beyond the default float.
     """
-    values = value if isinstance(value, Array) and is_traced(value) else np.asarray(value)
+    values = value if isinstance(value, Array) and is_traced(value) else np.asarray(as_array(value, name))
     check_real(values.dtype, name, hint="Pass a float array.")
     if not isinstance(values, np.ndarray):
         return values.astype(jnp.result_type(float))
     largest = jnp.finfo(jnp.result_type(float)).max
-    check_numbers(values, name, hint="Leave such rows out, or fill them in.")
+    bad = np.sum(~np.isfinite(values))
+    check_numbers(
+        values, name, hint=f"{bad} of {values.size} values are not: leave such rows out, or fill them in."
+    )
     check_numbers(values, name, f"[{-largest}, {largest}]")
     return values.astype(np.float64)
 

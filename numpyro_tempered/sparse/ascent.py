@@ -267,7 +267,7 @@ def check_end(ascent: Ascent[T], num_sweeps: int) -> None:
         warnings.warn(
             f"the best start did not converge within {num_sweeps} sweeps: take a larger num_sweeps; or, if its "
             f"trace falls at the end, the precision of {dtype} is too low for these data.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

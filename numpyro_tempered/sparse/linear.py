@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.checks import check_number, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
@@ -23,6 +23,7 @@ from numpyro_tempered.sparse.sweep import block_design, block_prior, blocks, com
 LOG_2PI = 1.8378770664093453
 
 
+@key_first
 def fit_linear(
     rng_key: Array,
     x: ArrayLike,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.checks import check_number, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
@@ -22,6 +22,7 @@ from numpyro_tempered.sparse.base import LogisticFit, Prior, target_moments
 from numpyro_tempered.sparse.sweep import Design, block_prior, blocks, combine, products, sweep
 
 
+@key_first
 def fit_logistic(
     rng_key: Array,
     x: ArrayLike,

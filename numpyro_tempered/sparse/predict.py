@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
@@ -97,6 +97,7 @@ def predict(fit: LinearFit, x: ArrayLike) -> Moments:
     return Moments(moments.mean, jnp.sqrt(jnp.square(moments.scale) + noise))
 
 
+@key_first
 def sample_posterior(rng_key: Array, fit: SparseFit, num_samples: int = 1000) -> Draws:
     """Draws of the coefficients and the intercept from the posterior.
 
@@ -127,6 +128,7 @@ def sample_posterior(rng_key: Array, fit: SparseFit, num_samples: int = 1000) ->
         return Draws(coefficients, draws.get("intercept", 0.0) - coefficients @ fit.centre)
 
 
+@key_first
 def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: int = 1000) -> Moments:
     """Probabilities of class 1 at new rows, averaged over draws of the posterior.
 
@@ -163,6 +165,7 @@ def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: i
     return Moments(jnp.mean(probabilities, axis=0), jnp.std(probabilities, axis=0))
 
 
+@key_first
 def sparse_as_tempered_fit(
     rng_key: Array, fit: SparseFit, x: ArrayLike, y: ArrayLike, *, num_particles: int = 1000
 ) -> TemperedFit:

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import diagonal_gaussian, gaussian, spherical_gaussian, tied_gaussian
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_by
@@ -18,6 +18,7 @@ from numpyro_tempered.mixtures.source import array_source, problem_of
 VariationalMixture: TypeAlias = Any
 
 
+@key_first
 def from_sklearn(
     rng_key: Array, model: VariationalMixture, x: ArrayLike, *, num_samples: int = 100
 ) -> MixtureFit:

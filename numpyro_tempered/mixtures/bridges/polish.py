@@ -8,6 +8,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import Predictive, TraceMeanField_ELBO
 from numpyro.optim import Adam
 
+from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
 from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
@@ -20,6 +21,7 @@ NUM_DRAWS = 200
 ARGUMENTS = {dist.MultivariateNormal: ("loc", "scale_tril"), dist.Wishart: ("concentration", "scale_tril")}
 
 
+@key_first
 def polish(
     rng_key: Array,
     fit: MixtureFit,

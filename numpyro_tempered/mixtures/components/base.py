@@ -10,6 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
+from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 # A NamedTuple of arrays, the family's own; a dict of such for a product of families.
@@ -152,7 +153,7 @@ def floating_rows(
         ValueError: If there is no row or column, the shape is wrong, or an entry is infinite or not valid.
         TypeError: If the data are not real numbers.
     """
-    array: Array = x if isinstance(x, jax.Array) else np.asarray(x)  # type: ignore[assignment]
+    array: Array = as_array(x, f"{name}: the data", "Encode them as real numbers.")  # type: ignore[assignment]
     check_real(array.dtype, f"{name}: the data", hint="Encode them as real numbers.")
     if array.ndim == 1:
         array = array[:, None]
@@ -169,7 +170,10 @@ def floating_rows(
         if bool(is_invalid.any()):
             row, column = np.unravel_index(int(is_invalid.argmax()), is_invalid.shape)
             value = f"row {row}, column {column} of the data is {float(array[row, column]):g}"
-            raise ValueError(f"{name}: {value}; expected {expected}." if expected else f"{name}: {value}.")
+            text = f"{value}; expected {expected}." if expected else f"{value}."
+            raise ValueError(
+                f"{name}: {text} Of {is_invalid.size} entries {int(is_invalid.sum())} are not valid."
+            )
     return array
 
 

@@ -11,6 +11,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
+from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
@@ -24,6 +25,7 @@ MAX_ROWS = 100
 Identities: TypeAlias = OrderedDict[str, tuple[object, object]]
 
 
+@key_first
 def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha: float = 0.5) -> None:
     r"""Check that the functions of a component agree with each other, on given data, in double precision.
 

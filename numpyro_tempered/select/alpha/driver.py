@@ -9,7 +9,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
-from numpyro_tempered.handlers.likelihood import plain_arrays
+from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.report.arviz import Coords, Dims, dataset, with_group
@@ -144,7 +144,7 @@ def select_alpha(
     _check_criteria(criterion, diagnostics)
     check_count(num_samples, "num_samples", 4)
     check_count(num_refit_samples, "num_refit_samples", 4)
-    data, kwargs = plain_arrays((data, kwargs))
+    data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs)
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate)
     algorithm = build_method(method, task.model, online=True)

@@ -1,0 +1,197 @@
+"""The call of a function that fits a model: its key, its model, and the arguments that it passes on."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import Distribution
+from numpyro.infer.initialization import init_to_feasible
+
+from numpyro_tempered.core.checks import call_of, check_key, check_options, describe, is_traced
+from numpyro_tempered.core.model_arguments import as_array, is_list
+from numpyro_tempered.core.typing import Model
+from numpyro_tempered.handlers.effects import Trace, handler_chain
+from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihood_sites, untempered_log_prob
+
+
+def check_call(
+    function: Callable[..., object], rng_key: object, model: Model, method: object, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """The arguments of a model as arrays, of a function that takes key, model and guide or method before them.
+
+    Raises:
+        TypeError: If one of these was left out, they are in another order, or as :func:`model_arguments`.
+        ValueError: If data are NaN or infinite.
+    """
+    call = call_of(function)
+    check_key(rng_key, call)
+    if isinstance(model, type) or not callable(model):
+        raise TypeError(f"model must be a NumPyro model, a function, got {describe(model)}: the call is {call}.")
+    if method is None or isinstance(method, int | float | list | tuple | dict) or hasattr(method, "shape"):
+        name = list(inspect.signature(function).parameters)[2]
+        raise TypeError(
+            f"{name} must be a class such as AutoNormal, or a callable that takes the model, got "
+            f"{describe(method)}: the call is {call}."
+        )
+    return model_arguments(function, model, args, kwargs)
+
+
+def model_arguments(
+    function: Callable[..., object], model: Model, args: tuple, kwargs: dict, *, finite: bool = True
+) -> tuple[tuple, dict]:
+    """The arguments of a model as arrays: pandas objects, and lists of numbers if the model cannot take them.
+
+    Args:
+        function: What was called, for its name and options in errors.
+        model: The model.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        finite: Whether to refuse data that are NaN or infinite and that the model does not mask.
+
+    Raises:
+        TypeError: If the model does not take these arguments, or one holds text that the model cannot take.
+        ValueError: If data are not ``finite``.
+    """
+    if not (finite or kwargs) and all(map(_is_array, args)):
+        # A round of a stream must not wait.
+        return args, kwargs
+    labels = _bind(function, model, args, kwargs)
+    whole = jax.tree.map(_plain, (args, kwargs), is_leaf=is_list)
+    if any(map(_is_odd, jax.tree.leaves(whole, is_leaf=is_list))) and not _runs(model, *whole):
+        # The model uses them as data; else it looks at them on the host.
+        parts = [
+            jax.tree.map(lambda leaf, label=label: _numbers(leaf, label), value, is_leaf=is_list)
+            for label, value in zip(labels, (*args, *kwargs.values()), strict=True)
+        ]
+        whole = tuple(parts[: len(args)]), dict(zip(kwargs, parts[len(args) :], strict=True))
+    if finite:
+        _check_finite(model, whole[0], whole[1], labels)
+    return whole
+
+
+def _bind(function: Callable[..., object], model: Model, args: tuple, kwargs: dict) -> list[str]:
+    """What to call each argument of a model, in order.
+
+    Raises:
+        TypeError: If the model does not take them.
+    """
+    # Handlers of NumPyro and of this package pass all arguments on; a wrapper of the user's may not.
+    layers = handler_chain(model)
+    inner = next(
+        (f for f in layers if not type(f).__module__.startswith(("numpyro.", "numpyro_tempered."))), model
+    )
+    positional = [f"number {i + 1}" for i in range(len(args))]
+    try:
+        signature = inspect.signature(inner, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return [*positional, *kwargs]
+    parameters = signature.parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        by_keyword = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        taker = f"{call_of(function)} passes the rest on to the model, which"
+        options = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            check_options(kwargs, {*by_keyword, *options}, taker)
+        raise TypeError(f"{taker} cannot be called so: {error}. It takes {signature}.") from error
+    return [*names[: len(args)], *positional[len(names) :], *kwargs]
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and not _is_odd(value))
+
+
+def _is_odd(leaf: object) -> bool:
+    return is_list(leaf) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUTmM")
+
+
+def _plain(leaf: Any) -> Any:
+    """A pandas object as a numpy array, be it of objects; everything else as it is."""
+    if not hasattr(leaf, "to_numpy"):
+        return leaf
+    try:
+        return as_array(leaf, "")
+    except TypeError:
+        return leaf.to_numpy()
+
+
+def _numbers(leaf: object, label: str) -> object:
+    plain = _plain(leaf)
+    return as_array(leaf, f"argument {label!r} of the model") if _is_odd(plain) else plain
+
+
+def _at_feasible_values(model: Model, args: tuple, kwargs: dict) -> Trace:
+    seeded = handlers.seed(model, jax.random.key(0))
+    return likelihood_sites(get_trace(handlers.substitute(seeded, substitute_fn=init_to_feasible), args, kwargs))
+
+
+def _runs(model: Model, args: tuple, kwargs: dict) -> bool:
+    """Whether a model has a likelihood at these arguments."""
+    try:
+        with handlers.block(), numpyro.validation_enabled(False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # jax warns of lists in the place of arrays.
+            warnings.simplefilter("error", DeprecationWarning)
+            # Not under a transformation: a model may keep what it computes in its first run.
+            for site in _at_feasible_values(model, args, kwargs).values():
+                untempered_log_prob(site)
+    except Exception:
+        return False
+    return True
+
+
+def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) -> None:
+    """Refuse data that are not finite, where the log-likelihood is not either; a model may mask them.
+
+    Raises:
+        ValueError: If there are some.
+    """
+    values = zip(labels, (*args, *kwargs.values()), strict=True)
+    holes = [
+        (label, text) for label, value in values for leaf in jax.tree.leaves(value) if (text := _holes(leaf))
+    ]
+    if not holes:
+        return
+    label, text = holes[0]
+    advice = "Leave such data out, fill them in, or mask them, by numpyro.handlers.mask."
+    with handlers.block(), numpyro.validation_enabled(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            sites = _at_feasible_values(model, args, kwargs)
+            log_probs = {name: np.asarray(untempered_log_prob(site)) for name, site in sites.items()}
+        except Exception:  # the fit itself raises what is wrong with the model
+            return
+    for name, log_prob in log_probs.items():
+        if not np.all(np.isfinite(log_prob)) and (bad := _holes(sites[name]["value"])):
+            raise ValueError(f"observed site {name!r} has {bad}. {advice}")
+        # Of logits that are NaN, BernoulliLogits has the log-probability 0.
+        if np.any(np.isnan(log_prob)) or _has_nan_parameters(sites[name]["fn"]):
+            raise ValueError(
+                f"argument {label!r} of the model has {text}, which makes site {name!r} NaN. {advice}"
+            )
+
+
+def _has_nan_parameters(fn: Distribution) -> bool:
+    leaves = () if is_masked(fn) else jax.tree.leaves(fn)
+    return any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) and np.any(np.isnan(leaf)) for leaf in leaves)
+
+
+def _holes(leaf: object) -> str:
+    """How many entries are NaN or infinite, and where the first one is; nothing where all are finite."""
+    if is_traced(leaf) or not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.inexact):
+        return ""
+    values = np.asarray(leaf)
+    bad = np.argwhere(~np.isfinite(values))
+    if not len(bad):
+        return ""
+    index = tuple(bad[0].tolist())
+    place = f", the first at index {index if len(index) > 1 else index[0]}" if index else ""
+    return f"{len(bad)} of {values.size} values that are NaN or infinite{place}"
