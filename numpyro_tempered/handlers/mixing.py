@@ -20,9 +20,9 @@ from numpyro_tempered.handlers.dependence import Structure, get_abstract_trace
 
 # Of these operations on latents each element of the result has one element of the latents, whatever the shapes.
 _BY_ELEMENT = frozenset(
-    """abs add and broadcast_in_dim clamp convert_element_type copy div eq exp expm1 ge gt integer_pow is_finite le
-    lgamma log log1p logistic lt max min mul ne neg not or pow rem select_n sign sqrt square stop_gradient sub tanh
-    xor""".split()  # noqa: SIM905
+    """abs add and broadcast_in_dim clamp convert_element_type copy div eq exp expm1 ge gt integer_pow is_finite
+    le lgamma log log1p logistic lt max min mul ne neg not or pow rem select_n sign sqrt square stop_gradient sub
+    tanh xor""".split()  # noqa: SIM905
 )
 
 
