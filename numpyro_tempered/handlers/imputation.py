@@ -53,9 +53,9 @@ def check_values(model: Callable[[], object], alpha: Powers) -> None:
         raise ValueError(
             f"the values of the observed sites {names} depend on latents, as where missing data are imputed: "
             "temper would raise the prior of the latents to the power too. Sample the missing entries from their "
-            "prior, without mask(False), and observe the entries that are there, obs=x[there]; or take "
-            "numpyro.sample(..., obs=x, obs_mask=there). For residuals, observe the data themselves, or write a "
-            "numpyro.factor."
+            "prior, without mask(False), and observe the entries that are there, obs=x[there]; under MCMC "
+            "numpyro.sample(..., obs=x, obs_mask=there) does the same, in more steps. For residuals, observe the "
+            "data themselves, or write a numpyro.factor."
         )
 
 

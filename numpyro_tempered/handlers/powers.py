@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.distributions import MaskedDistribution
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
 from numpyro.primitives import Messenger
 
@@ -187,6 +188,13 @@ def check_guide(msg: Message) -> None:
     for handler in STACK:
         if not (isinstance(handler, handlers.replay) and name in handler.trace):
             continue
+        if name.endswith("_unobserved") and isinstance(msg["fn"], MaskedDistribution):
+            warnings.warn(
+                f"{name!r}, made by obs_mask, has entries without a density where the data are there: the ELBO "
+                "grows with their scale in the guide and has no maximum. Sample the missing entries alone, "
+                "and observe the others, obs=x[there].",
+                stacklevel=2,
+            )
         guide_power = handler.trace[name].get(LOCAL, 1.0)
         if is_power(guide_power, 1.0) and not is_power(power, 1.0):
             raise ValueError(

@@ -80,8 +80,9 @@ class temper(effects.PickledByName, Messenger):
             - SVI's guide is one that samples or approximates the model it keeps, and keeps the untempered.
 
     Warns:
-        UserWarning: If the potential energy of a model with local latents is asked for, by MCMC. It samples
-            them from their tempered joint density with the parameters, and not the tempered marginal.
+        UserWarning: Where SVI fits the latent of an ``obs_mask``, whose entries without a density leave the ELBO
+            without a maximum; or if the potential energy of a model with local latents is asked for, by MCMC. It
+            samples them from their tempered joint density with the parameters, and not the tempered marginal.
 
     References:
         AR; BPY; YPB for local latents.

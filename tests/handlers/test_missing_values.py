@@ -8,7 +8,8 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
 from scipy import integrate, stats
 from tempered_models import Y, density, potential, trace_of
 
@@ -193,6 +194,15 @@ def test_missing_covariates_keep_their_prior_and_outcomes_have_the_power(x64):
     got = density(nt.temper(regression, ALPHA), {"s": s, "slope": slope, "x_missing": x_missing}, jnp.asarray(y))
     outcomes = stats.norm.logpdf(y, slope * np.append(OBS, x_missing), 1.0).sum()
     assert got == pytest.approx(log_target(s, x_missing) + stats.norm.logpdf(slope) + ALPHA * outcomes, rel=1e-13)
+
+
+def test_the_latents_of_obs_mask_have_no_bound_under_svi(key):
+    for alpha in (ALPHA, 1.0):
+        model = nt.temper(masked, alpha)
+        with pytest.warns(UserWarning, match=r"'x_unobserved', made by obs_mask.*no maximum.*obs=x\[there\]"):
+            SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO()).init(key)
+    model = nt.temper(separate, ALPHA)
+    SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO()).init(key)
 
 
 @pytest.mark.full
