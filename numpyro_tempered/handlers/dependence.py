@@ -56,10 +56,7 @@ def get_structure(model: Callable[[], object]) -> Structure:
     sites: effects.Trace = {}
 
     def run(tokens: dict[Token, Array]) -> dict[str, object]:
-        # Only shapes come out of this key.
-        seeded = handlers.seed(model, jax.random.key(0))
-        with handlers.block(), handlers.trace() as trace, _abstract(tokens):
-            seeded()
+        trace = get_abstract_trace(model, functools.partial(_fill, tokens=tokens))
         sites.update(trace)
         return {
             name: site["value"] if site["type"] == "deterministic" else site["fn"].log_prob(site["value"])
@@ -79,11 +76,27 @@ def get_structure(model: Callable[[], object]) -> Structure:
     return Structure(sites, depends)
 
 
-class _abstract(Messenger):
-    """Give each latent zeros for its value, plus a token for a local discrete one, which shows where it goes."""
+def get_abstract_trace(
+    model: Callable[[], object], fill: Callable[[effects.Message, int], None]
+) -> effects.Trace:
+    """A trace of a model, hidden from the handlers around it, in which ``fill`` gives the latents their values.
 
-    def __init__(self, tokens: dict[Token, Array]) -> None:
-        self.tokens = tokens
+    Args:
+        model: NumPyro model with its arguments.
+        fill: From the message of a sample site, and the number of the control flow that it is in, 0 for none.
+    """
+    # Only shapes come out of this key.
+    seeded = handlers.seed(model, jax.random.key(0))
+    with handlers.block(), handlers.trace() as trace, _fill_latents(fill):
+        seeded()
+    return trace
+
+
+class _fill_latents(Messenger):
+    """Give each latent a value."""
+
+    def __init__(self, fill: Callable[[effects.Message, int], None]) -> None:
+        self.fill = fill
         self.count = 0
         super().__init__()
 
@@ -92,32 +105,37 @@ class _abstract(Messenger):
             self.count += 1
             is_backward = len(msg["args"]) == 5 and bool(msg["args"][4])
             forward = not is_backward and msg["kwargs"].get("history", 1) != 0
-            body = functools.partial(_abstract_body, tokens=self.tokens, number=self.count, is_forward=forward)
+            body = functools.partial(_fill_body, fill=self.fill, number=self.count, is_forward=forward)
             effects.wrap_bodies(msg, body)
         elif msg["type"] == "sample" and not msg.get("_control_flow_done"):
-            _fill(msg, self.tokens, (msg["name"], 0) if msg["cond_indep_stack"] else None)
+            effects.mark(msg)
+            self.fill(msg, 0)
 
 
-class _abstract_body(Messenger):
+class _fill_body(Messenger):
     """The same in the body of a ``scan`` or ``cond``."""
 
-    def __init__(self, fn: Model, tokens: dict[Token, Array], number: int, is_forward: bool) -> None:
-        self.tokens, self.number, self.is_forward = tokens, number, is_forward
+    def __init__(
+        self, fn: Model, fill: Callable[[effects.Message, int], None], number: int, is_forward: bool
+    ) -> None:
+        self.fill, self.number, self.is_forward = fill, number, is_forward
         super().__init__(fn)
 
     def process_message(self, msg: effects.Message) -> None:
         if msg["type"] == "sample":
             msg[IN_FORWARD_SCAN] = self.is_forward
-            _fill(msg, self.tokens, (msg["name"], self.number))
+            effects.mark(msg)
+            self.fill(msg, self.number)
 
 
-def _fill(msg: effects.Message, tokens: dict[Token, Array], token: Token | None) -> None:
-    effects.mark(msg)
+def _fill(msg: effects.Message, number: int, tokens: dict[Token, Array]) -> None:
+    """Zeros, plus a token for a local discrete latent, which shows where it goes."""
     if msg["is_observed"] or msg["value"] is not None:
         return
     is_discrete = msg["fn"].support.is_discrete
     value = jnp.zeros(effects.draw_shape(msg), int if is_discrete else float)
-    if is_discrete and token is not None:
+    if is_discrete and (number or msg["cond_indep_stack"]):
+        token = (msg["name"], number)
         value += tokens.get(token, 0)
         msg[TOKEN] = token
     msg["value"] = value

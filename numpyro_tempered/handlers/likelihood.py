@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on
 from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
 from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
+from numpyro_tempered.handlers.observed import check_shape
 
 Site = Message
 T = TypeVar("T")
@@ -81,11 +82,12 @@ def other_scale(site: Site) -> float:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
-def common_alpha(trace: Trace) -> float | dict[str, float]:
-    """The power of all likelihood sites, or the powers by name where they differ."""
-    alphas = {name: float(site.get(ALPHA, 1.0)) for name, site in likelihood_sites(trace).items()}
-    distinct = set(alphas.values())
-    return alphas if len(distinct) > 1 else distinct.pop() if distinct else 1.0
+def common_alpha(trace: Trace) -> float | dict[str, Any]:
+    """The power of all likelihood sites; by name where they differ, in lists where data have their own."""
+    sites = likelihood_sites(trace)
+    alphas = {name: np.asarray(site.get(ALPHA, 1.0), float).tolist() for name, site in sites.items()}
+    first = next(iter(alphas.values()), 1.0)
+    return first if isinstance(first, float) and all(a == first for a in alphas.values()) else alphas
 
 
 def scales_beside_alpha(trace: Trace) -> dict[str, float | None]:
@@ -217,14 +219,8 @@ def log_prob_of_each(site: Site) -> Array:
     Raises:
         ValueError: If values and distribution broadcast against each other to more.
     """
-    value = untempered_log_prob(site)
-    observed = jnp.size(site["value"]) // max(1, math.prod(site["fn"].event_shape))
-    if jnp.ndim(site["value"]) and not is_factor(site) and jnp.size(value) > observed:
-        raise ValueError(
-            f"observed site {site['name']!r} has values of shape {jnp.shape(site['value'])} but "
-            f"log-probabilities of shape {value.shape}: they broadcast against each other. Give them one shape."
-        )
-    return value
+    check_shape(site)
+    return untempered_log_prob(site)
 
 
 def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:

@@ -14,7 +14,10 @@ from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import IN_FORWARD_SCAN, TOKEN, Structure, get_structure
 from numpyro_tempered.handlers.elimination import Sum, sum_out
+from numpyro_tempered.handlers.imputation import argument_key
+from numpyro_tempered.handlers.mixing import check_elements
 from numpyro_tempered.handlers.numpyro_private import STACK
+from numpyro_tempered.handlers.observed import draws_discrete
 from numpyro_tempered.handlers.temper import temper
 
 _INSIDE_OUT = "marginalize(temper(model)) puts the power inside the sum: write temper(marginalize(model), alpha)."
@@ -68,8 +71,8 @@ class marginalize(effects.PickledByName):
     of transition matrices. A latent that ``handlers.mask`` or ``obs_mask`` hides counts for nothing. Where the
     data are not given the model runs as it is, so that ``Predictive`` draws them with their local latents.
 
-    Within a plate each datum must depend on the latent of its own element alone: what mixes the elements of a
-    plate, such as a cumulative sum along it, is not seen by enumeration, NumPyro's own included.
+    Within a plate each datum must depend on the latent of its own element alone: enumeration, NumPyro's own
+    included, does not see what mixes the elements of a plate, such as a cumulative sum along it.
 
     Given x and :math:`\theta` the local latents are not tempered: ``Predictive(model, posterior_samples,
     infer_discrete=True)`` of the undecorated ``model`` draws them.
@@ -84,7 +87,8 @@ class marginalize(effects.PickledByName):
             model runs, if
 
             - a continuous latent depends on a local discrete one,
-            - data depend on a plate's latents from outside of it, or on the state that leaves a ``scan``,
+            - data depend on a plate's latents from outside of it, on those of other elements of the plate, or
+              on the state that leaves a ``scan``,
             - a latent has other values than 0, ..., K - 1,
             - a ``scan`` runs backwards, or without history,
             - data are given to the model by a handler outside of this one,
@@ -118,11 +122,13 @@ class marginalize(effects.PickledByName):
         if any(isinstance(part, temper) for part in effects.handler_chain(fn)):
             raise ValueError(_INSIDE_OUT)
         self.fn = fn
+        # What the calls whose plates have been checked were given.
+        self._checked: set[str] = set()
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model without its local discrete latents."""
-        if _draws_latents():
+        if draws_discrete():
             raise ValueError(
                 "the local discrete latents are summed out here: draw them by the model without marginalize, "
                 "Predictive(model, posterior_samples, infer_discrete=True)."
@@ -142,6 +148,9 @@ class marginalize(effects.PickledByName):
             with _refuse_data_from_outside(structure):
                 return model()
         _check(structure, latents)
+        if (call := argument_key(args, kwargs)) not in self._checked:
+            check_elements(model, structure, latents)
+            self._checked.add(call)
         key = numpyro.prng_key()
         inner = {name for name, parents in structure.depends.items() if parents & latents}
         with _hide(inner, {structure.sites[name][TOKEN] for name in latents}), handlers.trace() as outer_trace:
@@ -149,16 +158,6 @@ class marginalize(effects.PickledByName):
         for term in sum_out(model if key is None else handlers.seed(model, key), outer_trace, structure, latents):
             _observe(term, outer_trace)
         return result
-
-
-def _draws_latents() -> bool:
-    """Whether ``Predictive(infer_discrete=True)`` runs the model: it conditions it under a mask of True."""
-    return any(
-        isinstance(handler, handlers.condition)
-        and isinstance(handler.fn, handlers.mask)
-        and handler.fn.mask is True
-        for handler in STACK
-    )
 
 
 def _check(structure: Structure, latents: set[str]) -> None:

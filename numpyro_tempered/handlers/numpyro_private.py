@@ -57,6 +57,16 @@ def arguments(mcmc: MCMC) -> tuple[tuple, dict]:
     return mcmc._args, mcmc._kwargs
 
 
+def is_enumerating() -> bool:
+    """Whether funsor enumerates the discrete latents of the model that runs, with dimensions of its own."""
+    return any(type(handler).__module__ == "numpyro.contrib.funsor.enum_messenger" for handler in STACK)
+
+
+def indices_of(plate: Any) -> Array:
+    """Which of its elements a plate that is entered holds."""
+    return plate._indices
+
+
 def dim_stack() -> Any:
     """Funsor's names for the dimensions of arrays in NumPyro's enumeration, loaded with funsor."""
     from numpyro.contrib.funsor.enum_messenger import _DIM_STACK

@@ -4,17 +4,22 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, TypeAlias, overload
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
 from numpyro import handlers
+from numpyro.distributions import MaskedDistribution
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
 from numpyro.primitives import Messenger
 
-from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.typing import ArrayLike, Guide
 from numpyro_tempered.handlers import numpyro_private
-from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, plates_of
+from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, is_unit, plates_of
 from numpyro_tempered.handlers.numpyro_private import STACK
 
-# Or a tracer of one.
+# Or a tracer of one, or an array with one for each datum.
 Power: TypeAlias = float
 Powers: TypeAlias = Power | dict[str, Power]
 
@@ -29,10 +34,10 @@ def check_alpha(alpha: ArrayLike) -> Power: ...
 @overload
 def check_alpha(alpha: Mapping[str, ArrayLike]) -> dict[str, Power]: ...
 def check_alpha(alpha: ArrayLike | Mapping[str, ArrayLike]) -> Powers:
-    """A concrete ``alpha`` as a float, a traced one as it is, a mapping as a dict of these.
+    """A concrete ``alpha`` as a float, an array or a traced one as it is, a mapping as a dict of these.
 
     Raises:
-        ValueError: If it is not one number, negative, or not finite.
+        ValueError: If it is neither a number nor an array of them, negative, or not finite.
     """
     if not isinstance(alpha, Mapping):
         return _check_power(alpha, "alpha")
@@ -41,8 +46,11 @@ def check_alpha(alpha: ArrayLike | Mapping[str, ArrayLike]) -> Powers:
     return {name: _check_power(power, f"alpha[{name!r}]") for name, power in alpha.items()}
 
 
-def _check_power(alpha: Any, name: str) -> Power:
+def _check_power(alpha: Any, name: str) -> Any:
     try:
+        if isinstance(alpha, np.ndarray | jax.Array) and jnp.ndim(alpha):
+            check_numbers(alpha, name, "[0, inf)")
+            return alpha if is_traced(alpha) else np.asarray(alpha)
         check_number(alpha, name, "[0, inf)")
     except TypeError as error:
         raise ValueError(str(error)) from error
@@ -54,6 +62,41 @@ def is_power(alpha: Powers, value: float) -> bool:
     if isinstance(alpha, dict):
         return all(is_power(part, value) for part in alpha.values())
     return isinstance(alpha, float) and alpha == value
+
+
+def at_data(alpha: Any, msg: Message) -> Any:
+    """A power at the data of a site: one for each datum where it is an array, those of the subsample in a plate.
+
+    Raises:
+        ValueError: If an array has another shape than the data, or the site is a factor.
+    """
+    if not jnp.ndim(alpha):
+        return alpha
+    if is_unit(msg):
+        raise ValueError(
+            f"factor {msg['name']!r} is one number and alpha has one for each datum: give alpha as a mapping "
+            "from sites to powers, or factors=False for terms of the prior."
+        )
+    if numpyro_private.is_enumerating() and any(isinstance(handler, handlers.replay) for handler in STACK):
+        raise ValueError(
+            "TraceEnum_ELBO takes one scale for all data, and alpha has one for each datum of site "
+            f"{msg['name']!r}: take NUTS, or Trace_ELBO on temper(marginalize(model), alpha) for local latents."
+        )
+    dims = {frame.name: frame.dim for frame in msg["cond_indep_stack"]}
+    for plate in STACK:
+        if isinstance(plate, numpyro.plate) and plate.subsample_size < plate.size and plate.name in dims:
+            dim = dims[plate.name]
+            if jnp.ndim(alpha) >= -dim and jnp.shape(alpha)[dim] == plate.size:
+                alpha = jnp.take(alpha, numpyro_private.indices_of(plate), axis=dim)
+    value = jnp.shape(msg["value"])
+    shape = value[: len(value) - msg["fn"].event_dim]
+    if jnp.shape(alpha) != shape:
+        raise ValueError(
+            f"alpha has shape {jnp.shape(alpha)}, and site {msg['name']!r} has data of shape {shape}: an array "
+            "has one power for each datum (or, in the plates of a model that subsamples, for each of all data). "
+            "Name the powers of several sites by a mapping."
+        )
+    return alpha
 
 
 def scale(msg: Message, alpha: Power) -> None:
@@ -145,6 +188,13 @@ def check_guide(msg: Message) -> None:
     for handler in STACK:
         if not (isinstance(handler, handlers.replay) and name in handler.trace):
             continue
+        if name.endswith("_unobserved") and isinstance(msg["fn"], MaskedDistribution):
+            warnings.warn(
+                f"{name!r}, made by obs_mask, has entries without a density where the data are there: the ELBO "
+                "grows with their scale in the guide and has no maximum. Sample the missing entries alone, "
+                "and observe the others, obs=x[there].",
+                stacklevel=2,
+            )
         guide_power = handler.trace[name].get(LOCAL, 1.0)
         if is_power(guide_power, 1.0) and not is_power(power, 1.0):
             raise ValueError(

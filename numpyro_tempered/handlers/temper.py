@@ -1,35 +1,22 @@
 """Effect handlers: ``temper`` raises the likelihood of a NumPyro model to a power."""
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from numpyro import handlers
+import jax
+import jax.numpy as jnp
+import numpy as np
 from numpyro.primitives import Messenger, get_mask
 
 from numpyro_tempered.core.typing import ArrayLike, Guide, Model
-from numpyro_tempered.handlers import effects, powers
+from numpyro_tempered.handlers import effects, observed, powers
+from numpyro_tempered.handlers.dependence import get_structure
+from numpyro_tempered.handlers.imputation import argument_key, check_values
+from numpyro_tempered.handlers.inventory import Inventory
+from numpyro_tempered.handlers.mixing import check_elements
 from numpyro_tempered.handlers.numpyro_private import COERCIONS, STACK
 from numpyro_tempered.handlers.powers import check_alpha, is_power
-
-
-class _Inventory:
-    """What the model has, as one run shows it."""
-
-    def __init__(self) -> None:
-        self.sites: set[str] = set()
-        self.plates: set[str] = set()
-        self.factors: set[str] = set()
-        self.has_data = False
-        self.collapses: set[handlers.collapse] = set()
-
-    def note_collapse(self, *_: object) -> None:
-        """List the ``handlers.collapse`` around a new distribution: the messages of its sites end there."""
-        self.collapses |= {handler for handler in STACK if isinstance(handler, handlers.collapse)}
-
-    def is_collapsed(self, factor: str) -> bool:
-        """Whether a factor has the name of a site in a ``handlers.collapse`` that is over."""
-        over = self.collapses.difference(STACK)
-        return any(factor.endswith(name) for handler in over for name in handler.trace)
 
 
 class temper(effects.PickledByName, Messenger):
@@ -54,12 +41,14 @@ class temper(effects.PickledByName, Messenger):
 
     Apply it outside of what makes data observed, ``temper(condition(model, data))``, since a handler sees
     only what happened inside it, and outside of :class:`marginalize`. Build guides on the tempered model,
-    because several keep it.
+    because several keep it. Give missing data a latent with their prior and observe the data that are there,
+    ``obs=x[there]``, so that the power is on these alone.
 
     Args:
         fn: Model to temper; None for a decorator or a context manager.
-        alpha: Power on the likelihood, a scalar >= 0, or a mapping from site names to such scalars, in
-            which every likelihood site is named. A scalar may be traced, so that a grid of alphas compiles
+        alpha: Power on the likelihood, a number >= 0; an array of the data's shape, with a power for each
+            datum (in a plate that subsamples, for each of all data); or a mapping from site names to these, in
+            which every likelihood site is named. It may be traced, so that a grid of alphas compiles
             once under ``vmap``. A traced 0 gives the density of the prior, but 0 in place of the
             log-likelihood for its derivative in alpha, and a NaN gradient where the parameters make the
             likelihood 0: take a concrete 0 for the prior alone. At a concrete 0 NumPyro's own
@@ -67,18 +56,22 @@ class temper(effects.PickledByName, Messenger):
         factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
             the prior (False), or the names of those that are part of the likelihood.
         strict: Raise where a site is observed by a handler outside of this one, which leaves it untempered.
-            Not the default, because Gibbs kernels and ``Predictive(infer_discrete=True)`` condition latents
-            in this way.
+            Gibbs kernels and ``Predictive(infer_discrete=True)`` fix latents in this way and may.
         local_plates: Names of the plates whose continuous latents are local, one for each datum. Their
             log-probabilities are multiplied by ``alpha`` too, in the model and, by :meth:`guide`, in the
             guide: the bound of alpha-variational Bayes (YPB) on the tempered marginal likelihood.
+        discrete_parameters: Names of discrete latents of plates that are parameters, as a group's own. They may
+            be enumerated, if the data of each element of the plate depend on that element alone.
 
     Raises:
-        TypeError: If ``factors`` or ``local_plates`` is of another type.
+        TypeError: If ``factors``, ``local_plates`` or ``discrete_parameters`` is of another type.
         ValueError: If ``alpha`` is not as above (where it is concrete), or, while the model runs, if
 
             - a mapping does not name a likelihood site, or names one that is observed outside only,
-            - a name of ``alpha``, ``factors`` or ``local_plates`` is not met in the model,
+            - a site is observed outside, and ``strict``, or an observed one is made a latent outside,
+            - an observed value depends on a latent, or broadcasts against its distribution to more data,
+            - an array has another shape than the data,
+            - a name of an argument is not met in the model,
             - an enumerated discrete latent is local (of a plate or of a scan): raising its observed sites to
               a power inside the sum is another target; see :class:`marginalize`,
             - the guide did not scale a local latent,
@@ -87,8 +80,9 @@ class temper(effects.PickledByName, Messenger):
             - SVI's guide is one that samples or approximates the model it keeps, and keeps the untempered.
 
     Warns:
-        UserWarning: If the potential energy of a model with local latents is asked for, by MCMC. It samples
-            them from their tempered joint density with the parameters, and not the tempered marginal.
+        UserWarning: Where SVI fits the latent of an ``obs_mask``, whose entries without a density leave the ELBO
+            without a maximum; or if the potential energy of a model with local latents is asked for, by MCMC. It
+            samples them from their tempered joint density with the parameters, and not the tempered marginal.
 
     References:
         AR; BPY; YPB for local latents.
@@ -112,16 +106,19 @@ class temper(effects.PickledByName, Messenger):
         alpha: ArrayLike | Mapping[str, ArrayLike] = 1.0,
         *,
         factors: bool | Collection[str] = True,
-        strict: bool = False,
+        strict: bool = True,
         local_plates: Collection[str] = (),
+        discrete_parameters: Collection[str] = (),
     ) -> None:
         self.alpha = check_alpha(alpha)
         if isinstance(factors, str) or not isinstance(factors, bool | Collection):
             raise TypeError(f"factors must be a bool or a collection of names, got {factors!r}.")
         if isinstance(local_plates, str) or not isinstance(local_plates, Collection):
             raise TypeError(f"local_plates must be a collection of plate names, got {local_plates!r}.")
-        if local_plates and isinstance(self.alpha, dict):
-            raise ValueError("local_plates need one alpha for all sites, got a mapping.")
+        if isinstance(discrete_parameters, str) or not isinstance(discrete_parameters, Collection):
+            raise TypeError(f"discrete_parameters must be a collection of names, got {discrete_parameters!r}.")
+        if local_plates and (isinstance(self.alpha, dict) or jnp.ndim(self.alpha)):
+            raise ValueError("local_plates need one alpha for all sites and data, got a mapping or an array.")
         if local_plates and is_power(self.alpha, 0.0):
             raise ValueError(
                 "alpha = 0 leaves local latents without a target: take alpha > 0, or no local_plates."
@@ -129,7 +126,10 @@ class temper(effects.PickledByName, Messenger):
         self.factors = factors if isinstance(factors, bool) else frozenset(factors)
         self.strict = strict
         self.local_plates = frozenset(local_plates)
-        self._inventory = _Inventory()
+        self.discrete_parameters = frozenset(discrete_parameters)
+        # What the calls whose observed values have been checked were given.
+        self._checked: set[str] = set()
+        self._inventory = Inventory()
         self._twins: list[temper] = []
         super().__init__(fn)
 
@@ -141,7 +141,7 @@ class temper(effects.PickledByName, Messenger):
             self._twins.append(twin)
             twin.__enter__()
             return
-        self._inventory = _Inventory()
+        self._inventory = Inventory()
         COERCIONS.append(self._inventory.note_collapse)
         super().__enter__()
 
@@ -155,18 +155,29 @@ class temper(effects.PickledByName, Messenger):
         masked = exc_type is None and get_mask() is False
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None and not masked:
-            self._check_names()
+            alphas = set(self.alpha) if isinstance(self.alpha, dict) else set()
+            factors = set() if isinstance(self.factors, bool) else self.factors
+            self._inventory.check_names(alphas, factors, self.local_plates, self.discrete_parameters)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the tempered model, or decorate one."""
         if self.fn is not None:
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+            self._check_dependence(args, kwargs)
+            return result
         if len(args) != 1 or kwargs or not callable(args[0]):
             raise TypeError("temper(alpha=...) without a model decorates one callable.")
         return self._copy(args[0])
 
     def _copy(self, fn: Model | None) -> "temper":
-        return temper(fn, self.alpha, factors=self.factors, strict=self.strict, local_plates=self.local_plates)
+        return temper(
+            fn,
+            self.alpha,
+            factors=self.factors,
+            strict=self.strict,
+            local_plates=self.local_plates,
+            discrete_parameters=self.discrete_parameters,
+        )
 
     def guide(self, guide: Guide) -> Guide:
         """The guide with its latents in ``local_plates`` scaled as those of the model.
@@ -213,6 +224,9 @@ class temper(effects.PickledByName, Messenger):
         msg[effects.PLACES] = (*names.items(), (place, msg["name"]))
         if not msg["is_observed"]:
             powers.scale_if_local(msg, self.alpha, self.local_plates)
+        elif msg.get("_control_flow_done") and observed.is_fixed_by_gibbs(msg):
+            # A latent, which the body of a scan has observed before it is seen here.
+            return
         elif self._is_likelihood(msg):
             self._raise_to_power(msg)
         else:
@@ -227,49 +241,65 @@ class temper(effects.PickledByName, Messenger):
         if name is None:
             return
         if msg["is_observed"]:
-            named = isinstance(self.alpha, dict) and not is_power(self.alpha.get(name, 1.0), 1.0)
-            if (self.strict or named) and not (
-                effects.ALPHA in msg or msg.get(effects.PRIOR_FACTOR) or "_intervener_id" in msg
-            ):
-                raise ValueError(
-                    f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: "
-                    "write temper(condition(model, data), ...), or pass the data to the model."
-                )
-        elif not effects.is_reading():
-            is_local = msg["cond_indep_stack"] or msg.get("_control_flow_done")
-            if is_local and msg["infer"].get("enumerate") == "parallel" and not is_power(self.alpha, 1.0):
-                raise ValueError(
-                    f"temper met the enumerated local latent {name!r}: the power belongs outside of the sum over "
-                    "its values. Write temper(marginalize(model), alpha), with numpyro_tempered.marginalize."
-                )
-            powers.check_guide(msg)
-
-    def _check_names(self) -> None:
-        inventory = self._inventory
-        if missing := sorted(self.local_plates - inventory.plates):
-            raise ValueError(f"the model has no plates {missing}, which local_plates names.")
-        missing = sorted(set(self.alpha) - inventory.sites) if isinstance(self.alpha, dict) else []
-        if not isinstance(self.factors, bool):
-            missing += sorted(self.factors - inventory.factors)
-        # Without data the model may leave observed sites out.
-        if missing and inventory.has_data:
+            # A mapping names all that is to be tempered.
+            power = self.alpha.get(name, 1.0) if isinstance(self.alpha, dict) else self.alpha
+            reached = effects.ALPHA in msg or msg.get(effects.PRIOR_FACTOR) or "_intervener_id" in msg
+            if not reached and not is_power(power, 1.0) and (self.strict or isinstance(self.alpha, dict)):
+                observed.check_observer(msg, name)
+            return
+        if not is_power(msg.get(effects.ALPHA, 1.0), 1.0):
             raise ValueError(
-                f"the model has no sites {missing}, which alpha or factors names. It has "
-                f"{sorted(inventory.sites)}, of which {sorted(inventory.factors)} are factors."
+                f"a handler outside of temper has made the observed site {name!r} a latent, which would have the "
+                "power too: write temper(uncondition(model), ...)."
             )
+        if effects.is_reading():
+            return
+        is_local = msg["cond_indep_stack"] or msg.get("_control_flow_done")
+        if is_local and msg["infer"].get("enumerate") == "parallel" and not is_power(self.alpha, 1.0):
+            if name in self.discrete_parameters:
+                self._inventory.enumerated.add(name)
+                return
+            observed.refuse_enumerated(name)
+        powers.check_guide(msg)
+
+    def _check_dependence(self, args: tuple, kwargs: dict) -> None:
+        """Refuse what only the whole model shows, once for all calls that are traced alike.
+
+        These are observed values that depend on latents, and enumerated latents whose elements are mixed.
+        """
+        values, self._inventory.values = self._inventory.values, []
+        leaves = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
+        # What the model gets as it is cannot depend on its latents.
+        is_computed = any(id(value) not in leaves for value in values)
+        enumerated = self._inventory.enumerated
+        # Predictive's density is masked.
+        if not (is_computed or enumerated) or get_mask() is False:
+            return
+        key = f"{argument_key(args, kwargs)} {is_computed} {sorted(enumerated)}"
+        if key not in self._checked:
+            model = functools.partial(self.fn, *args, **kwargs)
+            if is_computed:
+                check_values(model, self.alpha)
+            if enumerated:
+                check_elements(model, get_structure(model), enumerated)
+            self._checked.add(key)
 
     def _raise_to_power(self, msg: effects.Message) -> None:
-        alpha = self._power(msg)
+        alpha = powers.at_data(self._power(msg), msg)
         self._inventory.has_data = True
         # A product with 1 would be another tracer, which must not leave the body of a scan.
         msg[effects.ALPHA] = alpha * msg[effects.ALPHA] if effects.ALPHA in msg else alpha
         if effects.is_reading() or is_power(alpha, 1.0):
             return
         powers.check_algorithm(self, msg, alpha)
+        if effects.SUM_PARTS not in msg:
+            observed.check_shape(msg)
+        if isinstance(msg["value"], jax.Array) and msg["value"].size:
+            self._inventory.values.append(msg["value"])
         if is_power(alpha, 0.0):
             msg["fn"] = msg["fn"].mask(False)
             return
-        if not isinstance(alpha, float):
+        if not (isinstance(alpha, float) or (isinstance(alpha, np.ndarray) and alpha.all())):
             # A traced 0 times a log-probability of -inf would be NaN. A mask by the log-probability itself would
             # keep the derivative in alpha at 0, and compute each of them three times.
             msg["fn"] = msg["fn"].mask(alpha != 0)

@@ -1,18 +1,17 @@
 """The guide of a tempered model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_tempered.core.checks import describe
 from numpyro_tempered.core.typing import Guide, Model
 from numpyro_tempered.handlers.effects import handler_chain
+from numpyro_tempered.handlers.powers import Powers, is_power
 from numpyro_tempered.handlers.temper import temper
 
 
-def build_guide(
-    guide: Callable[[Model], Guide] | Guide, model: Model, tempered: temper, alpha: float | Mapping[str, float]
-) -> Guide:
+def build_guide(guide: Callable[[Model], Guide] | Guide, model: Model, tempered: temper, alpha: Powers) -> Guide:
     """The guide that a factory builds on the tempered model; a guide instance of the model is returned unchanged.
 
     Raises:
@@ -20,7 +19,7 @@ def build_guide(
         TypeError: If the factory does not return a guide.
     """
     if isinstance(guide, AutoGuide):
-        if alpha != 1.0:
+        if not is_power(alpha, 1.0):
             raise ValueError(
                 f"this {type(guide).__name__} is built already, on a model without alpha = {alpha}, and "
                 "guides may keep their model. Pass the guide's class, or a callable from model to guide."
@@ -41,7 +40,7 @@ def build_guide(
     if not callable(result):
         raise TypeError(f"the guide factory returned {type(result).__name__}, not a guide: {advice}")
     inner = getattr(result, "model", None)
-    if inner is not None and alpha != 1.0 and not _wraps(inner, tempered):
+    if inner is not None and not is_power(alpha, 1.0) and not _wraps(inner, tempered):
         raise ValueError(
             f"the guide factory returned a {type(result).__name__} built on another model than the "
             f"tempered one it was given, so alpha = {alpha} would be lost. Build it on its argument."

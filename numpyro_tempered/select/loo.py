@@ -80,6 +80,8 @@ def loo(
 
     name, log_lik = _log_likelihood(data, var_name)
     power = _power(data, name) if alpha is None else check_alpha(alpha)
+    if np.ndim(power):
+        raise ValueError(f"loo takes one power for all data, got alpha of shape {np.shape(power)}.")
     num_draws = log_lik.sizes["chain"] * log_lik.sizes["draw"]
     _check(name, log_lik, power, num_draws)
     if reff is None:
@@ -194,8 +196,10 @@ def _power(data: ArviZData, name: str) -> float:
             f"no attribute alpha for site {name!r}: make the data by to_inference_data, or pass alpha."
         )
     scale = _of_site(_attribute(data, "likelihood_scale"), name, default=1.0)
-    if scale is None:
-        raise ValueError(f"the scales of site {name!r} differ from datum to datum, and loo takes one power.")
+    if scale is None or np.ndim(alpha):
+        raise ValueError(
+            f"the powers or scales of site {name!r} differ from datum to datum, and loo takes one power."
+        )
     return float(alpha) * float(scale)
 
 

@@ -138,6 +138,15 @@ def test_a_factor_that_the_model_does_not_have_is_refused():
         trace_of(nt.temper(with_factors, alpha=0.1, factors=["bonsu"]), 1.3)
 
 
+def test_a_misspelt_name_is_refused_where_factors_are_the_only_data():
+    def model():
+        numpyro.factor("loss", -(numpyro.sample("theta", dist.Normal()) ** 2))
+
+    with pytest.raises(ValueError, match=r"no sites \['los'\].*\['loss'\] are factors"):
+        trace_of(nt.temper(model, alpha=0.1, factors=["los"]))
+    assert trace_of(nt.temper(model, alpha=0.1, factors=["loss"]))["loss"]["scale"] == 0.1
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -125,10 +125,10 @@ def test_a_likelihood_factor_must_be_named_and_a_prior_factor_need_not(x64):
 
 @pytest.mark.parametrize(
     "alpha",
-    [{"y": -0.1}, {"y": np.nan}, {"y": None}, {"y": np.ones(2)}, {1: 0.5}, {}, {"y": 0.5, "z": "a"}],
+    [{"y": -0.1}, {"y": np.nan}, {"y": None}, {"y": np.array([1.0, -1.0])}, {1: 0.5}, {}, {"y": 0.5, "z": "a"}],
     ids=repr,
 )
-def test_each_power_must_be_a_finite_real_scalar(alpha):
+def test_each_power_must_be_finite_and_real(alpha):
     with pytest.raises(ValueError, match="alpha"):
         nt.temper(two_studies, alpha)
 

@@ -111,10 +111,10 @@ def test_methods_partials_and_callables_are_models(x64):
 
 @pytest.mark.parametrize(
     "alpha",
-    [-1.0, -1e-9, np.nan, np.inf, "a", None, np.ones(1), np.ones(2), jnp.ones((1, 1)), 1j, [0.5], {}],
+    [-1.0, -1e-9, np.nan, np.inf, "a", None, np.array([0.5, -1.0]), jnp.full((1, 1), jnp.nan), 1j, [0.5], {}],
     ids=repr,
 )
-def test_alpha_must_be_a_finite_real_scalar_at_least_zero(alpha):
+def test_alpha_must_be_finite_real_numbers_at_least_zero(alpha):
     with pytest.raises(ValueError, match="alpha"):
         nt.temper(normal, alpha=alpha)
     with pytest.raises(ValueError, match="alpha"):
@@ -125,11 +125,6 @@ def test_alpha_must_be_a_finite_real_scalar_at_least_zero(alpha):
 def test_alpha_may_be_any_real_scalar_and_exceed_one(alpha, x64):
     got = density(nt.temper(normal, alpha=alpha), {"theta": 0.7})
     assert got == pytest.approx(normal_density(0.7, float(alpha)), rel=1e-13)
-
-
-def test_traced_alpha_must_be_a_scalar():
-    with pytest.raises(ValueError, match="one number"):
-        jax.jit(lambda alpha: density(nt.temper(normal, alpha=alpha), {"theta": 0.7}))(jnp.ones(2))
 
 
 def test_a_factory_decorates_one_callable():
