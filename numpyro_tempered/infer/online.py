@@ -46,8 +46,8 @@ class OnlineVI:
             ``AutoOnlineMultivariateNormal``, ``AutoOnlineLowRankNormal`` or an ``AutoOnlineGuide`` of your own.
             It decides the Gaussian family.
         rule: An online rule; ``nt.online.rvga()`` by default.
-        expectation: ``monte_carlo()`` by default, or ``gauss_hermite(predictor=...)`` where the
-            model names its predictor.
+        expectation: ``monte_carlo(num_particles=4, antithetic=True)`` by default, or
+            ``gauss_hermite(predictor=...)`` where the model names its predictor.
 
     Raises:
         TypeError: If the guide is another, or the expectation is of a bare loss.
@@ -83,7 +83,7 @@ class OnlineVI:
             raise ValueError(
                 "the guide is built on another model, whose prior would start the run: build it on this one."
             )
-        expectation = monte_carlo() if expectation is None else expectation
+        expectation = monte_carlo(num_particles=4, antithetic=True) if expectation is None else expectation
         rule = _DEFAULT_RULE if rule is None else check_record(rule, "rule", Rule, "nt.online.ngvi()")
         self.model, self.guide, self.rule, self.expectation = model, instance, rule, expectation
         self._bound = bind(expectation, model, instance)

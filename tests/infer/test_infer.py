@@ -917,7 +917,8 @@ def test_repeated_rounds_compile_once():
 def test_the_expectation_is_monte_carlo_by_default(x64):
     x, y = one_hot_stream()
     by_default = nt.OnlineVI(HALF, AutoOnlineDiagonalNormal(linear), NGVI)
-    assert_equal(by_default.run(KEY, x, y)[0].posterior, half_run(DRAWS)[1].posterior)
+    four = nt.expectations.monte_carlo(num_particles=4, antithetic=True)
+    assert_equal(by_default.run(KEY, x, y)[0].posterior, half_run(four)[1].posterior)
 
 
 def affine(x, y=None, prior_loc=0.0):
@@ -925,6 +926,29 @@ def affine(x, y=None, prior_loc=0.0):
     eta = numpyro.deterministic("eta", x @ theta)
     with numpyro.plate("n", x.shape[0]):
         numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+
+def with_scale(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ b, sigma), obs=y)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning", "ignore:the priors of")
+@pytest.mark.parametrize("guide", [AutoOnlineDiagonalNormal, nt.guides.AutoOnlineMultivariateNormal])
+@pytest.mark.parametrize("model", [affine, with_scale])
+def test_a_regression_by_the_defaults_loses_hardly_a_row(model, guide):
+    online = nt.OnlineVI(model, guide)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(200, 3)).astype(np.float32)
+        y = (x @ [0.5, -0.3, 0.2] + (1.0 if model is affine else 0.7) * rng.normal(size=200)).astype(np.float32)
+        state, _ = online.run(jax.random.key(seed), x, y)
+        assert int(state.rule_state.rejected) <= (0 if model is affine else 10)
+        q, least_squares = online.get_posterior(state), np.linalg.lstsq(x, y, rcond=None)[0]
+        assert np.all(np.abs(q.mean[:3] - least_squares) <= 3.0 * np.sqrt(q.variance[:3]))
 
 
 STREAM = (np.array([[1.0, 0.5], [-1.0, 2.0], [0.3, 0.1]]), np.array([1.0, -0.5, 2.0]))

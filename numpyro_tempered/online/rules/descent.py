@@ -14,6 +14,8 @@ MAX_STEPS = 64
 NUM_HALF_STEPS = 7
 # Of the fall of the objective, what the step that is taken must keep.
 SHARE = 0.5
+# The objective of one datum by draws may rise by their noise, in nats, at a step that is right.
+NOISE = 1.0
 
 
 class Solution(NamedTuple):
@@ -46,7 +48,7 @@ def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before:
 
     Steps are halved where the objective would rise. With draws the gradients are no derivatives of an average
     over them: there are seven half-steps, to the fixed point. The update that follows is a whole step from where
-    the search ends, and must keep most of what the search has gained.
+    the search ends, and must keep most of what the search has gained; by draws it must not lose a nat.
 
     Args:
         anchor: What the datum is weighed against.
@@ -102,4 +104,6 @@ def search(anchor: Gaussian, start: Gaussian, datum: Datum, rate: Array, before:
     _, last, begin, reached = jax.lax.while_loop(lambda carry: ~carry[0].done, body, carry)
     before = jnp.where(jnp.isfinite(before), before, begin)
     least = jnp.where(last.value < before, SHARE * last.value + (1.0 - SHARE) * before, before)
+    if datum.is_drawn:
+        least = jnp.maximum(least, before + NOISE)
     return Solution(last.q, last.evaluation, reached <= least + 8.0 * eps * (1.0 + jnp.abs(least)))
