@@ -24,12 +24,15 @@ class TemperedELBO(NamedTuple):
         se: Monte Carlo standard error of ``value``; 0 where it is exact.
         expected_log_lik: Untempered E_q[log L].
         kl: KL(q, prior), analytic where there is a formula, else by draws.
+        improper: Latent sites without a prior that integrates to 1: the value has an arbitrary constant, and says
+            nothing about the model.
     """
 
     value: float
     se: float
     expected_log_lik: float
     kl: float
+    improper: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNo
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.checks import check_choice, check_record
+from numpyro_tempered.core.checks import check_choice, check_record, is_traced
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
@@ -172,7 +172,24 @@ def evaluate_elbo(
         se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
     if has_point_mass(rng_key, guide, params, args, kwargs):
         return TemperedELBO(-math.inf, 0.0, log_lik, math.inf)
-    return TemperedELBO(float(np.mean(elbos)), se, log_lik, float(np.mean(kls)))
+    return TemperedELBO(float(np.mean(elbos)), se, log_lik, float(np.mean(kls)), improper_sites(model_trace))
+
+
+def improper_sites(trace: Trace) -> tuple[str, ...]:
+    """The latent sites whose prior is flat, or masked in any of its entries."""
+    return tuple(name for name, site in likelihood.latent_sites(trace).items() if _is_improper(site["fn"]))
+
+
+def _is_improper(fn: dist.Distribution) -> bool:
+    if isinstance(base_distribution(fn), dist.ImproperUniform):
+        return True
+    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent):
+        mask = fn._mask if isinstance(fn, dist.MaskedDistribution) else True
+        # One that is traced is not known.
+        if not is_traced(mask) and not np.all(np.asarray(mask)):
+            return True
+        fn = fn.base_dist
+    return False
 
 
 def gaussian_of_laplace(

@@ -57,6 +57,8 @@ class TemperedFit(NamedTuple):
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards.
         convergence: The run of :func:`fit_gaussian` and how near it came to the optimum; None of other fits.
+        late_fall: By how many nats the loss of :func:`fit_svi` still fell over the last tenth of its steps at
+            full step size; 0 where that may be noise.
     """
 
     model: Model
@@ -70,11 +72,17 @@ class TemperedFit(NamedTuple):
     kwargs: dict[str, object]
     rng_key: Array
     convergence: Result | None = None
+    late_fall: float = 0.0
 
     @property
     def converged(self) -> bool | None:
-        """Whether :func:`fit_gaussian` reached its tolerance; None of other fits."""
-        return None if self.convergence is None else bool(self.convergence.converged)
+        """Whether :func:`fit_gaussian` reached its tolerance; of :func:`fit_svi` False where the loss still fell.
+
+        None where it did not, which does not prove that the fit has found its optimum.
+        """
+        if self.convergence is None:
+            return False if self.late_fall > 0.0 else None
+        return bool(self.convergence.converged)
 
     def as_elbo(self) -> TemperedELBO:
         """The ELBO at the end, ``elbo``."""
@@ -191,7 +199,7 @@ def fit_svi(
             "step size: take a larger num_steps or another optimiser before comparing its ELBO.",
             stacklevel=2,
         )
-    return fit
+    return fit._replace(late_fall=fall)
 
 
 def finish(

@@ -266,7 +266,7 @@ def from_mixture(
     """
     check_fit(fit)
     ordered = relabel(fit, order)
-    no_elbo = TemperedELBO(*[math.nan] * 4)
+    no_elbo = TemperedELBO(math.nan, math.nan, math.nan, math.nan)
     tempered = _tempered_fit(rng_key, ordered, x, sample_weight, no_elbo)
     run = tempered.as_run(num_samples=num_samples)
     variational = {

@@ -2,13 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from numpyro_tempered.core.result import DataSummary, Fit, TemperedELBO, fit_attrs
+from numpyro_tempered.core.result import DataSummary, Fit, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.report.arviz import ArviZData, Dims, as_attr, assemble, dataset, versions, with_group
@@ -31,6 +31,7 @@ def compare(
     delta: float = 0.05,
     data: tuple[object, ...] = (),
     rng_key: Array | None = None,
+    unconverged: Collection[Name] = (),
     **options: Any,
 ) -> ArviZData:
     r"""Compare models of the same data by the penalised ELBO.
@@ -72,6 +73,7 @@ def compare(
         data: What the fits were fitted to, for those that do not hold it, as :func:`to_inference_data` takes it:
             ``(x,)`` or ``(x, y)``.
         rng_key: Key of the draws; needed where the selected fit has none.
+        unconverged: Names of fits that take part though they have not converged.
         **options: Further arguments of :func:`to_inference_data`, such as ``coords`` and ``dims``, which may
             name variables of any of the models.
 
@@ -81,9 +83,9 @@ def compare(
 
     Raises:
         TypeError: If ``fits`` is not a mapping, a value has no ELBO, or ``log_p0`` is a bare number.
-        ValueError: If there is no fit, an ELBO is not finite, data or alpha differ, or the
-            weights are not as above; if certificates are asked for and alpha is not one number in (0, 1), or the
-            number of data is not clear.
+        ValueError: If there is no fit, an ELBO is not finite, a fit has not converged or has an improper prior,
+            whose ELBO means nothing, data or alpha differ, or the weights are not as above; if certificates are
+            asked for and alpha is not one number in (0, 1), or the number of data is not clear.
 
     References:
         C19, Theorem 1 (the guarantee for alpha < 1).
@@ -108,7 +110,7 @@ def compare(
     if not fits:
         raise ValueError("compare needs at least one fit.")
     names = list(fits)
-    value, se, expected_log_lik, kl = np.array([_elbo(name, fit) for name, fit in fits.items()]).T
+    value, se, expected_log_lik, kl = np.array([_elbo(fits, name, unconverged) for name in names]).T
     summaries = {name: fit.summarise_data() for name, fit in fits.items()}
     alpha = _check_same_data(fits, summaries)
     # The data that each fit needs for its draws.
@@ -197,13 +199,14 @@ def _dims_of_selected(
     return {name: labels for name, labels in (dims or {}).items() if name in selected}
 
 
-def _elbo(name: Hashable, fit: Fit) -> TemperedELBO:
-    """The ELBO of a fit.
+def _elbo(fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]) -> tuple[float, ...]:
+    """The ELBO of a fit with its standard error and its two parts.
 
     Raises:
         TypeError: If it has none.
-        ValueError: If it is not finite.
+        ValueError: If it is not finite, or does not say what the model is worth.
     """
+    fit = fits[name]
     if not hasattr(fit, "as_elbo"):
         raise TypeError(
             f"fits[{name!r}] is a {type(fit).__name__}, not a result of fit_svi, fit_gaussian, mixtures.fit, "
@@ -212,7 +215,17 @@ def _elbo(name: Hashable, fit: Fit) -> TemperedELBO:
     elbo = fit.as_elbo()
     if not math.isfinite(elbo.value):
         raise ValueError(f"fits[{name!r}] has an ELBO of {elbo.value}, as of AutoDelta: take AutoNormal, say.")
-    return elbo
+    if elbo.improper:
+        raise ValueError(
+            f"fits[{name!r}] has improper priors, of {list(elbo.improper)}: its ELBO has an arbitrary constant, "
+            "and would win or lose by it. Give them proper priors."
+        )
+    if fit.converged is not None and not fit.converged and name not in unconverged:
+        raise ValueError(
+            f"fits[{name!r}] has not converged: its ELBO is below that of its model by an amount that nobody "
+            f"knows. Fit on, in more steps or from another start, or let it take part by unconverged=[{name!r}]."
+        )
+    return elbo[:4]
 
 
 def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSummary]) -> float | dict[str, float]:

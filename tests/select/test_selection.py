@@ -10,11 +10,14 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 from conftest import tiered
+from numpyro import handlers
+from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from oracles import gaussian_kl
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer.elbo import TemperedELBO
+from numpyro_tempered.handlers.likelihood import get_trace
+from numpyro_tempered.infer.elbo import TemperedELBO, improper_sites
 from numpyro_tempered.infer.svi import finish
 
 ALPHA, PRIOR_SD, NOISE_SD, NUM_DATA = 0.5, 2.0, 1.5, 24
@@ -280,3 +283,49 @@ def test_table_is_sorted_by_rank(comparison):
     # The order in which the models were given is another.
     assert list(table.index) != [1, 2, 3]
     assert np.all(np.diff(table["criterion"]) < 0)
+
+
+def location(y, prior):
+    theta = numpyro.sample("theta", prior)
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(jnp.sum(theta), 1.0), obs=y)
+
+
+PRIORS = {
+    "flat": dist.ImproperUniform(constraints.real, (), ()),
+    "masked": dist.Normal(0.0, 1.0).mask(False),
+    "one entry": dist.Normal(0.0, 1.0).expand([2]).mask(np.array([True, False])).to_event(1),
+    "proper": dist.Normal(0.0, 1.0).mask(np.array(True)),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_improper_priors_are_found(name):
+    values = {"theta": jnp.zeros(PRIORS[name].event_shape)}
+    trace = get_trace(handlers.substitute(location, values), (np.ones(6), PRIORS[name]), {})
+    assert improper_sites(trace) == (() if name == "proper" else ("theta",))
+
+
+def test_improper_priors_and_early_ends_are_refused(fits):
+    # By its arbitrary constant a flat prior would win.
+    flat = fits[2]._replace(elbo=fits[2].elbo._replace(improper=("theta",)))
+    with pytest.raises(ValueError, match=r"fits\['flat'\] has improper priors, of \['theta'\]"):
+        nt.compare({"flat": flat, "proper": fits[2]})
+    early = {"early": fits[2]._replace(late_fall=2.0)}
+    assert early["early"].converged is False
+    with pytest.raises(ValueError, match=r"fits\['early'\] has not converged: .* unconverged=\['early'\]"):
+        nt.compare(early)
+    comparison = nt.compare(early, unconverged=["early"], num_samples=50)
+    assert comparison.attrs["selected"] == "early"
+    assert int(comparison.attrs["converged"]) == 0
+
+
+@pytest.mark.full
+def test_fits_say_that_a_prior_is_flat_and_that_the_loss_still_fell():
+    y = np.full(6, 100.0, np.float32)
+    with pytest.warns(UserWarning, match="the loss still fell"):
+        fit = nt.fit_svi(
+            jax.random.key(0), location, AutoNormal, y, PRIORS["flat"], num_steps=300, num_particles=2
+        )
+    assert fit.elbo.improper == ("theta",)
+    assert fit.late_fall > 1.0
