@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
@@ -77,17 +78,18 @@ def get_structure(model: Callable[[], object]) -> Structure:
 
 
 def get_abstract_trace(
-    model: Callable[[], object], fill: Callable[[effects.Message, int], None]
+    model: Callable[[], object], fill: Callable[[effects.Message, int], None], *, any_branch: bool = False
 ) -> effects.Trace:
     """A trace of a model, hidden from the handlers around it, in which ``fill`` gives the latents their values.
 
     Args:
         model: NumPyro model with its arguments.
         fill: From the message of a sample site, and the number of the control flow that it is in, 0 for none.
+        any_branch: Whether the values of a ``cond`` do not depend on its predicate.
     """
     # Only shapes come out of this key.
     seeded = handlers.seed(model, jax.random.key(0))
-    with handlers.block(), handlers.trace() as trace, _fill_latents(fill):
+    with handlers.block(), handlers.trace() as trace, _fill_latents(fill, any_branch):
         seeded()
     return trace
 
@@ -95,8 +97,8 @@ def get_abstract_trace(
 class _fill_latents(Messenger):
     """Give each latent a value."""
 
-    def __init__(self, fill: Callable[[effects.Message, int], None]) -> None:
-        self.fill = fill
+    def __init__(self, fill: Callable[[effects.Message, int], None], any_branch: bool) -> None:
+        self.fill, self.any_branch = fill, any_branch
         self.count = 0
         super().__init__()
 
@@ -107,6 +109,8 @@ class _fill_latents(Messenger):
             forward = not is_backward and msg["kwargs"].get("history", 1) != 0
             body = functools.partial(_fill_body, fill=self.fill, number=self.count, is_forward=forward)
             effects.wrap_bodies(msg, body)
+            if self.any_branch and effects.is_cond(msg):
+                msg["args"] = (np.bool_(True), *msg["args"][1:])
         elif msg["type"] == "sample" and not msg.get("_control_flow_done"):
             effects.mark(msg)
             self.fill(msg, 0)

@@ -141,6 +141,11 @@ def wrap_bodies(msg: Message, handler: Callable[[Model], Model]) -> None:
     )
 
 
+def is_cond(msg: Message) -> bool:
+    """Whether the control flow of a message is a ``cond``."""
+    return msg["fn"] is cond_wrapper
+
+
 def is_reading() -> bool:
     """Whether powers are written and not applied."""
     return any(isinstance(handler, read_powers) for handler in STACK)

@@ -37,7 +37,9 @@ def check_observer(msg: Message, name: str) -> None:
         msg: Of the observed site, after the handlers outside.
         name: The site's name in the model.
     """
-    if not (is_fixed_by_gibbs(msg) or draws_discrete()):
+    # DCC and SDVI condition the latents that choose a branch of the model.
+    is_branch = (msg.get("infer") or {}).get("branching")
+    if not (is_branch or is_fixed_by_gibbs(msg) or draws_discrete()):
         raise ValueError(
             f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: write "
             "temper(condition(model, data), ...), or pass the data to the model. To fix a latent at a value "

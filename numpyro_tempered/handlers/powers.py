@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoGuideList, AutoLapl
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
+from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.typing import ArrayLike, Guide
 from numpyro_tempered.handlers import numpyro_private
 from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, is_unit, plates_of
@@ -48,6 +49,8 @@ def check_alpha(alpha: ArrayLike | Mapping[str, ArrayLike]) -> Powers:
 
 def _check_power(alpha: Any, name: str) -> Any:
     try:
+        if isinstance(alpha, list | tuple) or hasattr(alpha, "to_numpy"):
+            alpha = as_array(alpha, name)
         if isinstance(alpha, np.ndarray | jax.Array) and jnp.ndim(alpha):
             check_numbers(alpha, name, "[0, inf)")
             return alpha if is_traced(alpha) else np.asarray(alpha)

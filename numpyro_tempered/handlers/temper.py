@@ -42,7 +42,8 @@ class temper(effects.PickledByName, Messenger):
     Apply it outside of what makes data observed, ``temper(condition(model, data))``, since a handler sees
     only what happened inside it, and outside of :class:`marginalize`. Build guides on the tempered model,
     because several keep it. Give missing data a latent with their prior and observe the data that are there,
-    ``obs=x[there]``, so that the power is on these alone.
+    ``obs=x[there]``, so that the power is on these alone; that no observed value depends on a latent is
+    checked where ``temper`` is given the model, not where it is a context manager.
 
     Args:
         fn: Model to temper; None for a decorator or a context manager.
@@ -56,7 +57,7 @@ class temper(effects.PickledByName, Messenger):
         factors: What a ``numpyro.factor`` of the model is: part of the likelihood (True, the default), of
             the prior (False), or the names of those that are part of the likelihood.
         strict: Raise where a site is observed by a handler outside of this one, which leaves it untempered.
-            Gibbs kernels and ``Predictive(infer_discrete=True)`` fix latents in this way and may.
+            Gibbs kernels, ``Predictive(infer_discrete=True)``, DCC and SDVI fix latents in this way and may.
         local_plates: Names of the plates whose continuous latents are local, one for each datum. Their
             log-probabilities are multiplied by ``alpha`` too, in the model and, by :meth:`guide`, in the
             guide: the bound of alpha-variational Bayes (YPB) on the tempered marginal likelihood.

@@ -181,15 +181,14 @@ def improper_sites(trace: Trace) -> tuple[str, ...]:
 
 
 def _is_improper(fn: dist.Distribution) -> bool:
-    if isinstance(base_distribution(fn), dist.ImproperUniform):
-        return True
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent):
+    layers = dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent | dist.TransformedDistribution
+    while isinstance(fn, layers):
         mask = fn._mask if isinstance(fn, dist.MaskedDistribution) else True
         # One that is traced is not known.
         if not is_traced(mask) and not np.all(np.asarray(mask)):
             return True
         fn = fn.base_dist
-    return False
+    return isinstance(fn, dist.ImproperUniform)
 
 
 def gaussian_of_laplace(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
-from numpyro.primitives import Messenger
+from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.result import Run, refuse_data
@@ -176,9 +176,9 @@ def plate_dims(trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims) 
     named = {}
     for name, shape in shapes.items():
         site, labels = trace[name], {}
-        plates = site.get("cond_indep_stack", ())
+        plates = _plates_in(site, len(shape))
         # What belongs to the event of a deterministic site is not said: the plates come first, as in ArviZ.
-        depth = max((-plate.dim for plate in plates), default=0)
+        depth = max((-plate.dim for plate in site.get("cond_indep_stack", ())), default=0)
         batch = len(shape) - site["fn"].event_dim if site["type"] == "sample" else depth
         places = [(plate.name, plate.size, batch + plate.dim) for plate in plates]
         events = (site.get("infer") or {}).get("event_dims", ())
@@ -190,6 +190,23 @@ def plate_dims(trace: Trace, shapes: Mapping[str, tuple[int, ...]], dims: Dims) 
         if labels:
             named[name] = [labels.get(i, f"{variable_name(name)}_dim_{i}") for i in range(len(shape))]
     return named
+
+
+def _plates_in(site: Site, num_dims: int) -> list[CondIndepStackFrame]:
+    """The plates of a site that may name one of its dimensions.
+
+    Of a deterministic site none where control flow may have stacked it; and where it has fewer dimensions than
+    plates, as a sum over one, those that no other plate has the size of.
+    """
+    plates = list(site.get("cond_indep_stack", ()))
+    if site["type"] == "sample":
+        return plates
+    if site.get("_control_flow_done"):
+        return []
+    if num_dims >= max((-plate.dim for plate in plates), default=0):
+        return plates
+    sizes = [plate.size for plate in plates]
+    return [plate for plate in plates if sizes.count(plate.size) == 1]
 
 
 def variables_of(run: Run) -> set[str]:

@@ -163,7 +163,9 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     derived = [
         name
         for name, site in trace.items()
-        if site["type"] == "deterministic" and not (name in posterior or (parts and site["cond_indep_stack"]))
+        if site["type"] == "deterministic"
+        and not (name in posterior or (parts and site["cond_indep_stack"]))
+        and _has_entries(site["value"])
     ]
     if log_lik or (derived and not missing):
         log_probs, values = evaluate_draws(run, latents, log_lik, derived)
@@ -180,3 +182,8 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     of_latents = plate_dims(trace, {k: np.shape(v)[2:] for k, v in posterior.items()}, run.dims)
     of_data = plate_dims(trace, {k: np.shape(v) for k, v in others["observed_data"].items()}, run.dims)
     return run._replace(groups={**groups, **others}, attrs=attrs, dims={**of_latents, **of_data, **run.dims})
+
+
+def _has_entries(value: object) -> bool:
+    """Whether a deterministic value is numbers: ArviZ has no place for tuples, or arrays without entries."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic | float | int) and np.size(value) > 0

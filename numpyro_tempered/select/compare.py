@@ -218,7 +218,8 @@ def _elbo(fits: Mapping[Name, Fit], name: Name, unconverged: Collection[Name]) -
     if elbo.improper:
         raise ValueError(
             f"fits[{name!r}] has improper priors, of {list(elbo.improper)}: its ELBO has an arbitrary constant, "
-            "and would win or lose by it. Give them proper priors."
+            "and would win or lose by it. Give them proper priors, and of data that are partly missing observe "
+            "the entries that are there, obs=x[there], in the place of obs_mask."
         )
     if fit.converged is not None and not fit.converged and name not in unconverged:
         raise ValueError(

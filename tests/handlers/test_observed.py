@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from conftest import tiered
 from numpyro import handlers
-from numpyro.contrib.control_flow import scan
+from numpyro.contrib.control_flow import cond, scan
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
 from numpyro.primitives import mutable
 from scipy import stats
 from tempered_models import Y, density, normal, normal_density, trace_of, unobserved
@@ -384,3 +386,47 @@ def test_a_traced_alpha_in_a_subsampling_plate(x64):
     got = jax.jit(lambda alpha: density(handlers.seed(inside_plate, 0), {"theta": jnp.array(0.2)}, alpha))(0.3)
     want = stats.norm.logpdf(0.2) + 1.2 * stats.norm.logpdf(Y[:3], 0.2).sum()
     assert got == pytest.approx(want, rel=1e-12)
+
+
+def test_a_latent_that_chooses_a_branch_may_be_conditioned_outside():
+    # As DCC and SDVI do it.
+    def model(y):
+        branch = numpyro.sample("branch", dist.Bernoulli(0.5), infer={"branching": True})
+        numpyro.sample("y", dist.Normal(branch, 1.0).expand([3]).to_event(1), obs=y)
+
+    tempered = handlers.condition(nt.temper(model, alpha=0.5), {"branch": 1})
+    value = log_density(tempered, (jnp.zeros(3),), {}, {})[0]
+    np.testing.assert_allclose(value, np.log(0.5) + 0.5 * 3 * (-0.5 - 0.5 * np.log(2 * np.pi)), rtol=1e-6)
+
+
+def test_branches_chosen_by_a_latent_have_data_of_their_own():
+    def model(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+        def branch(loc):
+            def body(_):
+                numpyro.sample("y", dist.Normal(loc, 1.0).expand([3]).to_event(1), obs=y / 2)
+
+            return body
+
+        cond(z > 0, branch(1.0), branch(-1.0), None)
+
+    value = log_density(nt.temper(model, alpha=0.5), (jnp.full(3, 2.0),), {}, {"z": jnp.array(0.3)})[0]
+    log_normal = -0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(value, log_normal - 0.5 * 0.09 + 0.5 * 3 * log_normal, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, pd.Series])
+def test_powers_of_data_may_be_a_list(kind):
+    alpha = np.array([1.0, 0.0, 0.5])
+    values = [
+        log_density(nt.temper(location, alpha=each), (jnp.arange(3.0),), {}, {"mu": 0.2})[0]
+        for each in (kind(alpha), jnp.asarray(alpha))
+    ]
+    assert values[0] == values[1]
+
+
+def location(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 3):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)

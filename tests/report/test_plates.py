@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
@@ -204,3 +205,34 @@ def test_a_path_has_the_plates():
     path = nt.temper_path(KEY, schools, AutoNormal, SIGMA, Y, alphas=[0.5, 1.0], num_samples=4, num_steps=5)
     assert path["posterior"]["z"].dims == ("chain", "draw", "alpha", "school")
     assert path["observed_data"]["y"].dims == ("school",)
+
+
+def test_the_time_of_a_scan_is_no_plate():
+    def model(y):
+        def step(carry, y):
+            with numpyro.plate("group", 2):
+                z = numpyro.sample("z", dist.Normal(carry, 1.0))
+                numpyro.deterministic("twice", 2 * z)
+                numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+            return z, None
+
+        scan(step, jnp.zeros(2), y)
+
+    # As many steps as the plate is large.
+    data = nt.to_inference_data({"z": jnp.zeros((1, 2, 2))}, model, jnp.zeros((2, 2)), log_lik=False)
+    assert data["posterior"]["z"].dims[2:] == ("z_dim_0", "group")
+    assert data["posterior"]["twice"].dims[2:] == ("twice_dim_0", "twice_dim_1")
+
+
+def test_a_reduction_over_one_of_two_equal_plates_has_no_name():
+    def model(y):
+        with numpyro.plate("a", 2, dim=-2), numpyro.plate("b", 2, dim=-1):
+            v = numpyro.sample("v", dist.Normal(0.0, 1.0))
+            numpyro.deterministic("mean", v.mean(0))
+            numpyro.deterministic("nothing", jnp.zeros(0))
+            numpyro.deterministic("pair", (v, v))
+            numpyro.sample("y", dist.Normal(v, 1.0), obs=y)
+
+    data = nt.to_inference_data({"v": jnp.zeros((1, 2, 2))}, model, jnp.zeros((2, 2)), log_lik=False)
+    assert data["posterior"]["mean"].dims[2:] == ("mean_dim_0",)
+    assert set(data["posterior"].data_vars) == {"v", "mean"}

@@ -294,6 +294,9 @@ def location(y, prior):
 PRIORS = {
     "flat": dist.ImproperUniform(constraints.real, (), ()),
     "masked": dist.Normal(0.0, 1.0).mask(False),
+    "of the logarithm": dist.TransformedDistribution(
+        dist.ImproperUniform(constraints.real, (), ()), dist.transforms.ExpTransform()
+    ),
     "one entry": dist.Normal(0.0, 1.0).expand([2]).mask(np.array([True, False])).to_event(1),
     "proper": dist.Normal(0.0, 1.0).mask(np.array(True)),
 }
