@@ -24,8 +24,8 @@ from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution
-from numpyro_tempered.handlers.numpyro_private import Unpacks
+from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution, layers
+from numpyro_tempered.handlers.numpyro_private import Unpacks, mask_of
 from numpyro_tempered.infer.guides.online import check_guide
 
 R = TypeVar("R")
@@ -181,14 +181,11 @@ def improper_sites(trace: Trace) -> tuple[str, ...]:
 
 
 def _is_improper(fn: dist.Distribution) -> bool:
-    layers = dist.MaskedDistribution | dist.ExpandedDistribution | dist.Independent | dist.TransformedDistribution
-    while isinstance(fn, layers):
-        mask = fn._mask if isinstance(fn, dist.MaskedDistribution) else True
-        # One that is traced is not known.
-        if not is_traced(mask) and not np.all(np.asarray(mask)):
-            return True
-        fn = fn.base_dist
-    return isinstance(fn, dist.ImproperUniform)
+    parts = layers(fn, "base_dist")
+    masks = [mask_of(part) for part in parts if isinstance(part, dist.MaskedDistribution)]
+    # A mask that is traced is not known.
+    is_off = any(not is_traced(mask) and not np.all(np.asarray(mask)) for mask in masks)
+    return is_off or isinstance(parts[-1], dist.ImproperUniform)
 
 
 def gaussian_of_laplace(

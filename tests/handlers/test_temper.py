@@ -111,7 +111,20 @@ def test_methods_partials_and_callables_are_models(x64):
 
 @pytest.mark.parametrize(
     "alpha",
-    [-1.0, -1e-9, np.nan, np.inf, "a", None, np.array([0.5, -1.0]), jnp.full((1, 1), jnp.nan), 1j, [0.5], {}],
+    [
+        -1.0,
+        -1e-9,
+        np.nan,
+        np.inf,
+        "a",
+        None,
+        np.array([0.5, -1.0]),
+        jnp.full((1, 1), jnp.nan),
+        1j,
+        ["a"],
+        [-0.5],
+        {},
+    ],
     ids=repr,
 )
 def test_alpha_must_be_finite_real_numbers_at_least_zero(alpha):
