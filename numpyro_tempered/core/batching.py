@@ -6,7 +6,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.programs import compile_once
 
 # A pytree of rows, and of their values.
 Rows = TypeVar("Rows")
@@ -44,23 +44,5 @@ def map_batches(function: Callable[[Rows], Values], rows: Rows, batch_size: int)
 
 
 def compiled_map(function: Callable[[Rows], Values], rows: Rows, batch_size: int) -> Values:
-    """:func:`map_batches` as one program, outside of transformations.
-
-    Arrays in the closure of the function, such as the data of a model, are operands of the program: compilation
-    ignores their values, and a compilation cache serves other data of the same shapes.
-    """
-    program, operands, shapes = operand_program(function, rows, batch_size)
-    return jax.tree.unflatten(jax.tree.structure(shapes), program(*operands))
-
-
-def operand_program(
-    function: Callable[[Rows], Values], rows: Rows, batch_size: int
-) -> tuple[jax.stages.Wrapped, tuple[list[Array], list[Array]], Values]:
-    """The program, its arguments, and the shapes of the values."""
-    closed, shapes = jax.make_jaxpr(lambda rows: map_batches(function, rows, batch_size), return_shape=True)(rows)
-
-    @jax.jit
-    def mapped_rows(consts: list[Array], leaves: list[Array]) -> list[Array]:
-        return jax.core.eval_jaxpr(closed.jaxpr, consts, *leaves)
-
-    return mapped_rows, (closed.consts, jax.tree.leaves(rows)), shapes
+    """:func:`map_batches` as one program, outside of transformations: see :func:`compile_once`."""
+    return compile_once(lambda rows: map_batches(function, rows, batch_size), rows)(rows)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_tempered.core.batching import compiled_map, map_batches, operand_program
+from numpyro_tempered.core.batching import map_batches
 
 ROWS = {"a": np.arange(22.0).reshape(11, 2), "b": np.arange(11)}
 
@@ -47,19 +47,3 @@ def test_the_function_is_traced_for_one_size_of_batch():
 def test_rows_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"one common leading axis, got axes of \[3, 4\]"):
         map_batches(lambda row: row, {"a": np.ones(3), "b": np.ones(4)}, 2)
-
-
-def test_what_a_function_closes_over_is_an_operand():
-    texts = []
-    for seed in (0, 1):
-        data = jnp.asarray(np.random.default_rng(seed).normal(size=50).astype(np.float32))
-
-        def summed(row, data=data):
-            return {"sum": jnp.sum(row * data)}
-
-        rows = np.arange(5, dtype=np.float32)
-        found = compiled_map(summed, rows, 2)
-        np.testing.assert_allclose(found["sum"], rows * np.sum(data), rtol=1e-5, atol=1e-5)
-        program, operands, _ = operand_program(summed, rows, 2)
-        texts.append(program.lower(*operands).as_text())
-    assert texts[0] == texts[1]

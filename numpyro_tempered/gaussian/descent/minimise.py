@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.result import Run, check_run_arguments
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian.descent import base
@@ -178,9 +179,12 @@ def minimise(
         raise ValueError("this objective draws: pass rng_key.")
 
     spec = _Spec(objective.evaluate, method, max_evaluations, objective.exact)
-    # A loop that nobody shares is forgotten with its function, which holds a model.
-    loop = partial(_shared_loop, spec) if objective.shared else jax.jit(partial(_loop, spec))
-    result: Result = loop(q, objective.data, objective.precision, jnp.asarray(tolerance, q.loc.dtype), rng_key)
+    operands = q, objective.data, objective.precision, jnp.asarray(tolerance, q.loc.dtype), rng_key
+    if objective.shared or any(is_traced(leaf) for leaf in jax.tree.leaves(operands)):
+        result: Result = _shared_loop(spec, *operands) if objective.shared else _loop(spec, *operands)
+    else:
+        # The function holds a model, whose program alone is kept.
+        result = compile_once(partial(_loop, spec), *operands)(*operands)
     if not is_traced(result.status):
         if not bool(jnp.isfinite(result.elbo)):
             raise ValueError(
