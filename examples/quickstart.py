@@ -55,7 +55,7 @@ def load_data():
     return x, data.target.astype(np.int32), ["intercept", *data.feature_names]
 
 
-def temper_a_model(x, y, names, num_draws, num_steps):
+def temper_a_model(x, y, names, num_draws):
     """(a) One decorated model, the tempered posterior by NUTS and by SVI, beside plain Bayes."""
     columns = [names.index(f"worst {name}") for name in ("radius", "texture", "smoothness", "concavity")]
     x, names = x[:, [0, *columns]], [names[j] for j in (0, *columns)]
@@ -73,7 +73,7 @@ def temper_a_model(x, y, names, num_draws, num_steps):
         mcmc.run(jax.random.key(SEED), x, y)
         return nt.to_inference_data(mcmc, **labels)
 
-    fit = nt.fit_svi(jax.random.key(SEED), logistic, AutoNormal, x, y, alpha=ALPHA, num_steps=num_steps)
+    fit = nt.fit_svi(jax.random.key(SEED), logistic, AutoNormal, x, y, alpha=ALPHA)
     results = {
         f"NUTS, alpha = {ALPHA}": run_nuts(tempered_logistic),
         f"SVI, alpha = {ALPHA}": nt.to_inference_data(fit, num_samples=num_draws, **labels),
@@ -144,7 +144,7 @@ def best_in_hindsight(x, y):
     return solution.fun
 
 
-def choose_a_model(x, y, names, num_steps, small):
+def choose_a_model(x, y, names, small):
     """(c) Which measurements? Feature subsets compared by the penalised ELBO."""
     groups = {
         "mean": [j for j, name in enumerate(names) if name.startswith("mean")],
@@ -154,9 +154,7 @@ def choose_a_model(x, y, names, num_steps, small):
     if not small:
         groups |= {"mean + worst": groups["mean"] + groups["worst"], "all": list(range(1, len(names)))}
     fits = {
-        name: nt.fit_svi(
-            jax.random.key(SEED), logistic, AutoNormal, x[:, [0, *columns]], y, alpha=ALPHA, num_steps=num_steps
-        )
+        name: nt.fit_svi(jax.random.key(SEED), logistic, AutoNormal, x[:, [0, *columns]], y, alpha=ALPHA)
         for name, columns in groups.items()
     }
     data = nt.compare(fits)
@@ -170,16 +168,16 @@ def choose_a_model(x, y, names, num_steps, small):
 def main():
     """Run the three parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="fewer draws, steps and models")
+    parser.add_argument("--small", action="store_true", help="fewer draws and models")
     parser.add_argument("--output", type=Path, default=Path("quickstart_output"), help="folder for the figures")
     options = parser.parse_args()
     begin = time.perf_counter()
     x, y, names = load_data()
-    num_draws, num_steps = (200, 500) if options.small else (1000, 3000)
+    num_draws = 200 if options.small else 1000
     figures = {
-        "tempered_posterior": lambda: temper_a_model(x, y, names, num_draws, num_steps),
+        "tempered_posterior": lambda: temper_a_model(x, y, names, num_draws),
         "regret": lambda: learn_a_stream(x, y),
-        "model_comparison": lambda: choose_a_model(x, y, names, num_steps, options.small),
+        "model_comparison": lambda: choose_a_model(x, y, names, options.small),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     for name, part in figures.items():
@@ -189,7 +187,7 @@ def main():
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered"))
     (options.output / "quickstart.txt").write_text(
         f"device: {jax.devices()[0].device_kind}\nversions: Python {platform.python_version()}, {versions}\n"
-        f"sizes: {len(y)} patients, {num_draws} draws, {num_steps} steps, seed {SEED}\n"
+        f"sizes: {len(y)} patients, {num_draws} draws, seed {SEED}\n"
         "command: python examples/quickstart.py --output docs/results\n"
     )
     print(f"\nFigures are in {options.output.resolve()} ({time.perf_counter() - begin:.0f} s)")

@@ -12,6 +12,7 @@ from numpyro_tempered.infer.gaussian import fit_gaussian
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.round_gates import round_and_refit
+from numpyro_tempered.infer.settle import Convergence, ConvergenceWarning
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.report.table import table
@@ -26,6 +27,8 @@ from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 
 __all__ = [
+    "Convergence",
+    "ConvergenceWarning",
     "DataSummary",
     "ExpectedNLL",
     "OnlineVI",

@@ -42,6 +42,11 @@ def unpacker(guide: Unpacks) -> Callable[[Array], dict[str, Array]]:
     return guide._unpack_latent
 
 
+def initial_latent(guide: AutoContinuous) -> Array:
+    """The flat vector at which a guide that is set up starts."""
+    return guide._init_latent
+
+
 def unpack_and_constrain(guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """The latents in draws of a guide's flat vector, on the scale of the model."""
     return guide._unpack_and_constrain(flat, params)

@@ -13,6 +13,7 @@ from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.model_arguments import join, separate
+from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
 from numpyro_tempered.gaussian.descent.objective import GaussianTerm, add, derivatives_of, of_evaluation
@@ -164,7 +165,8 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
 
     # Off the kinks that a loss may have at whole numbers.
     grid = jnp.asarray(np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013)
-    curvatures = jax.jit(lambda g: jax.lax.map(curvature, g))(grid.astype(u.dtype))
+    grid = grid.astype(u.dtype)
+    curvatures = compile_once(lambda points: jax.lax.map(curvature, points), grid)(grid)
     curvatures = jnp.where(jnp.isfinite(curvatures), curvatures, 0.0)
     return bool(
         jnp.all(curvatures >= -1e-5 * jnp.maximum(jnp.max(jnp.abs(curvatures), axis=0, keepdims=True), 1.0))

@@ -14,6 +14,7 @@ from numpyro.distributions.constraints import Constraint
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.model_arguments import ArgumentStructure, join, separate
+from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
@@ -82,12 +83,11 @@ def check_rows_apart(model: ModelLoss, theta: Array, args: tuple, kwargs: dict) 
         return
     arrays, structure = separate(args, kwargs)
 
-    @jax.jit
     def coupled(theta: Array, arrays: tuple[Array, ...]) -> Array:
         args, kwargs = join(arrays, structure)
         return _depend_on_others(lambda u: losses_at(u, theta, args, kwargs)[0], predict(theta, args, kwargs))
 
-    if bool(coupled(theta, arrays)):
+    if bool(compile_once(coupled, theta, arrays)(theta, arrays)):
         raise ValueError(
             "the likelihood of one datum depends on the predictor of another, and a quadrature takes them one "
             "by one. Use monte_carlo()."

@@ -16,7 +16,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, convert, 
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.gaussian import read_normals
+from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.online_state import OnlineVIState

@@ -1,20 +1,17 @@
 """Batch tempered variational inference by NumPyro's SVI."""
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
-from numpyro.optim import Adam
 
 from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.result import (
     DataSummary,
     Run,
@@ -23,22 +20,25 @@ from numpyro_tempered.core.result import (
     refuse_data,
     summarise_observed,
 )
-from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
+from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call
+from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
+from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
+from numpyro_tempered.infer.settle import Convergence, settle, warn_unless_settled
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 
 # None, an optimiser of NumPyro's or optax's gradient transformation, a pair of functions.
 Optim: TypeAlias = NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | None
 
-# Share of the steps that the default optimiser takes at its full step size.
-CONSTANT = 0.6
+# The most steps of the default optimiser, and the steps of another.
+NUM_STEPS, NUM_STEPS_GIVEN = 20_000, 3000
 
 
 class TemperedFit(NamedTuple):
@@ -49,39 +49,34 @@ class TemperedFit(NamedTuple):
         guide: The fitted guide, built on ``model``.
         params: Its parameters.
         alpha: Power on the likelihood; by site where sites differ.
-        losses: Negative ELBO at every step, shape ``(num_steps,)``; for ``AutoSpikeAndSlab`` the negative
-            relaxed objective, which is no bound.
+        losses: Negative ELBO at every step, NaN where its gradient was not finite; for ``AutoSpikeAndSlab``
+            the negative relaxed objective, which is no bound.
         elbo: The ELBO at the end, with its standard error and its two parts.
         observed: Observed values by site.
         args: The model's positional arguments.
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards.
-        convergence: The run of :func:`fit_gaussian` and how near it came to the optimum; None of other fits.
-        late_fall: By how many nats the loss of :func:`fit_svi` still fell over the last tenth of its steps at
-            full step size; 0 where that may be noise.
+        convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
+            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`; None of other fits.
     """
 
     model: Model
     guide: Guide
     params: dict[str, Array]
     alpha: float | dict[str, float]
-    losses: Array
+    losses: Numbers
     elbo: TemperedELBO
     observed: dict[str, Array]
     args: tuple
     kwargs: dict[str, object]
     rng_key: Array
-    convergence: Result | None = None
-    late_fall: float = 0.0
+    convergence: Convergence | Result | None = None
 
     @property
     def converged(self) -> bool | None:
-        """Whether :func:`fit_gaussian` reached its tolerance; of :func:`fit_svi` False where the loss still fell.
-
-        None where it did not, which does not prove that the fit has found its optimum.
-        """
-        if self.convergence is None:
-            return False if self.late_fall > 0.0 else None
+        """Whether the fit reached its tolerance; None where nothing shows it, see :class:`Convergence`."""
+        if self.convergence is None or self.convergence.converged is None:
+            return None
         return bool(self.convergence.converged)
 
     def as_elbo(self) -> TemperedELBO:
@@ -103,7 +98,13 @@ class TemperedFit(NamedTuple):
         refuse_data(self, data, kwargs)
         key = self.rng_key if rng_key is None else rng_key
         attrs = {"algorithm": "svi", "guide": name_of(self.guide), **fit_attrs(self)}
-        if self.convergence is not None:
+        if isinstance(self.convergence, Convergence):
+            attrs |= {
+                name: float(value)
+                for name, value in self.convergence._asdict().items()
+                if name in ("gap", "num_steps", "rejected")
+            }
+        if isinstance(self.convergence, Result):
             attrs |= {
                 "algorithm": "gaussian_vi",
                 "stationarity": float(self.convergence.stationarity),
@@ -128,16 +129,24 @@ def fit_svi(
     *args: object,
     alpha: float | Mapping[str, float] = 1.0,
     local_plates: Collection[str] = (),
-    num_steps: int = 3000,
+    num_steps: int | None = None,
     optim: Optim = None,
     loss: ELBO | None = None,
+    tolerance: float = 0.05,
+    num_restarts: int = 1,
     num_particles: int = 1000,
     progress_bar: bool = False,
     **kwargs: object,
 ) -> TemperedFit:
-    r"""Fit a guide to a tempered model, and evaluate its ELBO with every constant.
+    r"""Fit a guide to a tempered model until its ELBO has settled, and evaluate that with every constant.
 
-    Maximises :math:`\alpha E_q[\log L] - \mathrm{KL}(q, \pi)` by stochastic gradients.
+    Maximises :math:`\alpha E_q[\log L] - \mathrm{KL}(q, \pi)` by stochastic gradients. An ``AutoNormal``,
+    ``AutoDiagonalNormal`` or ``AutoMultivariateNormal`` of at most 500 latents starts at the mode of the tempered
+    posterior that Newton's method finds from the guide's ``init_loc_fn``, in coordinates scaled by the curvature
+    there: raw units are no harder than standardised ones. Where the density has no mode, as in centred
+    hierarchies, and for other guides, the start is the guide's own. From there Adam takes steps of one size until
+    the loss falls no more, then halves the size, and the averages of its iterates are compared until the ELBO is
+    within ``tolerance`` of its optimum, by estimate.
 
     Args:
         rng_key: Key of the fit.
@@ -148,26 +157,32 @@ def fit_svi(
         alpha: Power on the likelihood, at least 0, or powers by site; see :class:`temper`.
         local_plates: Names of the plates whose continuous latents are local, scaled in model and guide. The
             ``kl`` of the ELBO then counts theirs times ``alpha``.
-        num_steps: Steps of the optimiser.
-        optim: NumPyro or optax optimiser; by default Adam, with step size 0.05 for three fifths of the steps
-            and falling to 0.0005 over the rest.
-        loss: ELBO of NumPyro to optimise; ``Trace_ELBO()`` by default, ``TraceMeanField_ELBO()`` for
-            ``AutoSpikeAndSlab``.
+        num_steps: The most steps, 20,000 by default: a fit ends where it has converged. An ``optim`` takes all of
+            its own, 3,000 by default.
+        optim: NumPyro or optax optimiser, for a start and steps of your own: those of SVI, with no more evidence
+            than whether the loss still fell. ``AutoSpikeAndSlab``, and guides and models that keep a state, take
+            Adam with step size 0.05 for three fifths of the steps and falling to 0.0005 over the rest.
+        loss: ELBO of NumPyro to optimise; by default that of ``Trace_ELBO`` by antithetic pairs of draws,
+            ``TraceMeanField_ELBO()`` for ``AutoSpikeAndSlab``.
+        tolerance: In nats, on the estimated distance of the ELBO from its optimum.
+        num_restarts: Fits from different starts, of which the best is returned: for models with several optima,
+            which ``convergence.optima`` lists.
         num_particles: Draws for the ELBO reported at the end.
         progress_bar: Show NumPyro's progress bar.
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        A :class:`TemperedFit`. Where the loss still falls at the end, a warning says so, because such an
-        ELBO says little about its model.
+        A :class:`TemperedFit`, with its :class:`Convergence`. A fit that has not converged warns, by a
+        :class:`ConvergenceWarning`: its ELBO says little about its model, and :func:`compare` refuses it.
 
     Raises:
         ValueError: If ``alpha`` is out of range, the model observes nothing, the guide is built on another
-            model than the tempered one while ``alpha`` is not 1, or the fit ends in NaN.
+            model than the tempered one while ``alpha`` is not 1, an option is out of range, or no gradient is
+            finite.
         TypeError: If the factory does not return a guide.
 
     References:
-        AR; YPB.
+        AR; YPB. Dhaka20 and Welandawe22 for the stopping rule.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -187,19 +202,59 @@ def fit_svi(
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)
     check_count(num_particles, "num_particles", 2)
-    optimiser = default_optim(num_steps) if optim is None else optim
-    svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
-    result = svi.run(fit_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
-    keys, params, losses = (elbo_key, later_key), result.params, result.losses
-    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
-    full_size = full_size_steps(np.asarray(losses), optim)
-    if fall := late_fall(full_size):
-        warnings.warn(
-            f"the loss still fell by {fall:.2g} nats over the last tenth of its {len(full_size)} steps at full "
-            "step size: take a larger num_steps or another optimiser before comparing its ELBO.",
-            stacklevel=2,
+    check_number(tolerance, "tolerance", "(0, inf)")
+    _check_steps(guide, optim, num_steps, num_restarts)
+    _check_data(likelihood.get_trace(handlers.seed(tempered, later_key), args, kwargs))
+    fitted = None
+    if optim is None and not isinstance(instance, AutoSpikeAndSlab):
+        guides = iter([instance])
+        fitted = settle(
+            fit_key,
+            tempered,
+            lambda: next(guides, None) or build_guide(guide, model, tempered, alpha),
+            args,
+            kwargs,
+            loss=loss,
+            num_steps=NUM_STEPS if num_steps is None else num_steps,
+            num_restarts=num_restarts,
+            tolerance=tolerance,
+            progress_bar=progress_bar,
         )
-    return fit._replace(late_fall=fall)
+    if fitted is None:
+        steps = NUM_STEPS_GIVEN if num_steps is None else num_steps
+        optimiser = default_optim(steps) if optim is None else optim
+        svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
+        result = svi.run(fit_key, steps, *args, progress_bar=progress_bar, **kwargs)
+        fitted = instance, result.params, result.losses, judge_losses(np.asarray(result.losses), optim)
+    instance, params, losses, evidence = fitted
+    keys = (elbo_key, later_key)
+    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    warn_unless_settled(evidence, tolerance, stacklevel=2)
+    return fit._replace(convergence=evidence)
+
+
+def _check_steps(guide: object, optim: Optim, num_steps: int | None, num_restarts: int) -> None:
+    """Refuse numbers of steps and restarts that are none, and restarts that could not start elsewhere."""
+    if num_steps is not None:
+        check_count(num_steps, "num_steps", 1)
+    if check_count(num_restarts, "num_restarts", 1) == 1:
+        return
+    if optim is not None:
+        raise ValueError("num_restarts needs the default optimiser: leave optim out, or call fit_svi once a key.")
+    if isinstance(guide, AutoGuide):
+        raise ValueError(
+            f"num_restarts needs a new guide for each start, and this {type(guide).__name__} is built already: "
+            "pass its class, or a callable from model to guide."
+        )
+
+
+def _check_data(trace: Trace) -> None:
+    """Refuse a model that observes nothing, or a value that broadcasts against its distribution."""
+    sites = likelihood.likelihood_sites(trace)
+    if not sites:
+        raise ValueError("the model has no observed site: pass the data that it conditions on.")
+    for site in sites.values():
+        likelihood.log_prob_of_each(site)
 
 
 def finish(
@@ -207,7 +262,7 @@ def finish(
     tempered: temper,
     guide: Guide,
     params: Params,
-    losses: Array,
+    losses: Numbers,
     args: tuple,
     *,
     kwargs: dict,
@@ -228,44 +283,12 @@ def finish(
         )
     draw = trace_guide(elbo_key, guide, params, args, kwargs)
     trace = trace_model(elbo_key, tempered, draw, params, args, kwargs)
-    if not likelihood.likelihood_sites(trace):
-        raise ValueError("the model has no observed site: pass the data that it conditions on.")
-    for site in likelihood.likelihood_sites(trace).values():
-        likelihood.log_prob_of_each(site)
+    _check_data(trace)
     alpha, observed = likelihood.common_alpha(trace), likelihood.observed_values(trace)
     gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
     gaussian = tempered.guide(gaussian)
     elbo = evaluate_elbo(elbo_key, tempered, gaussian, evaluated, args, kwargs, num_particles=num_particles)
     return TemperedFit(tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key)
-
-
-def default_optim(num_steps: int | Array) -> Adam:
-    """Adam with a constant step size that finds the optimum, and a falling one that settles in it."""
-
-    def step_size(step: Array) -> Array:
-        falling = jnp.maximum(step / num_steps - CONSTANT, 0.0) / (1.0 - CONSTANT)
-        return 0.05 * 0.01**falling
-
-    return Adam(step_size)
-
-
-def full_size_steps(losses: np.ndarray, optim: object) -> np.ndarray:
-    """The losses at the full step size; ``optim`` is None for the default optimiser.
-
-    The default step size falls to nothing, which stops any descent: convergence is judged before.
-    """
-    return losses[: int(CONSTANT * len(losses)) if optim is None else None].astype(np.float64)
-
-
-def late_fall(losses: np.ndarray) -> float:
-    """By how many nats the last tenth of the losses lies below the tenth before it; 0 where it may be noise."""
-    tenth = len(losses) // 10
-    if tenth < 2:
-        return 0.0
-    before, after = losses[-2 * tenth : -tenth], losses[-tenth:]
-    fall = before.mean() - after.mean()
-    noise = np.sqrt((before.var(ddof=1) + after.var(ddof=1)) / tenth)
-    return float(fall) if fall > 5.0 * noise and fall > 0.5 else 0.0
 
 
 def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:

@@ -22,6 +22,7 @@ from provenance import describe
 from sklearn.datasets import load_breast_cancer
 
 import numpyro_tempered as nt
+from numpyro_tempered.infer.fixed_steps import default_optim
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 ALPHAS = np.geomspace(1 / 64, 1.0, 10)
@@ -40,7 +41,7 @@ def model(x, y=None):
 
 
 def one_fit(key, x, y, steps):
-    return nt.fit_svi(key, model, AutoNormal, x, y, alpha=0.5, num_steps=steps).params
+    return nt.fit_svi(key, model, AutoNormal, x, y, alpha=0.5, num_steps=steps, optim=default_optim(steps)).params
 
 
 def ten_alphas(key, x, y, steps):

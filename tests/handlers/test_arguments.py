@@ -190,7 +190,15 @@ def test_a_wrapper_takes_what_it_likes():
 @pytest.mark.full
 def test_a_fit_of_lists_is_that_of_arrays():
     fits = [
-        nt.fit_svi(jax.random.key(0), normal, AutoNormal, y, num_steps=20, num_particles=2)
+        nt.fit_svi(
+            jax.random.key(0),
+            normal,
+            AutoNormal,
+            y,
+            num_steps=20,
+            num_particles=2,
+            optim=numpyro.optim.Adam(0.05),
+        )
         for y in (Y.tolist(), pd.Series(Y), Y)
     ]
     for fit in fits:

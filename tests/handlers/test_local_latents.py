@@ -464,7 +464,13 @@ def test_flat_guides_are_refused(name, computed):
 
 @pytest.mark.full
 def test_fit_svi_refuses_flat_guides():
-    options = {"alpha": ALPHA, "local_plates": ["n"], "num_steps": 1, "num_particles": 2}
+    options = {
+        "alpha": ALPHA,
+        "local_plates": ["n"],
+        "num_steps": 1,
+        "num_particles": 2,
+        "optim": numpyro.optim.Adam(0.05),
+    }
     with pytest.raises(ValueError, match=r"one flat vector cannot"):
         nt.fit_svi(KEY, model, autoguide.AutoMultivariateNormal, jnp.asarray(X), **options)
 
@@ -671,6 +677,7 @@ def test_a_point_for_each_datum_is_an_infinite_kl():
         alpha=ALPHA,
         local_plates=["n"],
         num_steps=2,
+        optim=numpyro.optim.Adam(0.05),
         num_particles=2,
     )
     assert fit.elbo.value == -np.inf

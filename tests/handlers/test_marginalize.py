@@ -1567,7 +1567,14 @@ def hmm_of(y=None):
 @pytest.fixture(scope="module")
 def fit():
     return nt.fit_svi(
-        KEY, nt.marginalize(mixture), AutoNormal, jnp.asarray(X), alpha=ALPHA, num_steps=50, num_particles=50
+        KEY,
+        nt.marginalize(mixture),
+        AutoNormal,
+        jnp.asarray(X),
+        alpha=ALPHA,
+        num_steps=50,
+        num_particles=50,
+        optim=numpyro.optim.Adam(0.05),
     )
 
 
@@ -1629,6 +1636,7 @@ def test_marginalised_fits_are_compared(fit):
         jnp.asarray(X),
         alpha=ALPHA,
         num_steps=50,
+        optim=numpyro.optim.Adam(0.05),
         num_particles=50,
     )
     table = group(nt.compare({"ours": fit, "theirs": same}), "model_comparison")

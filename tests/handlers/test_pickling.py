@@ -11,6 +11,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.optim import Adam
 from tempered_models import Y, density, normal, normal_density, trace_of
 
 import numpyro_tempered as nt
@@ -135,7 +136,9 @@ def test_mcmc_travels(model):
     ids=["decorator", "plain", "function"],
 )
 def test_a_fit_travels(model, key):
-    fit = nt.fit_svi(key, model, AutoNormal, jnp.asarray(Y), alpha=0.5, num_steps=10, num_particles=2)
+    fit = nt.fit_svi(
+        key, model, AutoNormal, jnp.asarray(Y), alpha=0.5, num_steps=10, num_particles=2, optim=Adam(0.05)
+    )
     got = pickle.loads(pickle.dumps(fit))
     assert got.alpha == pytest.approx(0.5 if model is plain else 0.15)
     np.testing.assert_array_equal(got.losses, fit.losses)

@@ -541,7 +541,9 @@ def test_a_stream_starts_at_the_gaussian_of_a_fit(guide, x64):
 def test_a_fit_and_a_stream_equal_one_stream(guide, x64):
     x, y = one_hot_stream()
     params = params_of(guide, exact_posterior(y[:4], 0.5, COLUMNS[:4]))
-    fit = nt.fit_svi(KEY, linear, guide, x[:4], y[:4], alpha=0.5, num_steps=1, num_particles=2)
+    fit = nt.fit_svi(
+        KEY, linear, guide, x[:4], y[:4], alpha=0.5, num_steps=1, num_particles=2, optim=numpyro.optim.Adam(0.05)
+    )
     assert set(params) == set(fit.params)
     fit = fit._replace(params=jax.tree.map(jnp.asarray, params))
     vi = shared(HALF)
@@ -998,7 +1000,7 @@ def test_prior_terms_are_refused(x64):
 
 @pytest.mark.full
 def test_prior_terms_are_no_obstacle_to_a_fit():
-    fit = nt.fit_svi(KEY, ridge, AutoNormal, 0.5, num_steps=1, num_particles=2)
+    fit = nt.fit_svi(KEY, ridge, AutoNormal, 0.5, num_steps=1, num_particles=2, optim=numpyro.optim.Adam(0.05))
     assert fit.alpha == 1.0
 
 

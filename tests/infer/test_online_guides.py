@@ -394,7 +394,7 @@ def test_a_state_is_a_prior_in_every_family(x64, first, second):
 @pytest.mark.parametrize("second", ["full", pytest.param("diagonal", marks=pytest.mark.slow)])
 def test_a_fit_is_a_prior_with_its_covariance(x64, second):
     x, y = data(20)
-    fit = nt.fit_svi(KEY, linear, AutoMultivariateNormal, x, y, num_steps=100)
+    fit = nt.fit_svi(KEY, linear, AutoMultivariateNormal, x, y, num_steps=100, optim=numpyro.optim.Adam(0.05))
     online = nt.OnlineVI(linear, GUIDES[second](linear), nt.online.ngvi(), ETA)
     state = online.init(KEY, x[:1], y[:1], prior=fit)
     q = fit.guide.get_posterior(fit.params)
@@ -407,7 +407,7 @@ def test_a_fit_is_a_prior_with_its_covariance(x64, second):
         else state.posterior.factor @ state.posterior.factor.T
     )
     np.testing.assert_allclose(found, np.diag(covariance) if second == "diagonal" else covariance, rtol=1e-7)
-    normal = nt.fit_svi(KEY, linear, AutoNormal, x, y, num_steps=50)
+    normal = nt.fit_svi(KEY, linear, AutoNormal, x, y, num_steps=50, optim=numpyro.optim.Adam(0.05))
     state = online.init(KEY, x[:1], y[:1], prior=normal)
     np.testing.assert_allclose(online.guide._unpack_latent(state.posterior.loc)["a"], normal.params["a_auto_loc"])
 

@@ -285,7 +285,9 @@ def sparse_guide(temperature, model=linear):
 REFUSED = {
     "NUTS": lambda x, y: MCMC(NUTS(linear), num_warmup=1, num_samples=1).run(jax.random.key(0), x, y),
     **{
-        guide.__name__: lambda x, y, guide=guide: nt.fit_svi(jax.random.key(0), linear, guide, x, y, num_steps=1)
+        guide.__name__: lambda x, y, guide=guide: nt.fit_svi(
+            jax.random.key(0), linear, guide, x, y, num_steps=1, optim=numpyro.optim.Adam(0.05)
+        )
         for guide in (
             AutoNormal,
             AutoDiagonalNormal,
@@ -699,7 +701,7 @@ def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
     def model(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal()), 1.0), obs=y)
 
-    other = nt.fit_svi(key, model, AutoNormal, 1.0, num_steps=2)
+    other = nt.fit_svi(key, model, AutoNormal, 1.0, num_steps=2, optim=numpyro.optim.Adam(0.05))
     with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
         nt.round_and_refit(key, other)
     with pytest.raises(ValueError, match="threshold"):

@@ -68,7 +68,16 @@ def two_outcomes(x, y=None):
 
 def fit(of, alpha=1.0, **kwargs):
     return nt.fit_svi(
-        jax.random.key(3), of, AutoNormal, X, Y, alpha=alpha, num_steps=200, num_particles=20, **kwargs
+        jax.random.key(3),
+        of,
+        AutoNormal,
+        X,
+        Y,
+        alpha=alpha,
+        num_steps=200,
+        num_particles=20,
+        optim=numpyro.optim.Adam(0.05),
+        **kwargs,
     )
 
 
@@ -510,7 +519,15 @@ def test_a_subsampling_plate_leaves_the_likelihood_group_out(fitted):
     given = handlers.substitute(subsampled, data={"n": jnp.asarray(np.arange(4))})
     args, kwargs = ({"theta": np.zeros(5)}, given, np.ones(10)), {"rng_key": jax.random.key(0)}
     if fitted:
-        fit = nt.fit_svi(jax.random.key(0), subsampled, AutoNormal, jnp.ones(10), num_steps=2, num_particles=2)
+        fit = nt.fit_svi(
+            jax.random.key(0),
+            subsampled,
+            AutoNormal,
+            jnp.ones(10),
+            num_steps=2,
+            num_particles=2,
+            optim=numpyro.optim.Adam(0.05),
+        )
         args, kwargs = (fit,), {}
     with pytest.warns(UserWarning, match="subsamples"):
         data = nt.to_inference_data(*args, **kwargs)
@@ -656,7 +673,14 @@ def test_every_guide(name):
         # Ten steps do not converge, and some guides order their sites differently.
         warnings.simplefilter("ignore")
         fit = nt.fit_svi(
-            jax.random.key(0), shifted, GUIDES[name], TARGETS, alpha=0.5, num_steps=10, num_particles=10
+            jax.random.key(0),
+            shifted,
+            GUIDES[name],
+            TARGETS,
+            alpha=0.5,
+            num_steps=10,
+            num_particles=10,
+            optim=numpyro.optim.Adam(0.05),
         )
     data = nt.to_inference_data(fit, num_samples=20, posterior_predictive=True)
     posterior = group(data, "posterior")

@@ -144,7 +144,9 @@ def test_a_subsample_has_no_deterministic_sites_of_its_rows():
 
 
 def fit_quickly(model, *args, **kwargs):
-    return nt.fit_svi(KEY, model, AutoNormal, *args, num_steps=20, num_particles=2, **kwargs)
+    return nt.fit_svi(
+        KEY, model, AutoNormal, *args, num_steps=20, num_particles=2, optim=numpyro.optim.Adam(0.05), **kwargs
+    )
 
 
 @pytest.mark.full

@@ -45,7 +45,7 @@ def sparse_model(x, y=None):
 
 
 def svi(of=model, guide=AutoNormal):
-    return nt.fit_svi(KEY, of, guide, X, Y, alpha=ALPHA, num_steps=800, num_particles=20)
+    return nt.fit_svi(KEY, of, guide, X, Y, alpha=ALPHA, num_particles=20)
 
 
 def online():
@@ -121,7 +121,7 @@ def elbo_of_fit(result):
 
 
 CASES = {
-    "TemperedFit": Case(svi, log_lik=of_normal, elbo=elbo_of_fit),
+    "TemperedFit": Case(svi, log_lik=of_normal, elbo=elbo_of_fit, converged=lambda fit: fit.converged),
     "TemperedFit, fit_gaussian": Case(
         lambda: nt.fit_gaussian(KEY, model, AutoMultivariateNormal, X, Y, alpha=ALPHA, num_particles=20),
         log_lik=of_normal,

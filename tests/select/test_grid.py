@@ -10,7 +10,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
-from numpyro_tempered.infer.svi import full_size_steps
+from numpyro_tempered.infer.fixed_steps import full_size_steps
 from numpyro_tempered.select.alpha.base import Plan, Query
 from numpyro_tempered.select.alpha.driver import insert_row
 from numpyro_tempered.select.alpha.model_data import ModelData, build_method, check_alphas

@@ -120,7 +120,7 @@ def test_alpha_zero_weighs_prior_draws_equally(x64):
 
 def fitted(kind):
     if kind == "svi":
-        return nt.fit_svi(jax.random.key(2), model, AutoNormal, Y, alpha=ALPHA, num_steps=1000, num_particles=20)
+        return nt.fit_svi(jax.random.key(2), model, AutoNormal, Y, alpha=ALPHA, num_particles=20)
     kernel = NUTS(nt.temper(model, alpha=ALPHA))
     mcmc = MCMC(kernel, num_warmup=300, num_samples=3000, progress_bar=False)
     mcmc.run(jax.random.key(3), jnp.asarray(Y))

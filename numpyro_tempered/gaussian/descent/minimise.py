@@ -231,9 +231,11 @@ def _loop(
         return jnp.where(point.residual <= tolerance, CONVERGED, status)
 
     def advance(carry: _Carry) -> _Carry:
-        current = carry.point
-        size = carry.share * method.max_size(current.q, current.at)
-        trial = evaluate(method.step(current.q, current.at, size))
+        current, is_first = carry.point, carry.num_evaluations == 0
+        size = jnp.where(is_first, 0.0, carry.share * method.max_size(current.q, current.at)).astype(dtype)
+        step = method.step(current.q, current.at, size)
+        # The start too is evaluated in the loop: a model is traced and compiled once, not twice.
+        trial = evaluate(jax.tree.map(partial(jnp.where, is_first), init, step))
         # F is a difference of two sums: what rounding leaves of it.
         rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.abs(current.at.value) + jnp.abs(current.energy))
         better = trial.energy <= current.energy + rounding
@@ -244,24 +246,28 @@ def _loop(
         # After a failure the step is halved, after a success it may grow again.
         share = jnp.where(accept, jnp.minimum(1.0, 2.0 * carry.share), 0.5 * carry.share)
         is_over = ~accept & ((share < _MIN_SHARE) | (not method.backtrack))
+        ending = jnp.where(is_over, STALLED if method.backtrack else LOST, status_at(point))
         return _Carry(
             point,
             jnp.minimum(carry.min_residual, point.residual),
             share.astype(dtype),
             carry.num_evaluations + 1,
-            jnp.where(is_over, STALLED if method.backtrack else LOST, status_at(point)),
-            write(carry.trace, carry.num_evaluations, Trace(-trial.energy, trial.residual, size, accept)),
+            jnp.where(is_first & ~accept, LOST, ending),
+            write(
+                carry.trace, carry.num_evaluations, Trace(-trial.energy, trial.residual, size, accept | is_first)
+            ),
         )
 
-    first = evaluate(init)
-    blank = jnp.full((max_evaluations,), jnp.nan, dtype)
-    trace = Trace(blank, blank, blank, jnp.zeros((max_evaluations,), bool))
-    trace = write(trace, 0, Trace(-first.energy, first.residual, jnp.zeros((), dtype), jnp.ones((), bool)))
-    status, one = jnp.where(jnp.isfinite(first.energy), status_at(first), LOST), jnp.ones((), jnp.int32)
+    column = jnp.full((max_evaluations,), jnp.nan, dtype)
+    trace = Trace(column, column, column, jnp.zeros((max_evaluations,), bool))
+    (d,), infinite, one = init.loc.shape, jnp.full((), jnp.inf, dtype), jnp.ones((), dtype)
+    is_diagonal = family.diagonal_only and not dense
+    unknown = base.Derivatives(infinite, jnp.zeros(d, dtype), jnp.zeros((d,) if is_diagonal else (d, d), dtype))
+    zero, blank = jnp.zeros((), jnp.int32), _Point(init, unknown, infinite, infinite)
     (q, at, energy, residual), _, _, num_evaluations, status, trace = jax.lax.while_loop(
         lambda carry: (carry.status == RUNNING) & (carry.num_evaluations < max_evaluations),
         advance,
-        _Carry(first, first.residual, one.astype(dtype), one, status, trace),
+        _Carry(blank, infinite, one, zero, jnp.full((), RUNNING), trace),
     )
     bound = jnp.full((), jnp.inf, dtype)
     if precision is not None:

@@ -18,7 +18,8 @@ from numpyro_tempered.core.typing import Array, Guide, Model
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Trace, latent_sites
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.svi import TemperedFit, default_optim, finish, full_size_steps, late_fall
+from numpyro_tempered.infer.fixed_steps import default_optim, full_size_steps, late_fall
+from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import STACKLEVEL, Draws, Fits, Query, Summary, Task
 from numpyro_tempered.select.alpha.model_data import Method, ModelData

@@ -306,9 +306,7 @@ def test_gaussian_fit_of_the_package_is_the_optimum(x64, alpha):
 @pytest.mark.full
 def test_laplace_on_the_tempered_model(x64):
     problem = launches(alpha := 0.25)
-    fit = nt.fit_svi(
-        jax.random.key(0), logistic, AutoLaplaceApproximation, problem.x, problem.y, alpha=alpha, num_steps=3000
-    )
+    fit = nt.fit_svi(jax.random.key(0), logistic, AutoLaplaceApproximation, problem.x, problem.y, alpha=alpha)
     posterior = fit.guide.get_posterior(fit.params)
     expected = ep.laplace(problem)
     np.testing.assert_allclose(posterior.mean, expected.mean, atol=2e-3)

@@ -834,7 +834,12 @@ class TestPremisesAreChecked:
         for fit in (nt.fit_gaussian, nt.fit_svi):
             with pytest.raises(ValueError, match="broadcast"):
                 fit(
-                    key, broadcasting, AutoNormal, X, X[:, :1], **({"num_steps": 20} if fit is nt.fit_svi else {})
+                    key,
+                    broadcasting,
+                    AutoNormal,
+                    X,
+                    X[:, :1],
+                    **({"num_steps": 20, "optim": numpyro.optim.Adam(0.05)} if fit is nt.fit_svi else {}),
                 )
 
     @pytest.mark.filterwarnings("ignore")

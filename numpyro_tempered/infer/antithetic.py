@@ -1,0 +1,68 @@
+"""The ELBO by pairs of draws that mirror each other, which leaves its gradients less noise."""
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer import Trace_ELBO
+from numpyro.primitives import Messenger
+
+from numpyro_tempered.core.typing import Array, Guide, Model
+from numpyro_tempered.handlers.effects import layers
+from numpyro_tempered.handlers.likelihood import Site
+
+
+class Antithetic(Trace_ELBO):
+    """``Trace_ELBO`` by antithetic pairs of draws of a guide.
+
+    A Gaussian draw m + Sε comes with m - Sε: the gradient in m is then exact where the log-density is quadratic.
+    Draws of what is no Gaussian, transformed or not, are independent.
+    """
+
+    def __init__(self, num_pairs: int = 1) -> None:
+        super().__init__(num_particles=1)
+        self.num_pairs = num_pairs
+
+    def loss(
+        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
+    ) -> Array:
+        """The loss at ``param_map``, as SVI asks for it."""
+
+        def one(key: Array) -> Array:
+            model_key, guide_key = jax.random.split(key)
+            # The loss seeds the guide once more, which changes no site that has a key.
+            seeded = handlers.seed(guide, guide_key)
+            losses = [
+                super(Antithetic, self).loss(model_key, param_map, model, each, *args, **kwargs)
+                for each in (seeded, mirror(seeded))
+            ]
+            return 0.5 * (losses[0] + losses[1])
+
+        if self.num_pairs == 1:
+            return one(rng_key)
+        return jnp.mean(jax.vmap(one)(jax.random.split(rng_key, self.num_pairs)))
+
+
+class mirror(Messenger):
+    """Reflect the draws of Gaussian sites about their means."""
+
+    def process_message(self, msg: Site) -> None:
+        """Draw a site."""
+        key = msg["kwargs"].get("rng_key") if msg["type"] == "sample" else None
+        if key is None or msg["is_observed"] or msg["value"] is not None:
+            return
+        parts = layers(msg["fn"], "base_dist")
+        # What only transforms or names the dimensions of the part below it.
+        outer = [part for part in parts if isinstance(part, dist.TransformedDistribution | dist.Independent)]
+        base = parts[len(outer)] if parts[: len(outer)] == outer and len(outer) < len(parts) else None
+        if msg["kwargs"].get("sample_shape") or base is None or not isinstance(parts[-1], _GAUSSIANS):
+            msg["kwargs"]["rng_key"] = jax.random.fold_in(key, 1)
+            return
+        value = 2.0 * base.mean - base.sample(key)
+        for part in reversed(outer):
+            for transform in getattr(part, "transforms", ()):
+                value = transform(value)
+        msg["value"] = value
+
+
+_GAUSSIANS = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal)

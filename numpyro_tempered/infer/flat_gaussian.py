@@ -1,0 +1,72 @@
+"""A Gaussian guide as one Gaussian of all latents, in a flat vector."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+
+from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.gaussian.families import FullRank, MeanField
+from numpyro_tempered.gaussian.families.base import Gaussian, supports
+from numpyro_tempered.handlers.likelihood import Layout
+from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.infer.free_energy import Latents
+from numpyro_tempered.infer.guides.online import StartsAtPrior
+
+
+def read_guide(
+    rng_key: Array, guide: AutoContinuous, args: tuple, kwargs: dict
+) -> tuple[Gaussian, Latents, Callable[..., Params]]:
+    """The Gaussian that a guide starts at, its latent sites, and the guide's parameters of a Gaussian.
+
+    Raises:
+        TypeError: If it is none of the Gaussian guides.
+    """
+    full, online = isinstance(guide, AutoMultivariateNormal), isinstance(guide, StartsAtPrior)
+    other = TypeError(
+        "fit_gaussian takes AutoMultivariateNormal, AutoDiagonalNormal or AutoNormal (the class, or a "
+        f"callable from model to one), got {type(guide).__name__}. Use fit_svi for other guides."
+    )
+    if not (full or online or isinstance(guide, AutoDiagonalNormal) or type(guide) is AutoNormal):
+        raise other
+    try:
+        with handlers.block(), handlers.trace() as trace:
+            handlers.seed(guide, rng_key)(*args, **kwargs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the guide cannot be set up ({error}): where there are latent sites, check the data for NaN, or "
+            "give the guide an init_loc_fn."
+        ) from error
+    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    if not params:
+        raise ValueError("the model has no latent site to fit.")
+    if type(guide) is AutoNormal:
+        q, layout = read_normals(params, guide.prefix)
+
+        def to_params(q: MeanField) -> Params:
+            loc, scale = layout.split(q.loc), layout.split(q.scale)
+            params = {f"{name}_{guide.prefix}_loc": value for name, value in loc.items()}
+            return params | {f"{name}_{guide.prefix}_scale": value for name, value in scale.items()}
+
+        return q, Latents(tuple(name for name, _ in layout.sites), layout.split), to_params
+    names = tuple(unpacker(guide)(jnp.zeros(guide.latent_dim)))
+    latents = Latents(names, unpacker(guide))
+    if online:
+        if not supports(guide.prior, "from_root"):
+            raise other
+        return guide.from_params(params), latents, guide.to_params
+    loc, second = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril" if full else f"{guide.prefix}_scale"
+    start = (FullRank if full else MeanField)(params[loc], params[second])
+    return start, latents, lambda q: {loc: q.loc, second: q.scale_tril if full else q.scale}
+
+
+def read_normals(params: Params, prefix: str) -> tuple[MeanField, Layout]:
+    """The Gaussian of AutoNormal, which has two parameters for each site, and the order of its coordinates."""
+    ending = f"_{prefix}_loc"
+    names = [name.removesuffix(ending) for name in params if name.endswith(ending)]
+    # A param of the model may end so too.
+    means = {name: params[name + ending] for name in names if f"{name}_{prefix}_scale" in params}
+    loc = jnp.concatenate([jnp.ravel(mean) for mean in means.values()])
+    scale = jnp.concatenate([jnp.ravel(params[f"{name}_{prefix}_scale"]) for name in means])
+    return MeanField(loc, scale), Layout.of(means)

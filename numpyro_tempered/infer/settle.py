@@ -1,0 +1,212 @@
+"""A guide fitted until its ELBO has settled, and the evidence that it has."""
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from numpyro.infer import SVI
+from numpyro.infer.elbo import ELBO
+from numpyro.optim import Adam
+
+from numpyro_tempered.core.typing import Array, Guide, Params
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.antithetic import Antithetic
+from numpyro_tempered.infer.averaged_adam import Objective, Settled, minimise
+from numpyro_tempered.infer.coordinates import Coordinates, at_the_mode
+
+# The first step size: in posterior standard deviations where the mode is known.
+STEP_SIZE = 0.05
+# Parameters to one pair of draws, and the most pairs.
+PARAMS_A_PAIR, MAX_PAIRS = 500, 8
+# Optima whose ELBOs differ by more than this many tolerances are two.
+APART = 4.0
+
+
+class ConvergenceWarning(UserWarning):
+    """A fit has not reached the optimum of its family, or nothing shows that it has.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> issubclass(nt.ConvergenceWarning, UserWarning)  # for warnings.filterwarnings
+        True
+    """
+
+
+class Convergence(NamedTuple):
+    """How near :func:`fit_svi` came to the optimum of its family.
+
+    Attributes:
+        converged: Whether ``gap`` is at most the tolerance. None of a fit by an optimiser of one's own, or of
+            ``AutoSpikeAndSlab``, whose loss fell no more: that proves nothing.
+        gap: Estimate of the nats by which the ELBO misses the optimum: ``noise`` plus ``bias``; infinite where it
+            has none.
+        noise: The part of the noise of the averaged iterates.
+        bias: The part of the step size: a third of what halving it changed.
+        fall: By how many nats the loss still fell at the end.
+        step_size: The last step size; in posterior standard deviations where ``starts_at_mode``. NaN of an
+            optimiser of one's own.
+        num_steps: Steps taken.
+        rejected: How many of them had a gradient that was not finite, and moved nothing.
+        starts_at_mode: Whether the run started at the mode, in coordinates scaled by the curvature there.
+        optima: The ELBOs of the distinct optima that the restarts found, the best first: by common draws, so that
+            they compare among each other to more digits than the fit's ``elbo``.
+    """
+
+    converged: bool | None
+    gap: float
+    noise: float
+    bias: float
+    fall: float
+    step_size: float
+    num_steps: int
+    rejected: int = 0
+    starts_at_mode: bool = False
+    optima: tuple[float, ...] = ()
+
+
+class Start(NamedTuple):
+    """A guide with where and in which coordinates its fit starts.
+
+    Attributes:
+        guide: The guide.
+        coordinates: Its coordinates.
+        at_mode: Whether they are those of the mode.
+    """
+
+    guide: Guide
+    coordinates: Coordinates
+    at_mode: bool
+
+
+def start_of(rng_key: Array, model: temper, guide: Guide, args: tuple, kwargs: dict) -> Start | None:
+    """Where a fit of a guide starts; None where model or guide keep a state, such as that of a network."""
+    coordinates = at_the_mode(rng_key, model, guide, args, kwargs)
+    if coordinates is not None:
+        return Start(guide, coordinates, at_mode=True)
+    svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic())
+    state = svi.init(rng_key, *args, **kwargs)
+    if state.mutable_state is not None:
+        return None
+    return Start(guide, Coordinates(svi.optim.get_params(state.optim_state), svi.constrain_fn), at_mode=False)
+
+
+def settle(
+    rng_key: Array,
+    model: temper,
+    build: Callable[[], Guide],
+    args: tuple,
+    kwargs: dict,
+    *,
+    loss: ELBO | None,
+    num_steps: int,
+    num_restarts: int,
+    tolerance: float,
+    progress_bar: bool,
+) -> tuple[Guide, Params, np.ndarray, Convergence] | None:
+    """Fit guides from several starts; the best with its parameters, losses and evidence.
+
+    Args:
+        rng_key: Key of the fits.
+        model: The tempered model.
+        build: A new guide on it.
+        args: Positional arguments of the model.
+        kwargs: Its keyword arguments.
+        loss: ELBO to optimise; by default by antithetic draws, the more the more parameters.
+        num_steps: The most steps of each fit.
+        num_restarts: Number of fits.
+        tolerance: On the gap to the optimum.
+        progress_bar: Whether to show one.
+
+    Returns:
+        None where model or guide keep a state.
+
+    Raises:
+        ValueError: If no step of the best fit had a finite gradient.
+    """
+    from tqdm.auto import tqdm  # NumPyro's own dependency, which takes a while to import
+
+    # One key for the values of all: they compare.
+    *keys, value_key = jax.random.split(rng_key, num_restarts + 1)
+    runs: list[tuple[Start, Settled]] = []
+    for key in keys:
+        start_key, run_key = jax.random.split(key)
+        start = start_of(start_key, model, build(), args, kwargs)
+        if start is None:
+            return None
+        objective = _objective(model, start, args, kwargs, loss)
+        with tqdm(total=num_steps, disable=not progress_bar) as bar:
+            run = minimise(
+                objective,
+                start.coordinates.start,
+                run_key,
+                value_key=value_key,
+                step_size=STEP_SIZE,
+                num_steps=num_steps,
+                tolerance=tolerance,
+                report=bar.update,
+            )
+        runs.append((start, run))
+    return _best_of(runs, tolerance)
+
+
+def _objective(model: temper, start: Start, args: tuple, kwargs: dict, loss: ELBO | None) -> Objective:
+    """The loss as a function of the coordinates and a key."""
+    guide, (coordinates, to_params) = model.guide(start.guide), start.coordinates
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(coordinates))
+    elbo = Antithetic(min(MAX_PAIRS, max(1, num_params // PARAMS_A_PAIR))) if loss is None else loss
+    return lambda z, key: elbo.loss(key, to_params(z), model, guide, *args, **kwargs)
+
+
+def _best_of(
+    runs: list[tuple[Start, Settled]], tolerance: float
+) -> tuple[Guide, Params, np.ndarray, Convergence]:
+    start, run = min(runs, key=lambda pair: np.nan_to_num(pair[1].value, nan=np.inf))
+    rejected = int(np.sum(np.isnan(run.losses)))
+    if rejected == len(run.losses):
+        raise ValueError(
+            "the loss or its gradient is not finite at any step: check the data for NaN and the scales of the "
+            "priors, or give the guide an init_loc_fn."
+        )
+    optima: list[float] = []
+    for value in sorted(each.value for _, each in runs if np.isfinite(each.value)):
+        if not optima or value + optima[-1] > APART * tolerance:
+            optima.append(-value)
+    evidence = Convergence(
+        run.converged,
+        run.noise + run.bias,
+        run.noise,
+        run.bias,
+        run.fall,
+        run.step_size,
+        len(run.losses),
+        rejected,
+        start.at_mode,
+        tuple(optima),
+    )
+    return start.guide, start.coordinates.to_params(run.z), run.losses, evidence
+
+
+def warn_unless_settled(evidence: Convergence, tolerance: float, stacklevel: int) -> None:
+    """Warn of a fit that has not converged, with the reason."""
+    if evidence.converged or evidence.converged is None:
+        return
+    if np.isnan(evidence.step_size):
+        reason = f"the loss still fell by {evidence.fall:.2g} nats over the last tenth at full step size"
+    elif not np.isfinite(evidence.fall):
+        reason = "which are too few to judge it"
+    elif np.isfinite(evidence.bias):
+        reason = (
+            f"and by estimate misses its optimum by {evidence.gap:.2g} nats, above the tolerance {tolerance:.2g}"
+        )
+    else:
+        reason = f"and its last stage still fell by {evidence.fall:.2g} nats"
+    rejected = f" The gradient was not finite in {evidence.rejected} of them." if evidence.rejected else ""
+    warnings.warn(
+        f"the fit has not converged: it took {evidence.num_steps} steps, {reason}.{rejected} Take a larger "
+        "num_steps, another parameterisation of the model, or for a Gaussian guide fit_gaussian, before "
+        "comparing its ELBO.",
+        ConvergenceWarning,
+        stacklevel=stacklevel + 1,
+    )
