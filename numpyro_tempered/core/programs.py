@@ -1,30 +1,40 @@
-"""Programs that are compiled once, however often the function that they come from is written anew."""
+"""Compiled programs that serve again: found by what was traced, never by the function that was traced."""
 
+import dataclasses
+import enum
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
+import jax.extend.core
+import numpy as np
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
 
-# Programs that are kept, the latest used last.
-MAX_PROGRAMS = 64
-_COMPILED: OrderedDict[str, jax.stages.Compiled] = OrderedDict()
+_SIZE = 64
+_PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
+# Rules of differentiation, by which a program that is only run does not differ.
+_RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
+_PLAIN = (int, str, bool, bytes, type(None), type, np.dtype, enum.Enum)
+
+
+class _NoKey(Exception):
+    """Something that cannot be compared with its like of another trace."""
 
 
 def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
-    """A function of pytrees of arrays as a program, outside of transformations.
+    """``jax.jit(function)``, traced once, which compiles nothing if an equal program was run before.
 
-    The function is traced anew, as a model may read what has changed since. The arrays in its closure, such as
-    the data of the model, are operands, so that programs of the same text serve other data of the same shapes:
-    they are compiled once in a process, and found in a compilation cache.
+    The function is traced anew at each call of this one, as a model may read what has changed since: arrays in
+    its closure are operands of the program, and numbers are part of what is compared.
 
     Args:
-        function: The function.
+        function: A function of pytrees of arrays.
         *examples: Arguments of the shapes and dtypes that it will be called with.
 
     Returns:
@@ -32,29 +42,95 @@ def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable
     """
     # JAX remembers the trace of a function that it has met, and this one it has not.
     closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
-    tree = jax.tree.structure(shapes)
+    tree, consts = jax.tree.structure(shapes), closed.consts
+    # What is transformed belongs to the transformation.
+    traced = any(map(is_traced, jax.tree.leaves((consts, examples))))
+    program = _program(closed.jaxpr) if traced else _equal_program(closed.jaxpr)
+    return lambda *args: jax.tree.unflatten(tree, program(consts, jax.tree.leaves(args)))
 
+
+def run_program(function: Callable[..., Values], *args: PyTree) -> Values:
+    """``compile_once(function, *args)(*args)``."""
+    return compile_once(function, *args)(*args)
+
+
+def _program(jaxpr: Any) -> jax.stages.Wrapped:
+    @jax.jit
     def program(consts: list[Array], leaves: list[Array]) -> list[Array]:
-        return jax.core.eval_jaxpr(closed.jaxpr, consts, *leaves)
+        return jax.core.eval_jaxpr(jaxpr, consts, *leaves)
 
-    run = _compile(program, closed.consts, jax.tree.leaves(examples))
-    return lambda *args: jax.tree.unflatten(tree, run(closed.consts, jax.tree.leaves(args)))
+    return program
 
 
-def _compile(program: Callable[..., list[Array]], *examples: list[Array]) -> Callable[..., list[Array]]:
-    """The compiled program, from those that are kept if its text is among them."""
-    lowered = jax.jit(program).lower(*examples)
-    text = lowered.as_text()
-    # A callback is an address, and constants that are left out of the text tell programs apart.
-    if "callback" in text or "elided" in text:
-        return lowered.compile()
-    places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(examples)]
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    where = f"{jax.default_backend()} {device} {places}"
-    key = hashlib.sha256(f"{where} {text}".encode()).hexdigest()
-    if key not in _COMPILED:
-        _COMPILED[key] = lowered.compile()
-        if len(_COMPILED) > MAX_PROGRAMS:
-            _COMPILED.popitem(last=False)
-    _COMPILED.move_to_end(key)
-    return _COMPILED[key]
+def _equal_program(jaxpr: Any) -> jax.stages.Wrapped:
+    """The program of an equal trace, or a new one."""
+    try:
+        key = _key_of_jaxpr(jaxpr)
+        hash(key)
+    except (_NoKey, TypeError):
+        return _program(jaxpr)
+    program = _PROGRAMS.pop(key, None)
+    _PROGRAMS[key] = program = _program(jaxpr) if program is None else program
+    if len(_PROGRAMS) > _SIZE:
+        _PROGRAMS.popitem(last=False)
+    return program
+
+
+def _key_of_jaxpr(jaxpr: Any) -> Hashable:
+    """The whole of a program but the names of its variables."""
+    if jaxpr.effects:
+        raise _NoKey
+    numbers: dict[Any, int] = {}
+
+    def bind(variable: Any) -> Hashable:
+        numbers[variable] = len(numbers)
+        return str(variable.aval), bool(getattr(variable.aval, "weak_type", False))
+
+    def read(atom: Any) -> Hashable:
+        if isinstance(atom, jax.extend.core.Literal):
+            return "literal", str(atom.aval), bool(getattr(atom.aval, "weak_type", False)), _key(atom.val)
+        return numbers[atom]
+
+    begin = tuple(bind(variable) for variable in (*jaxpr.constvars, *jaxpr.invars))
+    equations = tuple(
+        (
+            equation.primitive,
+            tuple(read(atom) for atom in equation.invars),
+            tuple((name, _key(value)) for name, value in sorted(equation.params.items()) if name not in _RULES),
+            tuple(bind(variable) for variable in equation.outvars),
+        )
+        for equation in jaxpr.eqns
+    )
+    return len(jaxpr.constvars), begin, equations, tuple(read(atom) for atom in jaxpr.outvars)
+
+
+def _key(value: Any) -> Hashable:
+    """A parameter of an operation, with its type: 1, 1.0 and True are equal, and are other programs."""
+    if isinstance(value, jax.extend.core.ClosedJaxpr):
+        return _key_of_jaxpr(value.jaxpr), tuple(map(_key, value.consts))
+    if isinstance(value, jax.extend.core.Jaxpr):
+        return _key_of_jaxpr(value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(_key, value))
+    if isinstance(value, dict):
+        return dict, tuple((_key(k), _key(v)) for k, v in value.items())
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, float | complex):
+        return type(value), np.asarray(value).tobytes()
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return str(value.aval), _key(jax.random.key_data(value))
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        if is_traced(value):
+            raise _NoKey
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise _NoKey
+        return type(value), array.shape, str(array.dtype), hashlib.sha256(array.tobytes()).digest()
+    # Records of jax such as the dimensions of a product; its functions, and those of others, have no key.
+    is_record = type(value).__module__.split(".")[0] in {"jax", "jaxlib", "ml_dtypes"}
+    if not is_record or (callable(value) and not isinstance(value, jax.sharding.Mesh)):
+        raise _NoKey
+    if dataclasses.is_dataclass(value):
+        return type(value), tuple(_key(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return type(value), value

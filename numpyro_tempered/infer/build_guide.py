@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_tempered.core.checks import describe
+from numpyro_tempered.core.checks import check_count, describe
 from numpyro_tempered.core.typing import Guide, Model
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.powers import Powers, is_power
@@ -46,6 +46,19 @@ def build_guide(guide: Callable[[Model], Guide] | Guide, model: Model, tempered:
             f"tempered one it was given, so alpha = {alpha} would be lost. Build it on its argument."
         )
     return result
+
+
+def check_restarts(guide: object, num_restarts: int) -> None:
+    """Refuse a number of restarts that is none, and a guide that could not start elsewhere.
+
+    Raises:
+        ValueError: If it is one of these.
+    """
+    if check_count(num_restarts, "num_restarts", 1) > 1 and isinstance(guide, AutoGuide):
+        raise ValueError(
+            f"num_restarts needs a new guide for each start, and this {type(guide).__name__} is built already: "
+            "pass its class, or a callable from model to guide."
+        )
 
 
 def _wraps(model: object, inner: Model) -> bool:

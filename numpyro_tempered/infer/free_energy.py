@@ -16,13 +16,15 @@ from numpyro_tempered.core.model_arguments import join, separate
 from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
+from numpyro_tempered.gaussian.descent.base import entropy
+from numpyro_tempered.gaussian.descent.laplace_prior import LaplaceTerm, derivatives_of_laplace
 from numpyro_tempered.gaussian.descent.objective import GaussianTerm, add, derivatives_of, of_evaluation
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on, which_depend
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace
+from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace, base_distribution
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.online_checks import check_rows_apart, trace_unconstrained
@@ -42,6 +44,24 @@ class Latents(NamedTuple):
     def _unpack_latent(self, flat: Array) -> Params:
         """``unpack``, under the name that ``model_loss`` calls."""
         return self.unpack(flat)
+
+
+class Priors(NamedTuple):
+    """What of a model has a closed form under a Gaussian.
+
+    Attributes:
+        term: Its Normal priors with fixed parameters.
+        kinks: Its Laplace priors with fixed parameters; None if there are none.
+        names: The sites of these priors.
+        has_factors: Whether the prior has factors besides.
+        is_smooth: Whether no likelihood has a kink, at which a quadrature is not exact.
+    """
+
+    term: GaussianTerm
+    kinks: LaplaceTerm | None
+    names: frozenset[str]
+    has_factors: bool
+    is_smooth: bool
 
 
 class without(Messenger):
@@ -69,8 +89,8 @@ def model_objective(
 ) -> tuple[Objective, bool]:
     """The function f = -α log L - log π of a tempered model, on its flat unconstrained scale.
 
-    Priors that are Normal or multivariate Normal with fixed parameters are integrated in closed form, the
-    likelihood by ``expectation``. All other terms are averaged over draws, as is the likelihood without one.
+    Priors that are Normal, multivariate Normal or Laplace with fixed parameters are integrated in closed form,
+    the likelihood by ``expectation``. All other terms are averaged over draws, as is the likelihood without one.
 
     Args:
         model: The tempered model.
@@ -91,8 +111,9 @@ def model_objective(
     """
     arrays, structure = separate(args, kwargs)
     with numpyro.validation_enabled(False):
-        term, exact, has_factors = gaussian_sites(model, latents, q, args, kwargs)
-    needs_draws = expectation is None or has_factors or len(exact) < len(latents.names)
+        priors = closed_priors(model, latents, q, args, kwargs, by_draws=expectation is None)
+    term, kinks = priors.term, priors.kinks
+    needs_draws = expectation is None or priors.has_factors or len(priors.names) < len(latents.names)
     parts, loss = [], None
     if expectation is not None:
         if expectation.bind is None:
@@ -111,7 +132,7 @@ def model_objective(
 
         parts.append(expected_loss)
     if needs_draws:
-        rest = without(model if expectation is None else temper(model, alpha=0.0), exact)
+        rest = without(model if expectation is None else temper(model, alpha=0.0), priors.names)
 
         def draws_of_the_rest(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
             args, kwargs = join(data, structure)
@@ -125,19 +146,31 @@ def model_objective(
         parts.append(draws_of_the_rest)
 
     def evaluate(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
-        arrays, term = data
+        arrays, term, kinks = data
         keys = [None] * len(parts) if rng_key is None else list(jax.random.split(rng_key, len(parts)))
         terms = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
-        return add([*terms, derivatives_of(term, q)])
+        return add([*terms, *_in_closed_form(term, kinks, q)])
 
     draws = expectation is not None and expectation.needs_key
     affine = loss is not None and loss.predictor is not None and _is_affine(loss, q, args, kwargs)
     linearised = loss is not None and loss.predictor is not None and not affine and not draws
-    # Then all priors are Gaussian too.
-    exact_derivatives = affine and not (needs_draws or draws)
+    # Then all priors are Gaussian or Laplace too.
+    exact_derivatives = affine and priors.is_smooth and not (needs_draws or draws)
     certified = loss is not None and exact_derivatives and _is_convex(loss, q, args, kwargs)
-    precision = term.precision if certified else None
-    return Objective(evaluate, (arrays, term), needs_draws or draws, precision, exact_derivatives), linearised
+    precision = term.precision if certified and kinks is None else None
+    return Objective(
+        evaluate, (arrays, term, kinks), needs_draws or draws, precision, exact_derivatives
+    ), linearised
+
+
+def kl_of_priors(objective: Objective, q: Gaussian) -> float:
+    """KL(q, prior) of an objective of :func:`model_objective` whose priors all have a closed form."""
+    _, term, kinks = objective.data
+    return float(sum(part.value for part in _in_closed_form(term, kinks, q)) - entropy(q))
+
+
+def _in_closed_form(term: GaussianTerm, kinks: LaplaceTerm | None, q: Gaussian) -> list[Derivatives]:
+    return [derivatives_of(term, q)] + ([] if kinks is None else [derivatives_of_laplace(kinks, q)])
 
 
 def _is_affine(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
@@ -189,10 +222,14 @@ def weigh(model: ModelLoss) -> ModelLoss:
     )
 
 
-def gaussian_sites(
-    model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict
-) -> tuple[GaussianTerm, frozenset[str], bool]:
-    """The prior of the sites that are Normal with fixed parameters, their names, and whether it has factors."""
+def closed_priors(
+    model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict, *, by_draws: bool
+) -> Priors:
+    """The priors that are Normal or Laplace with fixed parameters, their sites, and whether there are factors.
+
+    Raises:
+        ValueError: If draws would have to take the expectation of another density with a kink.
+    """
 
     def trace_at(flat: Array) -> Trace:
         with handlers.block(), likelihood.refuse_subsampling():
@@ -212,6 +249,7 @@ def gaussian_sites(
     d, dtype = q.loc.shape[0], q.loc.dtype
     places = latents.unpack(jnp.arange(d))
     loc, diagonal, blocks, constant, exact = np.zeros(d), np.zeros(d), [], 0.0, set()
+    rate, kink_constant = np.zeros(d), 0.0
     for name in latents.names:
         site = one[name]
         if name.endswith("_unobserved") and f"{name.removesuffix('unobserved')}observed" in one:
@@ -226,9 +264,15 @@ def gaussian_sites(
             )
         moments = None if any(jax.tree.leaves(depends[name])) else _moments(site)
         if moments is None:
+            _refuse_kink(site)
             continue
         at = np.ravel(np.asarray(places[name]))
         mean, precision = moments
+        exact.add(name)
+        if type(unindexed(site["fn"])) is dist.Laplace:
+            loc[at], rate[at] = mean, precision
+            kink_constant += np.sum(np.log(2.0 / precision))
+            continue
         loc[at] = mean
         if precision.ndim == 2:
             blocks.append((at, precision))
@@ -237,33 +281,63 @@ def gaussian_sites(
             diagonal[at] = precision
             constant -= 0.5 * np.sum(np.log(precision))
         constant += 0.5 * at.size * np.log(2.0 * np.pi)
-        exact.add(name)
     matrix: np.ndarray = diagonal
     if blocks:
         matrix = np.diag(diagonal)
         for at, precision in blocks:
             matrix[np.ix_(at, at)] = precision
     has_factors = any(site.get(PRIOR_FACTOR) for site in one.values())
-    term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, matrix, constant)))
-    return term, frozenset(exact), has_factors
+    likelihoods = likelihood.likelihood_sites(one).values()
+    for site in likelihoods if by_draws else ():
+        _refuse_kink(site)
+    term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)))
+    kinks = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
+    is_smooth = not any(_has_kink(site) for site in likelihoods)
+    return Priors(term, kinks if rate.any() else None, frozenset(exact), has_factors, is_smooth)
+
+
+def _has_kink(site: likelihood.Site) -> bool:
+    return isinstance(base_distribution(site["fn"]), dist.Laplace | dist.AsymmetricLaplace)
+
+
+def _refuse_kink(site: likelihood.Site) -> None:
+    """Refuse a density with a kink, whose curvature no derivative at a draw has.
+
+    Raises:
+        ValueError: If its distribution is one of Laplace's.
+    """
+    if _has_kink(site):
+        advice = (
+            'name its predictor by numpyro.deterministic and take gauss_hermite(predictor="...")'
+            if site["is_observed"]
+            else "give it a location and scale that are fixed"
+        )
+        kind = type(base_distribution(site["fn"])).__name__
+        raise ValueError(
+            f"site {site['name']!r} is {kind}, whose log-density has a kink, and Hessians at draws miss the "
+            f"curvature there. In fit_gaussian, {advice}; or use fit_svi."
+        )
 
 
 def _parameters(site: likelihood.Site) -> tuple[Array, ...]:
-    """Mean and spread of a Gaussian site."""
+    """Location and spread of a site that is Gaussian or Laplace."""
     fn = unindexed(site["fn"])
-    if type(fn) is dist.Normal:
+    if type(fn) in (dist.Normal, dist.Laplace):
         return jnp.asarray(fn.loc), jnp.asarray(fn.scale)
     return (fn.mean, fn.precision_matrix) if type(fn) is dist.MultivariateNormal else ()
 
 
 def _moments(site: likelihood.Site) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``."""
+    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``.
+
+    Of a Laplace prior location and rate.
+    """
     fn, shape = unindexed(site["fn"]), jnp.shape(site["value"])
     if site["scale"] is not None:
         return None
-    if type(fn) is dist.Normal:
+    if type(fn) in (dist.Normal, dist.Laplace):
         loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
-        return loc, 1.0 / np.square(scale)
+        return loc, 1.0 / (np.square(scale) if type(fn) is dist.Normal else scale)
     if type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
         return np.asarray(fn.mean, np.float64), np.asarray(fn.precision_matrix, np.float64)
     return None

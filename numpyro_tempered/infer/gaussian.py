@@ -2,21 +2,28 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, Guide, Model
-from numpyro_tempered.gaussian.descent import Method, Result, minimise, natural_gradient
+from numpyro_tempered.core.result import TemperedELBO
+from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.gaussian.descent import Method, Objective, Result, minimise
+from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import check_alpha, temper
-from numpyro_tempered.infer.build_guide import build_guide
+from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.flat_gaussian import read_guide
-from numpyro_tempered.infer.free_energy import model_objective
+from numpyro_tempered.infer.free_energy import kl_of_priors, model_objective
+from numpyro_tempered.infer.settle import ConvergenceWarning, distinct
 from numpyro_tempered.infer.svi import TemperedFit, finish
 
+# Optima whose ELBOs differ by more nats than this are two.
+APART = 0.1
 # Draws for the ELBO that is reported.
 NUM_PARTICLES = 1000
 
@@ -32,6 +39,7 @@ def fit_gaussian(
     tolerance: float = 1e-6,
     max_evaluations: int = 200,
     num_draws: int = 64,
+    num_restarts: int = 1,
     num_particles: int = NUM_PARTICLES,
     **kwargs: object,
 ) -> TemperedFit:
@@ -39,11 +47,14 @@ def fit_gaussian(
 
     Maximises :math:`\alpha E_q[\log L] - \mathrm{KL}(q, \pi)`, as :func:`fit_svi` does, in tens of evaluations of
     the whole data and with a stopping rule instead of thousands of stochastic steps and a guess. The derivatives
-    E_q[∇f] and E_q[∇²f] are exact for Normal priors, exact to quadrature for a likelihood with
+    E_q[∇f] and E_q[∇²f] are exact for Normal and Laplace priors, exact to quadrature for a likelihood with
     ``expectation=gauss_hermite(predictor=...)`` whose predictor is affine in the unconstrained parameters, and
     averages over the same ``num_draws`` draws at each q for everything else: the optimum found is then that of
     the draws, off the true one by about a standard deviation over the root of ``num_draws`` where f is far from
-    quadratic, by nothing where it is quadratic. The reported ELBO is evaluated with other draws.
+    quadratic, by nothing where it is quadratic. The reported ELBO is the one maximised where quadrature knows it,
+    with a standard error of 0, and is evaluated with other draws elsewhere.
+
+    A call on the shapes of an earlier one compiles nothing anew, whatever the values of the data.
 
     The exact Hessian of the draws takes d Hessian-vector products each, for d up to 1000. A model of many latents
     is better off with :func:`fit_svi`.
@@ -63,7 +74,10 @@ def fit_gaussian(
         tolerance: On the stationarity, an estimate of the KL gap to the best Gaussian, in nats.
         max_evaluations: Of E_q[f] and its derivatives.
         num_draws: Antithetic draws for what has no closed form; even.
-        num_particles: Draws for the ELBO reported at the end.
+        num_restarts: Fits from different starts, those of the guide by other keys, of which the best is returned:
+            for models with several optima, which ``convergence.optima`` lists.
+        num_particles: Draws for the ELBO reported at the end, where the one maximised is of draws or of a
+            linearised predictor, or where data differ in their powers or have none.
         **kwargs: Keyword arguments of the model.
 
     Returns:
@@ -104,34 +118,64 @@ def fit_gaussian(
         raise ValueError(f"num_draws must be even, got {num_draws}.")
     check_count(num_particles, "num_particles", 2)
     tempered = temper(model, alpha=alpha)
-    instance = build_guide(guide, model, tempered, alpha)
-    start, latents, to_params = read_guide(guide_key, instance, args, kwargs)
-    objective, linearised = model_objective(
-        tempered, latents, start, args, kwargs, expectation=expectation, num_draws=num_draws
-    )
-    method = natural_gradient() if method is None else method
-    result = minimise(
-        objective, start, method=method, tolerance=tolerance, max_evaluations=max_evaluations, rng_key=run_key
-    )
+    check_restarts(guide, num_restarts)
+    runs: list[tuple[Result, Guide, Callable[..., Params]]] = []
+    for key in [guide_key, *jax.random.split(guide_key, num_restarts - 1)]:
+        instance = build_guide(guide, model, tempered, alpha)
+        start, latents, to_params = read_guide(key, instance, args, kwargs)
+        if not runs:
+            objective, linearised = model_objective(
+                tempered, latents, start, args, kwargs, expectation=expectation, num_draws=num_draws
+            )
+        # The same draws for all: they compare.
+        options = {"tolerance": tolerance, "max_evaluations": max_evaluations, "rng_key": run_key}
+        runs.append((minimise(objective, start, method=method, **options), instance, to_params))
+    result, instance, to_params = max(runs, key=lambda run: float(run[0].elbo))
+    result = result._replace(optima=distinct([float(run[0].elbo) for run in runs], APART))
     used = int(result.num_evaluations)
-    result = result._replace(trace=jax.tree.map(lambda column: column[:used], result.trace))
-    warn_unless_converged(result, tolerance)
-    losses = -result.trace.elbo[np.asarray(result.trace.accepted)]
+    # On the host, as a slice on the device compiles for each number of evaluations.
+    result = result._replace(trace=jax.tree.map(lambda c: jnp.asarray(np.asarray(c)[:used]), result.trace))
+    warn_unless_converged(result, tolerance, by_draws=objective.needs_key)
+    losses = -np.asarray(result.trace.elbo)[np.asarray(result.trace.accepted)]
     params = to_params(result.posterior)
     keys = (elbo_key, later_key)
-    fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    fit = finish(
+        keys,
+        tempered,
+        instance,
+        params,
+        losses,
+        args,
+        kwargs=kwargs,
+        num_particles=num_particles,
+        known_elbo=partial(quadrature_elbo, result, objective),
+    )
     warn_of_mismatch(float(result.elbo), fit, num_draws if objective.needs_key else None, linearised)
     return fit._replace(convergence=result)
 
 
-def warn_unless_converged(result: Result, tolerance: float) -> None:
-    """Warn of a run that ended before it was stationary, with the reason."""
+def quadrature_elbo(result: Result, objective: Objective, alpha: object) -> TemperedELBO | None:
+    """The ELBO that was maximised, where it is known without draws; None elsewhere.
+
+    The untempered expected log-likelihood follows from the tempered one where all data have one power above 0.
+    """
+    if not (objective.exact and isinstance(alpha, float) and alpha > 0.0):
+        return None
+    value, kl = float(result.elbo), kl_of_priors(objective, result.posterior)
+    return TemperedELBO(value, 0.0, (value + kl) / alpha, kl)
+
+
+def warn_unless_converged(result: Result, tolerance: float, *, by_draws: bool) -> None:
+    """Warn of a run that ended before it was stationary, with the reason and what helps against it."""
     if not bool(result.converged):
+        advice = "a larger tolerance (float32 resolves about 1e-7 of the ELBO), or another start"
+        advice = f"more max_evaluations, {advice}" if int(result.status) == RUNNING else advice
+        advice = f"more num_draws, {advice}" if by_draws else advice
         warnings.warn(
             f"the fit ended after {int(result.num_evaluations)} evaluations with a stationarity of "
             f"{float(result.stationarity):.2g} nats, above the tolerance {tolerance:.2g}: {result.reason}. "
-            "Take more max_evaluations, a larger tolerance (float32 resolves about 1e-7 of the ELBO), another "
-            "start, or more num_draws.",
+            f"Take {advice}.",
+            ConvergenceWarning,
             stacklevel=3,
         )
 

@@ -169,10 +169,7 @@ def _best_of(
             "the loss or its gradient is not finite at any step: check the data for NaN and the scales of the "
             "priors, or give the guide an init_loc_fn."
         )
-    optima: list[float] = []
-    for value in sorted(each.value for _, each in runs if np.isfinite(each.value)):
-        if not optima or value + optima[-1] > APART * tolerance:
-            optima.append(-value)
+    optima = distinct([-each.value for _, each in runs], APART * tolerance)
     evidence = Convergence(
         run.converged,
         run.noise + run.bias,
@@ -183,9 +180,18 @@ def _best_of(
         len(run.losses),
         rejected,
         start.at_mode,
-        tuple(optima),
+        optima,
     )
     return start.guide, start.coordinates.to_params(run.z), run.losses, evidence
+
+
+def distinct(elbos: list[float], gap: float) -> tuple[float, ...]:
+    """The ELBOs of the optima that differ by more than ``gap``, the best first."""
+    optima: list[float] = []
+    for value in sorted(filter(np.isfinite, elbos), reverse=True):
+        if not optima or optima[-1] - value > gap:
+            optima.append(value)
+    return tuple(optima)
 
 
 def warn_unless_settled(evidence: Convergence, tolerance: float, stacklevel: int) -> None:

@@ -27,7 +27,7 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.temper import check_alpha, temper
-from numpyro_tempered.infer.build_guide import build_guide
+from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
@@ -237,15 +237,9 @@ def _check_steps(guide: object, optim: Optim, num_steps: int | None, num_restart
     """Refuse numbers of steps and restarts that are none, and restarts that could not start elsewhere."""
     if num_steps is not None:
         check_count(num_steps, "num_steps", 1)
-    if check_count(num_restarts, "num_restarts", 1) == 1:
-        return
-    if optim is not None:
+    check_restarts(guide, num_restarts)
+    if num_restarts > 1 and optim is not None:
         raise ValueError("num_restarts needs the default optimiser: leave optim out, or call fit_svi once a key.")
-    if isinstance(guide, AutoGuide):
-        raise ValueError(
-            f"num_restarts needs a new guide for each start, and this {type(guide).__name__} is built already: "
-            "pass its class, or a callable from model to guide."
-        )
 
 
 def _check_data(trace: Trace) -> None:
@@ -267,8 +261,11 @@ def finish(
     *,
     kwargs: dict,
     num_particles: int,
+    known_elbo: Callable[[object], TemperedELBO | None] | None = None,
 ) -> TemperedFit:
     """The fit of a guide with these parameters: checked, and its ELBO evaluated.
+
+    ``known_elbo`` is the ELBO for the power of the likelihood, where it is known without draws.
 
     Raises:
         ValueError: If a parameter is not finite, the model observes nothing, or values and distribution of a site
@@ -285,9 +282,11 @@ def finish(
     trace = trace_model(elbo_key, tempered, draw, params, args, kwargs)
     _check_data(trace)
     alpha, observed = likelihood.common_alpha(trace), likelihood.observed_values(trace)
-    gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
-    gaussian = tempered.guide(gaussian)
-    elbo = evaluate_elbo(elbo_key, tempered, gaussian, evaluated, args, kwargs, num_particles=num_particles)
+    elbo = None if known_elbo is None else known_elbo(alpha)
+    if elbo is None:
+        gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
+        gaussian = tempered.guide(gaussian)
+        elbo = evaluate_elbo(elbo_key, tempered, gaussian, evaluated, args, kwargs, num_particles=num_particles)
     return TemperedFit(tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key)
 
 

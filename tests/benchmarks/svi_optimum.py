@@ -35,7 +35,6 @@ from numpyro_tempered.infer.antithetic import Antithetic
 from numpyro_tempered.infer.fixed_steps import default_optim
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-LARGE = 10_000
 GUIDES = {"mean field": AutoNormal, "full covariance": AutoMultivariateNormal}
 
 
@@ -139,6 +138,9 @@ def values(fit, num_pairs):
 def rows_of(name, model, args, sizes):
     arrays = tuple(jnp.asarray(arg, float) for arg in args)
     for label, guide in GUIDES.items():
+        if label == "full covariance" and name.startswith("logistic, 200"):
+            # Twenty thousand parameters: the noise of 20,000 steps is above the tolerance, and the fit warns.
+            continue
 
         def fit(seed, guide=guide, **options):
             begin = time.perf_counter()
@@ -149,10 +151,8 @@ def rows_of(name, model, args, sizes):
             return found, warned, time.perf_counter() - begin
 
         adam = fit(0, optim=default_optim(sizes["adam"]), num_steps=sizes["adam"])
-        # Of tens of thousands of parameters one fit, and a careful one of twice its steps.
-        is_large = sum(np.size(leaf) for leaf in adam[0].params.values()) > LARGE
-        defaults = [fit(seed) for seed in range(1 if is_large else sizes["seeds"])]
-        careful = fit(100, tolerance=0.005, num_steps=sizes["large" if is_large else "careful"])
+        defaults = [fit(seed) for seed in range(sizes["seeds"])]
+        careful = fit(100, tolerance=0.005, num_steps=sizes["careful"])
         elbos = [values(entry[0], sizes["pairs"]) for entry in (adam, *defaults, careful)]
         best = elbos[int(np.argmax([elbo.mean() for elbo in elbos]))]
         gaps = [best - elbo for elbo in elbos]
@@ -180,10 +180,10 @@ def main():
     parser.add_argument("--posteriordb", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    sizes = {"adam": 3000, "seeds": 3, "careful": 100_000, "large": 40_000, "pairs": 20_000}
+    sizes = {"adam": 3000, "seeds": 3, "careful": 100_000, "pairs": 20_000}
     models = generalised_linear()
     if options.small:
-        sizes = {"adam": 100, "seeds": 1, "careful": 500, "large": 500, "pairs": 100}
+        sizes = {"adam": 100, "seeds": 1, "careful": 500, "pairs": 100}
         models = {"linear, one covariate of scale 100": models["linear, one covariate of scale 100"]}
     if options.posteriordb is not None:
         models = of_posteriordb(options.posteriordb) | models

@@ -1,4 +1,7 @@
-"""Programs that are kept by their text."""
+"""Programs that serve again: never stale, and never of another program."""
+
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -7,47 +10,99 @@ import pytest
 
 from numpyro_tempered.core import programs
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.programs import compile_once
+from numpyro_tempered.core.programs import compile_once, run_program
 
 SCALE = np.float32(0.1)
 TABLE = jnp.arange(3.0)
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """The programs that are kept, none at first."""
-    monkeypatch.setattr(programs, "_COMPILED", type(programs._COMPILED)())
-    return programs._COMPILED
+def count(monkeypatch):
+    """How many programs were built; the cache is empty at the start."""
+    built = []
+    original = programs._program
+    monkeypatch.setattr(programs, "_program", lambda closed: built.append(closed) or original(closed))
+    monkeypatch.setattr(programs, "_PROGRAMS", type(programs._PROGRAMS)())
+    return lambda: len(built)
 
 
-def times(factor):
-    """A function written anew at every call."""
-    return compile_once(lambda x: {"y": factor * x}, jnp.zeros(3))
+def make(number, array, *, branch=True):
+    def function(x):
+        def body(carry):
+            step = jax.nn.relu(carry[0] * number) + total.astype(x.dtype)
+            return (jnp.where(step > 0, step, -step) if branch else step), carry[1] + 1
+
+        total = jnp.sum(array)
+        return jax.lax.while_loop(lambda carry: carry[1] < 3, body, (x, 0))[0]
+
+    return function
 
 
-def test_what_a_function_closes_over_is_an_operand(kept):
-    for seed in (0, 1):
-        data = jnp.asarray(np.random.default_rng(seed).normal(size=50).astype(np.float32))
-        rows = np.arange(5, dtype=np.float32)
-        found = compiled_map(lambda row, data=data: {"sum": jnp.sum(row * data)}, rows, 2)
-        np.testing.assert_allclose(found["sum"], rows * np.sum(data), rtol=1e-5, atol=1e-5)
-    assert len(kept) == 1
+def test_a_fresh_function_of_the_same_program_serves_other_arrays(count):
+    for scale in (1.0, 2.0):
+        array = jnp.arange(3.0) * scale
+        found = run_program(make(0.1, array), jnp.ones(()))
+        np.testing.assert_allclose(found, jax.jit(make(0.1, array))(jnp.ones(())), rtol=1e-6)
+    assert count() == 1
 
 
-def test_programs_that_differ_in_one_constant_or_shape_are_two(kept):
-    x = jnp.ones(3)
-    numbers = [0.1, np.nextafter(np.float32(0.1), np.float32(1.0)).item(), 0.2]
-    for number in [*numbers, *numbers]:
-        np.testing.assert_array_equal(times(number)(x)["y"], np.full(3, np.float32(number)))
-    assert len(kept) == 3
-    np.testing.assert_array_equal(times(jnp.arange(3.0))(x)["y"], np.arange(3.0))
-    np.testing.assert_array_equal(times(jnp.arange(3.0) + 1.0)(x)["y"], np.arange(3.0) + 1.0)
-    assert len(kept) == 4
-    compile_once(lambda x: {"y": 0.1 * x}, jnp.zeros(4))
-    assert len(kept) == 5
+def test_arrays_in_a_program_within_are_compared():
+    for scale in (1.0, 2.0):
+        array = jnp.arange(3.0) * scale
+        inner = jax.jit(lambda x, array=array: jnp.sum(x * array))
+        assert float(run_program(lambda x, inner=inner: inner(x), jnp.ones(()))) == 3.0 * scale
 
 
-def test_what_changes_outside_is_read_again(monkeypatch, kept):
+@pytest.mark.parametrize(
+    "other",
+    [
+        make(np.float32(np.nextafter(np.float32(0.1), np.float32(1.0))), jnp.arange(3.0)),
+        make(np.float32(-0.1), jnp.arange(3.0)),
+        make(np.float32(0.1), jnp.arange(4.0)),
+        make(np.float32(0.1), jnp.arange(3)),
+        make(np.float32(0.1), jnp.arange(3.0), branch=False),
+    ],
+    ids=["one ulp", "sign", "shape", "dtype", "branch"],
+)
+def test_another_program_is_another(count, other):
+    x = jnp.float32(0.7)
+    run_program(make(np.float32(0.1), jnp.arange(3.0)), x)
+    found = run_program(other, x)
+    assert count() == 2
+    np.testing.assert_array_equal(found, jax.jit(other)(x))
+
+
+def test_zeros_of_either_sign_and_numbers_of_either_type_differ():
+    assert len({programs._key(value) for value in (0, 0.0, -0.0, False)}) == 4
+
+
+def test_what_has_no_key_is_compiled_and_not_held(count):
+    def callback(x):
+        return jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct((), x.dtype), x)
+
+    for _ in range(2):
+        assert float(run_program(callback, jnp.ones(()))) == 2.0
+    assert count() == 2
+    assert not programs._PROGRAMS
+
+
+def test_the_oldest_program_leaves(count, monkeypatch):
+    monkeypatch.setattr(programs, "_SIZE", 2)
+    for number in (1.0, 2.0, 3.0, 1.0):
+        assert float(run_program(lambda x, number=number: x * number, jnp.ones(()))) == number
+    assert count() == 4
+    assert len(programs._PROGRAMS) == 2
+
+
+def test_under_a_transformation_it_is_the_function(count):
+    def value(a):
+        return run_program(lambda x: a * x**2, 3.0)
+
+    assert float(jax.grad(value)(2.0)) == 9.0
+    assert not programs._PROGRAMS
+
+
+def test_what_changes_outside_is_read_again(monkeypatch):
     def read(x):
         return SCALE * x + jnp.sum(TABLE)
 
@@ -58,36 +113,19 @@ def test_what_changes_outside_is_read_again(monkeypatch, kept):
     assert float(compile_once(read, jnp.zeros(()))(jnp.ones(()))) == pytest.approx(6.5)
 
 
-def test_branches_loops_and_large_constants_tell_programs_apart(kept):
-    def branch(which):
-        def f(x):
-            loop = jax.lax.fori_loop(0, 3, lambda _, v: v * which, x)
-            return jax.lax.cond(x > 0, lambda: loop, lambda: -x)
-
-        return float(compile_once(f, jnp.ones(()))(jnp.full((), 2.0)))
-
-    assert [branch(2.0), branch(3.0), branch(2.0)] == [16.0, 54.0, 16.0]
-    tables = [np.zeros(5000, np.float32), np.zeros(5000, np.float32)]
-    tables[1][2500] = 1.0
-    sums = [float(compile_once(lambda x, t=t: jnp.dot(x, t), jnp.ones(5000))(jnp.ones(5000))) for t in tables]
-    assert sums == [0.0, 1.0]
+def test_one_program_serves_rows_of_other_data(count):
+    for seed in (0, 1):
+        data = jnp.asarray(np.random.default_rng(seed).normal(size=50).astype(np.float32))
+        rows = np.arange(5, dtype=np.float32)
+        found = compiled_map(lambda row, data=data: {"sum": jnp.sum(row * data)}, rows, 2)
+        np.testing.assert_allclose(found["sum"], rows * np.sum(data), rtol=1e-5, atol=1e-5)
+    assert count() == 1
 
 
-def test_a_callback_is_never_shared(kept):
-    def tell(number):
-        shape = jax.ShapeDtypeStruct((), jnp.float32)
-
-        def f(x):
-            return jax.pure_callback(lambda v: np.float32(number) * v, shape, x)
-
-        return float(compile_once(f, jnp.ones((), jnp.float32))(jnp.full((), 2.0, jnp.float32)))
-
-    assert [tell(1.0), tell(3.0)] == [2.0, 6.0]
-    assert not kept
-
-
-def test_the_oldest_program_is_forgotten(monkeypatch, kept):
-    monkeypatch.setattr(programs, "MAX_PROGRAMS", 2)
-    for number in (1.5, 2.5, 3.5):
-        times(number)
-    assert len(kept) == 2
+def test_a_program_does_not_hold_the_data_of_its_first_run(count):
+    array = jnp.arange(1000.0)
+    held = weakref.ref(array)
+    run_program(lambda x, array=array: jnp.sum(x * array), jnp.ones(1000))
+    del array
+    gc.collect()
+    assert held() is None

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.programs import compile_once
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import Run, check_run_arguments
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian.descent import base
@@ -63,6 +63,7 @@ class Result(NamedTuple):
         status: Why the run ended, as a number; :attr:`reason` has it in words.
         num_evaluations: Evaluations of the derivatives, the start's included.
         trace: A :class:`Trace` of all evaluations.
+        optima: The ELBOs of the distinct optima that the restarts of ``fit_gaussian`` found, the best first.
     """
 
     posterior: Gaussian
@@ -74,6 +75,7 @@ class Result(NamedTuple):
     status: Array
     num_evaluations: Array
     trace: Trace
+    optima: tuple[float, ...] = ()
 
     def as_run(self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
         """Draws of q, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
@@ -180,11 +182,9 @@ def minimise(
 
     spec = _Spec(objective.evaluate, method, max_evaluations, objective.exact)
     operands = q, objective.data, objective.precision, jnp.asarray(tolerance, q.loc.dtype), rng_key
-    if objective.shared or any(is_traced(leaf) for leaf in jax.tree.leaves(operands)):
-        result: Result = _shared_loop(spec, *operands) if objective.shared else _loop(spec, *operands)
-    else:
-        # The function holds a model, whose program alone is kept.
-        result = compile_once(partial(_loop, spec), *operands)(*operands)
+    # The function of a model is another at each call, and may hold arrays that have changed.
+    shared = objective.shared
+    result: Result = _shared_loop(spec, *operands) if shared else run_program(partial(_loop, spec), *operands)
     if not is_traced(result.status):
         if not bool(jnp.isfinite(result.elbo)):
             raise ValueError(

@@ -37,14 +37,15 @@ def absolute() -> Expectation:
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
         1.000 4.069
     """
-    return linear(_absolute_moments, _absolute_loss)
+    return linear(absolute_moments, _absolute_loss)
 
 
 def _absolute_loss(u: Array, y: Array) -> Array:
     return jnp.abs(y - u)
 
 
-def _absolute_moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
+def absolute_moments(mean: Array, variance: Array, y: Array, options: Options) -> Moments:
+    """The moments of |u - y|, u ~ N(mean, variance), shape ``(n,)`` each."""
     s, spread = standard_deviation(variance)
     k = y - mean
     z = k / s

@@ -522,9 +522,11 @@ class TestRefusals:
 
     def test_what_did_not_converge_warns(self, x64):
         found = fitted(regression, "by site").convergence
-        warn_unless_converged(found, 1e-9)
+        warn_unless_converged(found, 1e-9, by_draws=True)
         with pytest.warns(UserWarning, match=r"after 3 evaluations .* evaluations were used up"):
-            warn_unless_converged(found._replace(converged=False, status=0, num_evaluations=3), 1e-9)
+            warn_unless_converged(
+                found._replace(converged=False, status=0, num_evaluations=3), 1e-9, by_draws=True
+            )
 
     @pytest.mark.full
     def test_a_run_that_does_not_converge_warns(self, key):
@@ -729,7 +731,7 @@ class TestPremisesAreChecked:
     def test_a_prior_that_depends_on_a_latent_only_elsewhere_is_drawn(self, x64):
         q = MeanField(np.zeros(2), np.full(2, 0.1))
         objective, _ = objective_of(depends_elsewhere, {"z": (), "w": ()}, q, 2.0)
-        _, term = objective.data
+        _, term, _ = objective.data
         np.testing.assert_array_equal(term.precision, [1.0, 0.0])
         assert objective.needs_key
         assert objective.precision is None

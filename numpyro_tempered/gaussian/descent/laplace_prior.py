@@ -1,0 +1,43 @@
+r"""The negative logarithm of independent Laplace densities under a Gaussian, in closed form.
+
+For a coordinate θ ~ N(m, s²) under q and the density exp(-|θ - μ| / b) / (2b), with z = (m - μ)/s,
+
+.. math:: E_q|θ - μ| = (m - μ)\,(2Φ(z) - 1) + 2 s φ(z),
+
+with derivative 2Φ(z) - 1 and second derivative 2φ(z)/s in m: the curvature of the kink, which no average of
+second derivatives over draws can find.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.descent.base import Derivatives
+from numpyro_tempered.gaussian.expectations.base import Options
+from numpyro_tempered.gaussian.expectations.pinball import absolute_moments
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of
+
+
+class LaplaceTerm(NamedTuple):
+    """The negative logarithm of independent Laplace densities of some coordinates.
+
+    Attributes:
+        loc: Their locations, shape ``(d,)``; 0 for the coordinates left out.
+        rate: 1/b, shape ``(d,)``; 0 for those left out.
+        constant: The value at ``loc``, a scalar.
+    """
+
+    loc: Array
+    rate: Array
+    constant: Array
+
+
+def derivatives_of_laplace(term: LaplaceTerm, q: Gaussian) -> Derivatives:
+    """E_q of the term and its derivatives; the Hessian as a diagonal for a mean-field q."""
+    root = family_of(q).root(q)
+    variance = jnp.square(root) if root.ndim == 1 else jnp.sum(jnp.square(root), axis=1)
+    moments = absolute_moments(q.loc, variance, term.loc, Options())
+    hessian = term.rate * moments.second
+    value = term.constant + jnp.sum(term.rate * moments.expected)
+    return Derivatives(value, term.rate * moments.first, hessian if root.ndim == 1 else jnp.diag(hessian))
