@@ -42,10 +42,12 @@ def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable
     """
     # JAX remembers the trace of a function that it has met, and this one it has not.
     closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
-    tree, consts = jax.tree.structure(shapes), closed.consts
+    tree, consts, traced = jax.tree.structure(shapes), closed.consts, closed.jaxpr
+    # With its constants as arguments, for one that is kept must not hold the data that it was traced with.
+    jaxpr = traced.replace(constvars=(), invars=[*traced.constvars, *traced.invars])
     # What is transformed belongs to the transformation.
-    traced = any(map(is_traced, jax.tree.leaves((consts, examples))))
-    program = _program(closed.jaxpr) if traced else _equal_program(closed.jaxpr)
+    inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
+    program = _program(jaxpr) if inside else _equal_program(jaxpr)
     return lambda *args: jax.tree.unflatten(tree, program(consts, jax.tree.leaves(args)))
 
 
@@ -57,7 +59,7 @@ def run_program(function: Callable[..., Values], *args: PyTree) -> Values:
 def _program(jaxpr: Any) -> jax.stages.Wrapped:
     @jax.jit
     def program(consts: list[Array], leaves: list[Array]) -> list[Array]:
-        return jax.core.eval_jaxpr(jaxpr, consts, *leaves)
+        return jax.core.eval_jaxpr(jaxpr, (), *consts, *leaves)
 
     return program
 

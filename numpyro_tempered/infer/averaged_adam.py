@@ -193,7 +193,7 @@ def _compile(objective: Objective, start: PyTree, length: int) -> _Programs:
             for leaf in jax.tree.leaves(grads):
                 finite &= jnp.all(jnp.isfinite(leaf))
             proposal = update(number, grads, state)
-            state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), proposal, state)
+            state = jax.tree.map(lambda new, old: jnp.where(finite, new.astype(old.dtype), old), proposal, state)
             total = jax.tree.map(jnp.add, total, get(state))
             return (number + finite, state, total), jnp.where(finite, loss, jnp.nan)
 

@@ -23,7 +23,7 @@ from numpyro_tempered.core.result import (
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import check_call
+from numpyro_tempered.handlers.arguments import check_call, feasible_likelihood
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.temper import check_alpha, temper
@@ -204,7 +204,7 @@ def fit_svi(
     check_count(num_particles, "num_particles", 2)
     check_number(tolerance, "tolerance", "(0, inf)")
     _check_steps(guide, optim, num_steps, num_restarts)
-    _check_data(likelihood.get_trace(handlers.seed(tempered, later_key), args, kwargs))
+    _check_data(feasible_likelihood(tempered, args, kwargs))
     fitted = None
     if optim is None and not isinstance(instance, AutoSpikeAndSlab):
         guides = iter([instance])
@@ -242,9 +242,8 @@ def _check_steps(guide: object, optim: Optim, num_steps: int | None, num_restart
         raise ValueError("num_restarts needs the default optimiser: leave optim out, or call fit_svi once a key.")
 
 
-def _check_data(trace: Trace) -> None:
+def _check_data(sites: Trace) -> None:
     """Refuse a model that observes nothing, or a value that broadcasts against its distribution."""
-    sites = likelihood.likelihood_sites(trace)
     if not sites:
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
     for site in sites.values():
@@ -280,7 +279,7 @@ def finish(
         )
     draw = trace_guide(elbo_key, guide, params, args, kwargs)
     trace = trace_model(elbo_key, tempered, draw, params, args, kwargs)
-    _check_data(trace)
+    _check_data(likelihood.likelihood_sites(trace))
     alpha, observed = likelihood.common_alpha(trace), likelihood.observed_values(trace)
     elbo = None if known_elbo is None else known_elbo(alpha)
     if elbo is None:

@@ -150,10 +150,14 @@ def rows_of(name, model, args, sizes):
             warned = any(issubclass(entry.category, nt.ConvergenceWarning) for entry in caught)
             return found, warned, time.perf_counter() - begin
 
-        adam = fit(0, optim=default_optim(sizes["adam"]), num_steps=sizes["adam"])
+        try:
+            adam = fit(0, optim=default_optim(sizes["adam"]), num_steps=sizes["adam"])
+        except ValueError:  # it ended in parameters that are not finite
+            adam = None
         defaults = [fit(seed) for seed in range(sizes["seeds"])]
         careful = fit(100, tolerance=0.005, num_steps=sizes["careful"])
-        elbos = [values(entry[0], sizes["pairs"]) for entry in (adam, *defaults, careful)]
+        elbos = [values(entry[0], sizes["pairs"]) for entry in (*defaults, careful)]
+        elbos = [np.full(sizes["pairs"], -np.inf) if adam is None else values(adam[0], sizes["pairs"]), *elbos]
         best = elbos[int(np.argmax([elbo.mean() for elbo in elbos]))]
         gaps = [best - elbo for elbo in elbos]
         worst = 1 + int(np.argmax([gap.mean() for gap in gaps[1:-1]]))
@@ -162,7 +166,7 @@ def rows_of(name, model, args, sizes):
             "model": name,
             "guide": label,
             "adam": gaps[0].mean(),
-            "adam_warns": int(adam[1]),
+            "adam_warns": "fails" if adam is None else int(adam[1]),
             "default": gaps[worst].mean(),
             "se": gaps[worst].std() / np.sqrt(len(best)),
             "estimate": evidence.gap,
@@ -170,7 +174,7 @@ def rows_of(name, model, args, sizes):
             "warns": f"{sum(entry[1] for entry in defaults)} of {len(defaults)}",
             "at_mode": evidence.starts_at_mode,
             "seconds": min(entry[2] for entry in defaults),
-            "adam_seconds": adam[2],
+            "adam_seconds": np.nan if adam is None else adam[2],
         }
 
 
@@ -195,7 +199,9 @@ def main():
     options.output.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(table)
     frame.to_csv(options.output / "svi_optimum.csv", index=False, float_format="%.4g")
-    (options.output / "svi_optimum.txt").write_text(describe(sizes) + "\n" + frame.to_string(index=False) + "\n")
+    (options.output / "svi_optimum.txt").write_text(
+        describe(sizes) + "\n" + frame.to_string(index=False, float_format="{:.3g}".format) + "\n"
+    )
 
 
 if __name__ == "__main__":
