@@ -128,10 +128,10 @@ def _numbers(leaf: object, label: str) -> object:
     return as_array(leaf, f"argument {label!r} of the model") if _is_odd(plain) else plain
 
 
-def feasible_likelihood(model: Model, args: tuple, kwargs: dict) -> Trace:
-    """The likelihood sites of a model at feasible values of its latents, of which not all priors can be drawn."""
+def feasible_trace(model: Model, args: tuple, kwargs: dict) -> Trace:
+    """A trace of a model at feasible values of its latents, of which not all priors can be drawn."""
     seeded = handlers.seed(model, jax.random.key(0))
-    return likelihood_sites(get_trace(handlers.substitute(seeded, substitute_fn=init_to_feasible), args, kwargs))
+    return get_trace(handlers.substitute(seeded, substitute_fn=init_to_feasible), args, kwargs)
 
 
 def _runs(model: Model, args: tuple, kwargs: dict) -> bool:
@@ -142,7 +142,7 @@ def _runs(model: Model, args: tuple, kwargs: dict) -> bool:
             # jax warns of lists in the place of arrays.
             warnings.simplefilter("error", DeprecationWarning)
             # Not under a transformation: a model may keep what it computes in its first run.
-            for site in feasible_likelihood(model, args, kwargs).values():
+            for site in likelihood_sites(feasible_trace(model, args, kwargs)).values():
                 untempered_log_prob(site)
     except Exception:
         return False
@@ -166,7 +166,7 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
     with handlers.block(), numpyro.validation_enabled(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            sites = feasible_likelihood(model, args, kwargs)
+            sites = likelihood_sites(feasible_trace(model, args, kwargs))
             log_probs = {name: np.asarray(untempered_log_prob(site)) for name, site in sites.items()}
         except Exception:  # the fit itself raises what is wrong with the model
             return

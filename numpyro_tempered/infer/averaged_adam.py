@@ -120,7 +120,7 @@ def minimise(
         Where the run ended, as :class:`Settled`.
     """
     length = max(1, min(CHUNK, num_steps // (NUM_BATCHES + 1)))
-    run, left, batch = _compile(objective, start, length), num_steps // length, FIRST_BATCH
+    run, left, batch = _compile(objective, start, rng_key, length), num_steps // length, FIRST_BATCH
     state = (jnp.zeros((), jnp.int32), adam(step_size)[0](start))
     losses: list[Array] = []
 
@@ -180,7 +180,7 @@ def _judge(
     return _Stage(average, float(value), noise, fall, is_falling), float(first)
 
 
-def _compile(objective: Objective, start: PyTree, length: int) -> _Programs:
+def _compile(objective: Objective, start: PyTree, rng_key: Array, length: int) -> _Programs:
     """The programs of an objective; one loop takes ``length`` steps."""
 
     def chunk(state: PyTree, rng_key: Array, step_size: Array) -> tuple:
@@ -207,6 +207,6 @@ def _compile(objective: Objective, start: PyTree, length: int) -> _Programs:
         # Point by point: a triangular factor for each draw costs far more than one for all.
         return jax.lax.map(lambda z: map_batches(lambda key: objective(z, key), keys, 32), points)
 
-    key, state = jax.random.key(0), (jnp.zeros((), jnp.int32), adam(1.0)[0](start))
+    state = (jnp.zeros((), jnp.int32), adam(1.0)[0](start))
     points = jax.tree.map(lambda leaf: jnp.stack([leaf] * (NUM_BATCHES + 2)), start)
-    return _Programs(compile_once(chunk, state, key, jnp.ones(())), compile_once(values, points, key))
+    return _Programs(compile_once(chunk, state, rng_key, jnp.ones(())), compile_once(values, points, rng_key))

@@ -17,6 +17,7 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Params, PyTree
 from numpyro_tempered.gaussian.families.base import family_of
+from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.handlers.numpyro_private import initial_latent, unpacker
@@ -64,7 +65,7 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
     else:
         q, (_, unpack), to_params = read_guide(rng_key, guide, args, kwargs)
         loc = q.loc
-    if loc.shape[0] > MAX_LATENTS or not _has_density(getattr(guide, "prototype_trace", {})):
+    if loc.shape[0] > MAX_LATENTS or not _has_density(feasible_trace(model, args, kwargs), set(unpack(loc))):
         return None
 
     def potential(theta: Array) -> Array:
@@ -95,11 +96,11 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
     return Coordinates(start | {"lower": jnp.zeros((loc.size, loc.size), loc.dtype)}, full)
 
 
-def _has_density(trace: Trace) -> bool:
-    """Whether a model is one density of continuous latents: no params, no discrete latents, no subsamples."""
+def _has_density(trace: Trace, names: set[str]) -> bool:
+    """Whether a model is one density of the latents that are named: no other ones, no params, no subsamples."""
     for site in trace.values():
         if site["type"] in ("param", "mutable"):
             return False
         if site["type"] == "plate" and site["args"][0] != site["args"][1]:
             return False
-    return not any(site["fn"].support.is_discrete for site in latent_sites(trace).values())
+    return set(latent_sites(trace)) == names

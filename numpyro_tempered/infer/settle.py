@@ -80,12 +80,14 @@ class Start(NamedTuple):
     at_mode: bool
 
 
-def start_of(rng_key: Array, model: temper, guide: Guide, args: tuple, kwargs: dict) -> Start | None:
+def start_of(
+    rng_key: Array, model: temper, guide: Guide, args: tuple, kwargs: dict, *, loss: ELBO | None = None
+) -> Start | None:
     """Where a fit of a guide starts; None where model or guide keep a state, such as that of a network."""
     coordinates = at_the_mode(rng_key, model, guide, args, kwargs)
     if coordinates is not None:
         return Start(guide, coordinates, at_mode=True)
-    svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic())
+    svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic() if loss is None else loss)
     state = svi.init(rng_key, *args, **kwargs)
     if state.mutable_state is not None:
         return None
@@ -132,7 +134,7 @@ def settle(
     runs: list[tuple[Start, Settled]] = []
     for key in keys:
         start_key, run_key = jax.random.split(key)
-        start = start_of(start_key, model, build(), args, kwargs)
+        start = start_of(start_key, model, build(), args, kwargs, loss=loss)
         if start is None:
             return None
         objective = _objective(model, start, args, kwargs, loss)

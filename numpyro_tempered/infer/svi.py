@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 
@@ -23,7 +23,7 @@ from numpyro_tempered.core.result import (
 from numpyro_tempered.core.typing import Array, Guide, Model, Numbers, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.arguments import check_call, feasible_likelihood
+from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.temper import check_alpha, temper
@@ -37,6 +37,10 @@ from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 # None, an optimiser of NumPyro's or optax's gradient transformation, a pair of functions.
 Optim: TypeAlias = NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | None
 
+_NO_ENUMERATION = (
+    "fit_svi evaluates no ELBO with enumerated latents: sum them out by nt.marginalize, and leave loss out, "
+    "or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alpha)."
+)
 # The most steps of the default optimiser, and the steps of another.
 NUM_STEPS, NUM_STEPS_GIVEN = 20_000, 3000
 
@@ -204,7 +208,9 @@ def fit_svi(
     check_count(num_particles, "num_particles", 2)
     check_number(tolerance, "tolerance", "(0, inf)")
     _check_steps(guide, optim, num_steps, num_restarts)
-    _check_data(feasible_likelihood(tempered, args, kwargs))
+    if isinstance(loss, TraceEnum_ELBO):
+        raise ValueError(_NO_ENUMERATION)
+    _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
     fitted = None
     if optim is None and not isinstance(instance, AutoSpikeAndSlab):
         guides = iter([instance])

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from numpyro.infer import TraceEnum_ELBO
 from numpyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoGuideList,
@@ -20,6 +21,7 @@ from scipy import optimize
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.antithetic import Antithetic, mirror
+from numpyro_tempered.infer.coordinates import at_the_mode
 from numpyro_tempered.infer.mode import find_mode
 from numpyro_tempered.infer.settle import Convergence, warn_unless_settled
 
@@ -100,6 +102,23 @@ def test_a_warning_says_why(change, match):
         warn_unless_settled(evidence, 0.05, 1)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")], ids=["raw", "rbg"])
+def test_keys_of_any_kind(key):
+    fit = nt.fit_svi(key, two_modes, AutoNormal, jnp.asarray(9.0), num_particles=2)
+    assert fit.converged is True
+
+
+@pytest.mark.full
+def test_latents_that_the_guide_does_not_have_are_no_part_of_the_mode():
+    def hidden(y):
+        numpyro.sample("gate", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        two_modes(y)
+
+    guide = AutoNormal(handlers.block(hidden, hide=["gate"]))
+    assert at_the_mode(KEY, nt.temper(hidden), guide, (jnp.asarray(9.0),), {}) is None
+
+
 def two_modes(y):
     theta = numpyro.sample("theta", dist.Normal(0.5, 2.0))
     numpyro.sample("y", dist.Normal(theta**2, 1.0), obs=y)
@@ -119,6 +138,7 @@ def test_restarts_find_the_optima_and_return_the_best():
     [
         (AutoNormal, {"num_restarts": 2, "optim": numpyro.optim.Adam(0.1)}, "leave optim out"),
         (AutoNormal(two_modes), {"num_restarts": 2}, "is built already: pass its class"),
+        (AutoNormal, {"loss": TraceEnum_ELBO()}, "sum them out by nt.marginalize, and leave loss out"),
         (AutoNormal, {"num_restarts": 0}, "num_restarts must be"),
         (AutoNormal, {"num_steps": 0}, "num_steps must be"),
         (AutoNormal, {"tolerance": 0.0}, "tolerance must be"),
