@@ -210,9 +210,9 @@ def fit_svi(
     _check_steps(guide, optim, num_steps, num_restarts)
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
-    _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
     fitted = None
     if optim is None and not isinstance(instance, AutoSpikeAndSlab):
+        _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
         guides = iter([instance])
         fitted = settle(
             fit_key,

@@ -48,13 +48,14 @@ def test_a_far_start_keeps_its_step_size_and_too_few_steps_are_no_convergence():
     assert settled.bias == np.inf
 
 
-@pytest.mark.parametrize("num_steps", [1, 7])
+@pytest.mark.parametrize("num_steps", [1, pytest.param(7, marks=pytest.mark.full)])
 def test_a_few_steps_are_taken_and_not_judged(num_steps):
     settled = run(num_steps=num_steps)
     assert 0 < len(settled.losses) <= num_steps
     assert not settled.converged
 
 
+@pytest.mark.full
 def test_gradients_that_are_not_finite_move_nothing():
     def holes(z, key):
         hole = jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1
@@ -68,6 +69,7 @@ def test_gradients_that_are_not_finite_move_nothing():
     assert not settled.converged
 
 
+@pytest.mark.full
 def test_a_start_that_is_better_than_what_follows_is_the_end():
     settled = run(start=OPTIMUM, num_steps=50, step_size=1.0)
     np.testing.assert_array_equal(settled.z["z"], OPTIMUM)

@@ -59,7 +59,7 @@ MEAN_FIELD = EVIDENCE - 0.5 * (np.sum(np.log(np.diag(PRECISION))) - np.linalg.sl
     [
         (AutoNormal, MEAN_FIELD),
         pytest.param(AutoDiagonalNormal, MEAN_FIELD, marks=pytest.mark.full),
-        (AutoMultivariateNormal, EVIDENCE),
+        pytest.param(AutoMultivariateNormal, EVIDENCE, marks=pytest.mark.full),
         pytest.param(AutoLaplaceApproximation, EVIDENCE, marks=pytest.mark.full),
     ],
 )
@@ -189,6 +189,7 @@ def test_what_has_no_mode_is_no_mode(potential):
     assert not bool(find_mode(potential, jnp.array([0.3, 1.0])).is_mode)
 
 
+@pytest.mark.full
 def test_a_hierarchy_without_a_mode_starts_where_its_guide_does():
     def centred(y):
         tau = numpyro.sample("tau", dist.HalfCauchy(5.0))

@@ -15,6 +15,7 @@ def two_modes(y):
     numpyro.sample("y", dist.Normal(theta**2, 1.0), obs=y)
 
 
+@pytest.mark.full
 def test_restarts_find_the_optima_and_return_the_best():
     fit = nt.fit_gaussian(jax.random.key(0), two_modes, AutoNormal, jnp.asarray(9.0), num_restarts=5)
     assert float(fit.params["theta_auto_loc"]) == pytest.approx(3.0, abs=0.1)
