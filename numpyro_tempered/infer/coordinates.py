@@ -18,7 +18,7 @@ from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Params, PyTree
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.arguments import feasible_trace
-from numpyro_tempered.handlers.effects import Trace
+from numpyro_tempered.handlers.effects import LOCAL, Trace
 from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.handlers.numpyro_private import initial_latent, unpacker
 from numpyro_tempered.handlers.temper import temper
@@ -50,8 +50,8 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
     ``AutoLaplaceApproximation`` it is the optimum.
 
     Returns:
-        None where the guide is another, the model has params, discrete latents or subsamples, or no mode is
-        found from the guide's own start, as in hierarchies whose density is not bounded.
+        None where the guide is another, the model has params, discrete or local latents or subsamples, or no mode
+        is found from the guide's own start, as in hierarchies whose density is not bounded.
     """
     is_point = isinstance(guide, AutoLaplaceApproximation)
     if not (
@@ -97,10 +97,13 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
 
 
 def _has_density(trace: Trace, names: set[str]) -> bool:
-    """Whether a model is one density of the latents that are named: no other ones, no params, no subsamples."""
+    """Whether a model is one density of these latents: without other or local ones, params or subsamples."""
     for site in trace.values():
-        if site["type"] in ("param", "mutable"):
+        # A local latent is tempered in model and guide, and has no part in a potential energy.
+        if site["type"] in ("param", "mutable") or site.get(LOCAL) is not None:
             return False
-        if site["type"] == "plate" and site["args"][0] != site["args"][1]:
-            return False
+        if site["type"] == "plate":
+            size, subsample_size = site["args"]
+            if subsample_size not in (None, size):
+                return False
     return set(latent_sites(trace)) == names

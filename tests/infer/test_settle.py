@@ -37,7 +37,8 @@ PRIOR_SD = 1000.0
 
 def raw_units(x, y):
     beta = numpyro.sample("beta", dist.Normal(0.0, PRIOR_SD).expand([2]).to_event(1))
-    numpyro.sample("y", dist.Normal(x @ beta, NOISE), obs=y)
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(x @ beta, NOISE), obs=y)
 
 
 # The tempered posterior is Gaussian: its evidence and the best mean field by hand.

@@ -406,7 +406,7 @@ def test_fits_compare_and_report(key):
     assert report.attrs["converged"] == 1
     assert report.attrs["num_evaluations"] == int(fits["full"].convergence.num_evaluations)
     svi = nt.fit_svi(key, logistic, AutoMultivariateNormal, X, Y, alpha=0.5)
-    assert svi.convergence is None
+    assert svi.converged is True
     assert abs(svi.elbo.value - fits["full"].elbo.value) < 5.0 * (svi.elbo.se + fits["full"].elbo.se) + 0.05
 
 
@@ -815,9 +815,9 @@ class TestPremisesAreChecked:
         fit = nt.fit_gaussian(key, scaled_prior, AutoNormal, SCALED_DATA, alpha=0.5, tolerance=1e-12)
         np.testing.assert_allclose(fit.params["theta_auto_loc"], 0.25, rtol=1e-5)
         assert abs(fit.elbo.value - exact) < 5.0 * fit.elbo.se + 1e-6
-        # A bound, a little below where the stochastic steps ended.
+        # A bound, up to rounding: the start at the mode is the optimum.
         svi = nt.fit_svi(key, scaled_prior, AutoNormal, SCALED_DATA, alpha=0.5)
-        assert exact - 0.1 < svi.elbo.value < exact + 5.0 * svi.elbo.se
+        assert exact - 0.1 < svi.elbo.value < exact + 5.0 * svi.elbo.se + 1e-9
 
     def test_values_that_broadcast_are_refused(self, x64):
         shapes, q = {"w": (3,)}, MeanField(np.zeros(3), np.ones(3))
