@@ -28,23 +28,24 @@ class Antithetic(Trace_ELBO):
     ) -> Array:
         """The loss at ``param_map``, as SVI asks for it."""
 
-        def one(key: Array) -> Array:
+        def one(key: Array, sign: Array) -> Array:
             model_key, guide_key = jax.random.split(key)
             # The loss seeds the guide once more, which changes no site that has a key.
-            seeded = handlers.seed(guide, guide_key)
-            losses = [
-                super(Antithetic, self).loss(model_key, param_map, model, each, *args, **kwargs)
-                for each in (seeded, mirror(seeded))
-            ]
-            return 0.5 * (losses[0] + losses[1])
+            half = mirror(handlers.seed(guide, guide_key), sign)
+            return super(Antithetic, self).loss(model_key, param_map, model, half, *args, **kwargs)
 
-        if self.num_pairs == 1:
-            return one(rng_key)
-        return jnp.mean(jax.vmap(one)(jax.random.split(rng_key, self.num_pairs)))
+        # One trace of the model for both halves of all pairs.
+        keys = jnp.repeat(jax.random.split(rng_key, self.num_pairs), 2, axis=0)
+        signs = jnp.tile(jnp.array([1, -1]), self.num_pairs)
+        return jnp.mean(jax.vmap(one)(keys, signs))
 
 
 class mirror(Messenger):
-    """Reflect the draws of Gaussian sites about their means."""
+    """Draws of Gaussian sites, times a sign about their means; other draws differ by the sign without pattern."""
+
+    def __init__(self, fn: Guide, sign: Array) -> None:
+        self.sign = sign
+        super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
         """Draw a site."""
@@ -56,9 +57,9 @@ class mirror(Messenger):
         outer = [part for part in parts if isinstance(part, dist.TransformedDistribution | dist.Independent)]
         base = parts[len(outer)] if parts[: len(outer)] == outer and len(outer) < len(parts) else None
         if msg["kwargs"].get("sample_shape") or base is None or not isinstance(parts[-1], _GAUSSIANS):
-            msg["kwargs"]["rng_key"] = jax.random.fold_in(key, 1)
+            msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.sign + 1)
             return
-        value = 2.0 * base.mean - base.sample(key)
+        value = base.mean + self.sign * (base.sample(key) - base.mean)
         for part in reversed(outer):
             for transform in getattr(part, "transforms", ()):
                 value = transform(value)

@@ -90,21 +90,24 @@ def find_mode(f: Callable[[Array], Array], start: Array) -> Mode:
             size = 0.5 * search[0]
             return size, f(point.theta - size * point.direction)
 
-        one = jnp.ones_like(point.value)
-        size, value = jax.lax.while_loop(fails, halve, (one, f(point.theta - point.direction)))
-        # NaN fails too: its comparison is False.
+        # NaN fails, so that the first size tried is one.
+        begin = (jnp.full_like(point.value, 2.0), jnp.full_like(point.value, jnp.nan))
+        size, value = jax.lax.while_loop(fails, halve, begin)
         lost = ~jnp.isfinite(value) | (size <= _MIN_SIZE)
         new = at(jnp.where(lost, point.theta, point.theta - size * point.direction))
         is_rounding = (point.decrement <= SMALL) & ~(new.decrement <= 0.25 * point.decrement)
-        return new, number + 1, lost | is_rounding
+        return new, number + 1, lost | ~jnp.isfinite(new.value) | is_rounding
 
     def running(carry: tuple[_Point, Array, Array]) -> Array:
         point, number, lost = carry
-        return (point.decrement > TOLERANCE) & (number < MAX_ITERATIONS) & ~lost & jnp.isfinite(point.value)
+        return (point.decrement > TOLERANCE) & (number < MAX_ITERATIONS) & ~lost
 
-    point, number, _ = jax.lax.while_loop(
-        running, advance, (at(start), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
-    )
+    # The loop's first round evaluates the start, after a step of length zero: f is compiled once, not twice.
+    zeros, eye = jnp.zeros_like(start), jnp.eye(start.shape[0], dtype=start.dtype)
+    inf, largest = jnp.array(jnp.inf, start.dtype), jnp.array(jnp.finfo(start.dtype).max)
+    before = _Point(start, inf, zeros, largest, zeros, zeros, eye)
+    carry = (before, jnp.array(-1, jnp.int32), jnp.zeros((), bool))
+    point, number, _ = jax.lax.while_loop(running, advance, carry)
     least = 10.0 * point.theta.shape[0] * jnp.finfo(point.theta.dtype).eps
     root = point.scale[:, None] * point.vectors / jnp.sqrt(jnp.maximum(point.values, least))
     is_mode = (point.values[0] > 0.0) & (point.decrement <= NEAR)

@@ -220,7 +220,7 @@ def several_sites():
 
 def test_the_mirror_reflects_gaussians_and_redraws_what_is_none():
     one = sites(handlers.seed(several_sites, KEY))
-    other = sites(mirror(handlers.seed(several_sites, KEY)))
+    other = sites(mirror(handlers.seed(several_sites, KEY), -1))
     for name, centre in {"plain": 1.0, "event": 1.0}.items():
         np.testing.assert_allclose(one[name] + other[name], 2.0 * centre, rtol=1e-5)
     assert float(jnp.log(one["positive"]) + jnp.log(other["positive"])) == pytest.approx(1.0, rel=1e-5)
