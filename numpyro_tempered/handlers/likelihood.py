@@ -9,15 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.gaussian.expectations.base import ModelLoss
-from numpyro_tempered.gaussian.expectations.differentiate import depends_on
-from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
-from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
+from numpyro_tempered.handlers.effects import (
+    ALPHA,
+    PRIOR_FACTOR,
+    Message,
+    Trace,
+    base_distribution,
+    layers,
+    read_powers,
+)
 from numpyro_tempered.handlers.observed import check_shape
 
 Site = Message
@@ -114,103 +118,9 @@ class refuse_subsampling(Messenger):
             )
 
 
-def model_loss(
-    model: Model,
-    guide: Unpacks,
-    predictor: str | None = None,
-    num_outputs: int | None = None,
-    *,
-    prior_factors: bool = False,
-) -> ModelLoss:
-    """The untempered losses and the weights of a model, as functions of its flat parameters.
-
-    Args:
-        model: NumPyro model, tempered or not.
-        guide: An AutoContinuous guide that has been set up.
-        predictor: Name of the deterministic site that the likelihood depends on.
-        num_outputs: K if that site has shape ``(n, K)`` and a datum depends on K values; None if it has one value
-            for each datum.
-        prior_factors: Whether the model may hold factors that are prior terms, which the caller counts.
-
-    Returns:
-        A :class:`ModelLoss` on data ``(args, kwargs)``.
-    """
-
-    def run(theta: Array, args: tuple, kwargs: dict, sites: dict[str, Array]) -> Trace:
-        values = unpacker(guide)(theta)
-
-        def constrain(site: Site) -> Array | None:
-            if site["type"] != "sample" or site["name"] not in values:
-                return None
-            # The site's own support, which may depend on other latents.
-            return biject_to(site["fn"].support)(values[site["name"]])
-
-        at_theta = handlers.substitute(model, substitute_fn=constrain)
-        with refuse_subsampling():
-            trace = get_trace(handlers.substitute(at_theta, data=sites), args, kwargs)
-        check_likelihood(trace, prior_factors=prior_factors)
-        if unknown := sorted(set(latent_sites(trace)) - set(values)):
-            raise ValueError(f"latent sites {unknown} are not in the guide: build it on this model.")
-        return trace
-
-    def losses(theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
-        sites = likelihood_sites(run(theta, args, kwargs, {})).values()
-        values = [-log_prob_of_each(site) for site in sites]
-        weights = [jnp.broadcast_to(weight(site), value.shape) for site, value in zip(sites, values, strict=True)]
-
-        def flat(parts: list[Array]) -> Array:
-            return jnp.concatenate([jnp.ravel(p).astype(theta.dtype) for p in parts])[None, :]
-
-        return flat(values), flat(weights)
-
-    if predictor is None:
-        return ModelLoss(losses, None, None)
-
-    def predict(theta: Array, args: tuple, kwargs: dict) -> Array:
-        trace = run(theta, args, kwargs, {})
-        if predictor not in trace or trace[predictor]["type"] != "deterministic":
-            names = [n for n, site in trace.items() if site["type"] == "deterministic"]
-            raise ValueError(
-                f"the model has no deterministic site {predictor!r} (it has {names}): name the linear "
-                f'predictor by numpyro.deterministic("{predictor}", ...).'
-            )
-        value = trace[predictor]["value"]
-        if num_outputs is not None and jnp.shape(value)[-1:] != (num_outputs,):
-            raise ValueError(
-                f"predictor {predictor!r} has shape {jnp.shape(value)}, and num_outputs = {num_outputs} needs "
-                "that as its last axis."
-            )
-        return value
-
-    def losses_at(u: Array, theta: Array, args: tuple, kwargs: dict) -> tuple[Array, Array]:
-        # The arguments may hold strings and flags: only theta is abstract.
-        whole = jax.eval_shape(lambda t: predict(t, args, kwargs), theta).shape
-        shape = whole if num_outputs is None else whole[:-1]
-        sites = likelihood_sites(run(theta, args, kwargs, {predictor: jnp.reshape(u, whole)}))
-        values, weights = [], []
-        for name, site in sites.items():
-            value = -untempered_log_prob(site)
-            if value.shape != shape:
-                raise ValueError(
-                    f"observed site {name!r} has log-probabilities of shape {value.shape}, predictor "
-                    f"{predictor!r} has shape {whole}: one datum must depend on one predictor, or on K of them "
-                    "with num_outputs=K. Use monte_carlo() for other models."
-                )
-            values.append(jnp.ravel(value).astype(theta.dtype))
-            weights.append(jnp.ravel(jnp.broadcast_to(weight(site), shape)).astype(theta.dtype))
-        return jnp.stack(values), jnp.stack(weights)
-
-    def predict_rows(theta: Array, args: tuple, kwargs: dict) -> Array:
-        u = jnp.reshape(predict(theta, args, kwargs), (-1,) if num_outputs is None else (-1, num_outputs))
-        u = u.astype(theta.dtype)
-        if depends_on(lambda t: losses_at(u, t, args, kwargs)[0], theta):
-            raise ValueError(
-                f"the likelihood depends on parameters other than through predictor {predictor!r}, and "
-                "a quadrature over it would leave those at their prior. Use monte_carlo()."
-            )
-        return u
-
-    return ModelLoss(losses, predict_rows, losses_at)
+def has_kink(site: Site) -> bool:
+    """Whether the log-density of a site has a kink at its location, where no derivative finds the curvature."""
+    return isinstance(base_distribution(site["fn"]), dist.Laplace | dist.AsymmetricLaplace)
 
 
 def log_prob_of_each(site: Site) -> Array:

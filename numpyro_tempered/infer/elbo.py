@@ -25,6 +25,7 @@ from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution, layers
+from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.handlers.numpyro_private import Unpacks, mask_of
 from numpyro_tempered.infer.guides.online import check_guide
 
@@ -133,7 +134,7 @@ def bind(expectation: Expectation, model: Model, guide: Unpacks) -> Expectation:
             "this expectation is of a bare loss: run it by nt.online.run, or take "
             "gauss_hermite(predictor=...) or monte_carlo() for a model's likelihood."
         )
-    return expectation.bind(likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs))
+    return expectation.bind(model_loss(model, guide, expectation.predictor, expectation.num_outputs))
 
 
 def evaluate_elbo(

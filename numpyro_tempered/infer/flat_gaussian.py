@@ -11,8 +11,8 @@ from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, supports
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
-from numpyro_tempered.infer.free_energy import Latents
 from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.priors import Latents
 
 
 def read_guide(

@@ -1,67 +1,51 @@
 """The free energy of a NumPyro model on its unconstrained scale."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.programs import compile_once
+from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
 from numpyro_tempered.gaussian.descent.base import entropy
-from numpyro_tempered.gaussian.descent.laplace_prior import LaplaceTerm, derivatives_of_laplace
-from numpyro_tempered.gaussian.descent.objective import GaussianTerm, add, derivatives_of, of_evaluation
+from numpyro_tempered.gaussian.descent.objective import add, of_evaluation
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
-from numpyro_tempered.gaussian.expectations.base import ModelLoss
-from numpyro_tempered.gaussian.expectations.differentiate import depends_on, which_depend
+from numpyro_tempered.gaussian.expectations.base import ModelLoss, Shared, require_key
+from numpyro_tempered.gaussian.expectations.differentiate import depends_on
+from numpyro_tempered.gaussian.expectations.outputs import product_rule
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
-from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace, base_distribution
+from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.guides.prior import unindexed
-from numpyro_tempered.infer.online_checks import check_rows_apart, trace_unconstrained
+from numpyro_tempered.infer.online_checks import check_rows_apart
+from numpyro_tempered.infer.priors import Latents, Priors, closed_priors
+
+# Nodes in each coordinate that likelihoods share, and how many coordinates have a product rule.
+_SHARED_NODES, _MAX_DIMENSION = 16, 2
+# Beyond, the second derivatives of each datum in them are more than the predictors are worth.
+MAX_SHARED = 16
 
 
-class Latents(NamedTuple):
-    """The latent sites of a model as parts of a flat vector, in the order of their ``names``.
-
-    Attributes:
-        names: Their names.
-        unpack: ``flat -> values by site``, unconstrained.
-    """
-
-    names: tuple[str, ...]
-    unpack: Callable[[Array], Params]
-
-    def _unpack_latent(self, flat: Array) -> Params:
-        """``unpack``, under the name that ``model_loss`` calls."""
-        return self.unpack(flat)
-
-
-class Priors(NamedTuple):
-    """What of a model has a closed form under a Gaussian.
+class FreeEnergy(NamedTuple):
+    """What :func:`model_objective` finds of a model.
 
     Attributes:
-        term: Its Normal priors with fixed parameters.
-        kinks: Its Laplace priors with fixed parameters; None if there are none.
-        names: The sites of these priors.
-        has_factors: Whether the prior has factors besides.
-        is_smooth: Whether no likelihood has a kink, at which a quadrature is not exact.
+        objective: The function of q.
+        linearised: Whether a quadrature linearises a predictor that is not affine in the latents.
+        kl: ``q -> KL(q, prior)``, or None where a prior is averaged over draws.
     """
 
-    term: GaussianTerm
-    kinks: LaplaceTerm | None
-    names: frozenset[str]
-    has_factors: bool
-    is_smooth: bool
+    objective: Objective
+    linearised: bool
+    kl: Callable[[Gaussian], float] | None
 
 
 class without(Messenger):
@@ -86,11 +70,12 @@ def model_objective(
     *,
     expectation: Expectation | None,
     num_draws: int,
-) -> tuple[Objective, bool]:
+) -> FreeEnergy:
     """The function f = -α log L - log π of a tempered model, on its flat unconstrained scale.
 
-    Priors that are Normal, multivariate Normal or Laplace with fixed parameters are integrated in closed form,
-    the likelihood by ``expectation``. All other terms are averaged over draws, as is the likelihood without one.
+    Priors with fixed parameters that are Normal, multivariate Normal or Laplace are integrated in closed form,
+    others of independent scalars by quadrature, the likelihood by ``expectation``. All other terms are averaged
+    over draws, as is the likelihood without one.
 
     Args:
         model: The tempered model.
@@ -102,30 +87,30 @@ def model_objective(
         num_draws: Draws, antithetic, for what has neither closed form nor expectation.
 
     Returns:
-        The objective, and whether a quadrature linearises a predictor that is not affine in the latents.
+        A :class:`FreeEnergy`.
 
     Raises:
         TypeError: If the expectation is of a bare loss.
         ValueError: If the model has params, subsamples, observes nothing or scales local latents, or a datum
-            depends on the predictor of another.
+            depends on the predictor of another or on too many latents besides its own.
     """
     arrays, structure = separate(args, kwargs)
+    predictor = None if expectation is None else expectation.predictor
     with numpyro.validation_enabled(False):
-        priors = closed_priors(model, latents, q, args, kwargs, by_draws=expectation is None)
-    term, kinks = priors.term, priors.kinks
+        priors = closed_priors(model, latents, q, args, kwargs, by_draws=predictor is None)
     needs_draws = expectation is None or priors.has_factors or len(priors.names) < len(latents.names)
-    parts, loss = [], None
+    parts, loss, draws = [], None, False
     if expectation is not None:
         if expectation.bind is None:
             raise TypeError(
                 "this expectation is of a bare loss: take gauss_hermite(predictor=...) or monte_carlo() for a "
                 "model's likelihood, or nt.descent.objective and minimise for a loss."
             )
-        predictor, num_outputs = expectation.predictor, expectation.num_outputs
-        loss = likelihood.model_loss(model, latents, predictor, num_outputs, prior_factors=True)
         with numpyro.validation_enabled(False):
+            loss = _model_loss(model, latents, q, (args, kwargs), expectation, num_draws)
             check_rows_apart(loss, q.loc, args, kwargs)
         bound = expectation.bind(weigh(loss))
+        draws = bound.needs_key
 
         def expected_loss(q: Gaussian, data: PyTree, rng_key: Array | None) -> Derivatives:
             return of_evaluation(q, bound.evaluate(q, *join(data, structure), rng_key=rng_key))
@@ -149,28 +134,109 @@ def model_objective(
         arrays, term, kinks = data
         keys = [None] * len(parts) if rng_key is None else list(jax.random.split(rng_key, len(parts)))
         terms = [part(q, arrays, key) for part, key in zip(parts, keys, strict=True)]
-        return add([*terms, *_in_closed_form(term, kinks, q)])
+        return add([*terms, *priors._replace(term=term, kinks=kinks).derivatives(q)])
 
-    draws = expectation is not None and expectation.needs_key
-    affine = loss is not None and loss.predictor is not None and _is_affine(loss, q, args, kwargs)
-    linearised = loss is not None and loss.predictor is not None and not affine and not draws
-    # Then all priors are Gaussian or Laplace too.
-    exact_derivatives = affine and priors.is_smooth and not (needs_draws or draws)
-    certified = loss is not None and exact_derivatives and _is_convex(loss, q, args, kwargs)
-    precision = term.precision if certified and kinks is None else None
-    return Objective(
-        evaluate, (arrays, term, kinks), needs_draws or draws, precision, exact_derivatives
-    ), linearised
+    exact = linearised = certified = False
+    if loss is not None and loss.predictor is not None:
+        affine = _is_affine(loss, q, args, kwargs)
+        linearised = not affine and not draws
+        # Then all priors are known too.
+        exact = affine and (priors.is_smooth or loss.kinks is not None) and not (needs_draws or draws)
+        gaussian = priors.kinks is None and not priors.scalars
+        certified = exact and gaussian and loss.shared is None and _is_convex(loss, q, args, kwargs)
+    return FreeEnergy(
+        Objective(
+            evaluate,
+            (arrays, priors.term, priors.kinks),
+            needs_draws or draws,
+            priors.term.precision if certified else None,
+            exact,
+        ),
+        linearised,
+        kl=None if needs_draws else partial(_kl, priors),
+    )
 
 
-def kl_of_priors(objective: Objective, q: Gaussian) -> float:
-    """KL(q, prior) of an objective of :func:`model_objective` whose priors all have a closed form."""
-    _, term, kinks = objective.data
-    return float(sum(part.value for part in _in_closed_form(term, kinks, q)) - entropy(q))
+def _kl(priors: Priors, q: Gaussian) -> float:
+    """KL(q, prior)."""
+    return float(run_program(lambda q: add(priors.derivatives(q)).value - entropy(q), q))
 
 
-def _in_closed_form(term: GaussianTerm, kinks: LaplaceTerm | None, q: Gaussian) -> list[Derivatives]:
-    return [derivatives_of(term, q)] + ([] if kinks is None else [derivatives_of_laplace(kinks, q)])
+def _model_loss(
+    model: temper,
+    latents: Latents,
+    q: Gaussian,
+    data: tuple[tuple, dict],
+    expectation: Expectation,
+    num_draws: int,
+) -> ModelLoss:
+    """The losses of the model, with what they share besides the expectation's predictor, and their kinks."""
+    predictor, num_outputs = expectation.predictor, expectation.num_outputs
+    integrates = expectation.integrates and num_outputs is None
+
+    def of_latents(latents: Latents) -> ModelLoss:
+        return model_loss(model, latents, predictor, num_outputs, prior_factors=True, alone=not integrates)
+
+    loss = of_latents(latents)
+    if loss.predictor is None or not integrates:
+        return loss._replace(kinks=None)
+    u, values, places = loss.predictor(q.loc, *data), latents.unpack(q.loc), {}
+    # One site at a time, as all together are slices of one vector, which a traced program does not tell apart.
+    for name, at in latents.places(q.loc.shape[0]).items():
+        losses_at = of_latents(Latents(latents.names, partial(_with_site, values, name))).losses_given_predictor
+        if losses_at is not None and depends_on(lambda s: losses_at(u, s, *data)[0], q.loc[at]):  # noqa: B023
+            places[name] = at
+    if places:
+        coordinates = np.concatenate(list(places.values()))
+        if len(coordinates) > MAX_SHARED:
+            raise ValueError(
+                f"the likelihood depends on {len(coordinates)} coordinates of the sites {sorted(places)} besides "
+                f"predictor {predictor!r}, and at most {MAX_SHARED} are integrated: let the predictor take them "
+                "in, or use monte_carlo()."
+            )
+        loss = loss._replace(shared=shared_nodes(coordinates, num_draws))
+    return loss if _kinks_at_outcomes(loss, u, q.loc, *data) else loss._replace(kinks=None)
+
+
+def _with_site(values: Params, name: str, flat: Array) -> Params:
+    return {**values, name: jnp.reshape(flat, jnp.shape(values[name]))}
+
+
+def shared_nodes(coordinates: np.ndarray, num_draws: int) -> Shared:
+    """Nodes of a product rule for few coordinates, antithetic draws for more."""
+    m = len(coordinates)
+    if m <= _MAX_DIMENSION:
+        rule = product_rule(_SHARED_NODES, m, "monte_carlo()")
+
+        def nodes(rng_key: Array | None) -> tuple[Array, Array]:
+            z, weights = rule.at(None, 1, jnp.result_type(float))
+            return z[:, 0], weights
+
+        return Shared(coordinates, nodes, needs_key=False)
+
+    def draws(rng_key: Array | None) -> tuple[Array, Array]:
+        half = jax.random.normal(require_key("shared latents", rng_key), (num_draws // 2, m))
+        return jnp.concatenate([half, -half]), jnp.full((num_draws,), 1.0 / num_draws)
+
+    return Shared(coordinates, draws, needs_key=True)
+
+
+def _kinks_at_outcomes(loss: ModelLoss, u: Array, theta: Array, args: tuple, kwargs: dict) -> bool:
+    """Whether all kinks of the losses are where the predictor is the outcome."""
+    if loss.kinks is None:
+        return False
+
+    kinks = loss.kinks
+
+    def locations(u: Array, theta: Array) -> Array:
+        return kinks(u, theta, args, kwargs)[0]
+
+    rows = ~np.all(np.isnan(locations(u, theta)), axis=1)
+    if not rows.any():
+        return False
+    if depends_on(lambda theta: locations(u, theta)[rows], theta):
+        return False
+    return all(bool(np.all(np.asarray(locations(at, theta))[rows] == np.asarray(at))) for at in (u, u + 1.0))
 
 
 def _is_affine(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
@@ -215,129 +281,9 @@ def weigh(model: ModelLoss) -> ModelLoss:
         return jnp.where(weights == 0, 0.0, losses * weights).astype(losses.dtype), jnp.ones_like(losses)
 
     losses_given = model.losses_given_predictor
-    return ModelLoss(
-        lambda theta, *data: weighted(model.losses(theta, *data)),
-        model.predictor,
-        None if losses_given is None else lambda u, theta, *data: weighted(losses_given(u, theta, *data)),
+    return model._replace(
+        losses=lambda theta, *data: weighted(model.losses(theta, *data)),
+        losses_given_predictor=(
+            None if losses_given is None else lambda u, theta, *data: weighted(losses_given(u, theta, *data))
+        ),
     )
-
-
-def closed_priors(
-    model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict, *, by_draws: bool
-) -> Priors:
-    """The priors that are Normal or Laplace with fixed parameters, their sites, and whether there are factors.
-
-    Raises:
-        ValueError: If draws would have to take the expectation of another density with a kink.
-    """
-
-    def trace_at(flat: Array) -> Trace:
-        with handlers.block(), likelihood.refuse_subsampling():
-            return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
-
-    def parameters(flat: Array) -> dict[str, tuple[Array, ...]]:
-        return {name: _parameters(site) for name, site in likelihood.latent_sites(trace_at(flat)).items()}
-
-    one = trace_at(q.loc)
-    likelihood.check_likelihood(one, prior_factors=True)
-    for site in likelihood.likelihood_sites(one).values():
-        likelihood.log_prob_of_each(site)
-    if unknown := sorted(set(likelihood.latent_sites(one)) ^ set(latents.names)):
-        raise ValueError(f"latent sites {unknown} are not in model and guide: build the guide on this model.")
-    # By the traced program: values that agree at two points may still depend on other latents.
-    depends = which_depend(parameters, q.loc)
-    d, dtype = q.loc.shape[0], q.loc.dtype
-    places = latents.unpack(jnp.arange(d))
-    loc, diagonal, blocks, constant, exact = np.zeros(d), np.zeros(d), [], 0.0, set()
-    rate, kink_constant = np.zeros(d), 0.0
-    for name in latents.names:
-        site = one[name]
-        if name.endswith("_unobserved") and f"{name.removesuffix('unobserved')}observed" in one:
-            raise ValueError(
-                f"latent {name!r} stands for data that obs_mask leaves out, and is improper where it does not: "
-                "leave those data out of the likelihood by handlers.mask."
-            )
-        if site.get(LOCAL) is not None:
-            raise ValueError(
-                f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
-                "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
-            )
-        moments = None if any(jax.tree.leaves(depends[name])) else _moments(site)
-        if moments is None:
-            _refuse_kink(site)
-            continue
-        at = np.ravel(np.asarray(places[name]))
-        mean, precision = moments
-        exact.add(name)
-        if type(unindexed(site["fn"])) is dist.Laplace:
-            loc[at], rate[at] = mean, precision
-            kink_constant += np.sum(np.log(2.0 / precision))
-            continue
-        loc[at] = mean
-        if precision.ndim == 2:
-            blocks.append((at, precision))
-            constant -= 0.5 * np.linalg.slogdet(precision)[1]
-        else:
-            diagonal[at] = precision
-            constant -= 0.5 * np.sum(np.log(precision))
-        constant += 0.5 * at.size * np.log(2.0 * np.pi)
-    matrix: np.ndarray = diagonal
-    if blocks:
-        matrix = np.diag(diagonal)
-        for at, precision in blocks:
-            matrix[np.ix_(at, at)] = precision
-    has_factors = any(site.get(PRIOR_FACTOR) for site in one.values())
-    likelihoods = likelihood.likelihood_sites(one).values()
-    for site in likelihoods if by_draws else ():
-        _refuse_kink(site)
-    term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)))
-    kinks = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
-    is_smooth = not any(_has_kink(site) for site in likelihoods)
-    return Priors(term, kinks if rate.any() else None, frozenset(exact), has_factors, is_smooth)
-
-
-def _has_kink(site: likelihood.Site) -> bool:
-    return isinstance(base_distribution(site["fn"]), dist.Laplace | dist.AsymmetricLaplace)
-
-
-def _refuse_kink(site: likelihood.Site) -> None:
-    """Refuse a density with a kink, whose curvature no derivative at a draw has.
-
-    Raises:
-        ValueError: If its distribution is one of Laplace's.
-    """
-    if _has_kink(site):
-        advice = (
-            'name its predictor by numpyro.deterministic and take gauss_hermite(predictor="...")'
-            if site["is_observed"]
-            else "give it a location and scale that are fixed"
-        )
-        kind = type(base_distribution(site["fn"])).__name__
-        raise ValueError(
-            f"site {site['name']!r} is {kind}, whose log-density has a kink, and Hessians at draws miss the "
-            f"curvature there. In fit_gaussian, {advice}; or use fit_svi."
-        )
-
-
-def _parameters(site: likelihood.Site) -> tuple[Array, ...]:
-    """Location and spread of a site that is Gaussian or Laplace."""
-    fn = unindexed(site["fn"])
-    if type(fn) in (dist.Normal, dist.Laplace):
-        return jnp.asarray(fn.loc), jnp.asarray(fn.scale)
-    return (fn.mean, fn.precision_matrix) if type(fn) is dist.MultivariateNormal else ()
-
-
-def _moments(site: likelihood.Site) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``.
-
-    Of a Laplace prior location and rate.
-    """
-    fn, shape = unindexed(site["fn"]), jnp.shape(site["value"])
-    if site["scale"] is not None:
-        return None
-    if type(fn) in (dist.Normal, dist.Laplace):
-        loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
-        return loc, 1.0 / (np.square(scale) if type(fn) is dist.Normal else scale)
-    if type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
-        return np.asarray(fn.mean, np.float64), np.asarray(fn.precision_matrix, np.float64)
-    return None

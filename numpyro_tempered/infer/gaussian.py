@@ -11,14 +11,14 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
-from numpyro_tempered.gaussian.descent import Method, Objective, Result, minimise
+from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.flat_gaussian import read_guide
-from numpyro_tempered.infer.free_energy import kl_of_priors, model_objective
+from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
 from numpyro_tempered.infer.settle import ConvergenceWarning, distinct
 from numpyro_tempered.infer.svi import TemperedFit, finish
 
@@ -47,12 +47,14 @@ def fit_gaussian(
 
     Maximises :math:`\alpha E_q[\log L] - \mathrm{KL}(q, \pi)`, as :func:`fit_svi` does, in tens of evaluations of
     the whole data and with a stopping rule instead of thousands of stochastic steps and a guess. The derivatives
-    E_q[∇f] and E_q[∇²f] are exact for Normal and Laplace priors, exact to quadrature for a likelihood with
-    ``expectation=gauss_hermite(predictor=...)`` whose predictor is affine in the unconstrained parameters, and
-    averages over the same ``num_draws`` draws at each q for everything else: the optimum found is then that of
-    the draws, off the true one by about a standard deviation over the root of ``num_draws`` where f is far from
-    quadratic, by nothing where it is quadratic. The reported ELBO is the one maximised where quadrature knows it,
-    with a standard error of 0, and is evaluated with other draws elsewhere.
+    E_q[∇f] and E_q[∇²f] are exact for Normal and Laplace priors with fixed parameters, exact to quadrature for
+    other priors of scalars, such as those of scales, and for a likelihood with
+    ``expectation=gauss_hermite(predictor=...)`` whose predictor is affine in the unconstrained parameters. What
+    the likelihood depends on besides, as on a latent scale, is integrated by a product rule for two coordinates,
+    by draws for more. Everything else is averaged over the same ``num_draws`` draws at each q: the optimum found
+    is then that of the draws, off the true one by about a standard deviation over the root of ``num_draws`` where
+    f is far from quadratic, by nothing where it is quadratic. The reported ELBO is the one maximised where
+    quadrature knows it, with a standard error of 0, and is evaluated with other draws elsewhere.
 
     A call on the shapes of an earlier one compiles nothing anew, whatever the values of the data.
 
@@ -75,7 +77,8 @@ def fit_gaussian(
         max_evaluations: Of E_q[f] and its derivatives.
         num_draws: Antithetic draws for what has no closed form; even.
         num_restarts: Fits from different starts, those of the guide by other keys, of which the best is returned:
-            for models with several optima, which ``convergence.optima`` lists.
+            for models with several optima, which ``convergence.optima`` lists. A start without a finite ELBO is
+            left out, unless all are.
         num_particles: Draws for the ELBO reported at the end, where the one maximised is of draws or of a
             linearised predictor, or where data differ in their powers or have none.
         **kwargs: Keyword arguments of the model.
@@ -119,23 +122,29 @@ def fit_gaussian(
     check_count(num_particles, "num_particles", 2)
     tempered = temper(model, alpha=alpha)
     check_restarts(guide, num_restarts)
+    guides = [build_guide(guide, model, tempered, alpha) for _ in range(num_restarts)]
+    guide_keys = [guide_key, *jax.random.split(guide_key, num_restarts - 1)]
+    starts = [read_guide(key, each, args, kwargs) for key, each in zip(guide_keys, guides, strict=True)]
+    first, latents, _ = starts[0]
+    energy = model_objective(tempered, latents, first, args, kwargs, expectation=expectation, num_draws=num_draws)
     runs: list[tuple[Result, Guide, Callable[..., Params]]] = []
-    for key in [guide_key, *jax.random.split(guide_key, num_restarts - 1)]:
-        instance = build_guide(guide, model, tempered, alpha)
-        start, latents, to_params = read_guide(key, instance, args, kwargs)
-        if not runs:
-            objective, linearised = model_objective(
-                tempered, latents, start, args, kwargs, expectation=expectation, num_draws=num_draws
-            )
+    failures = []
+    for instance, (start, _, to_params) in zip(guides, starts, strict=True):
         # The same draws for all: they compare.
         options = {"tolerance": tolerance, "max_evaluations": max_evaluations, "rng_key": run_key}
-        runs.append((minimise(objective, start, method=method, **options), instance, to_params))
+        try:
+            runs.append((minimise(energy.objective, start, method=method, **options), instance, to_params))
+        except ValueError as error:
+            # One start of many may be where the likelihood is 0.
+            failures.append(error)
+    if not runs:
+        raise failures[0]
     result, instance, to_params = max(runs, key=lambda run: float(run[0].elbo))
     result = result._replace(optima=distinct([float(run[0].elbo) for run in runs], APART))
     used = int(result.num_evaluations)
     # On the host, as a slice on the device compiles for each number of evaluations.
     result = result._replace(trace=jax.tree.map(lambda c: jnp.asarray(np.asarray(c)[:used]), result.trace))
-    warn_unless_converged(result, tolerance, by_draws=objective.needs_key)
+    warn_unless_converged(result, tolerance, by_draws=energy.objective.needs_key)
     losses = -np.asarray(result.trace.elbo)[np.asarray(result.trace.accepted)]
     params = to_params(result.posterior)
     keys = (elbo_key, later_key)
@@ -148,20 +157,21 @@ def fit_gaussian(
         args,
         kwargs=kwargs,
         num_particles=num_particles,
-        known_elbo=partial(quadrature_elbo, result, objective),
+        known_elbo=partial(quadrature_elbo, result, energy),
     )
-    warn_of_mismatch(float(result.elbo), fit, num_draws if objective.needs_key else None, linearised)
+    by_draws = energy.objective.needs_key
+    warn_of_mismatch(float(result.elbo), fit, num_draws if by_draws else None, energy.linearised)
     return fit._replace(convergence=result)
 
 
-def quadrature_elbo(result: Result, objective: Objective, alpha: object) -> TemperedELBO | None:
+def quadrature_elbo(result: Result, energy: FreeEnergy, alpha: object) -> TemperedELBO | None:
     """The ELBO that was maximised, where it is known without draws; None elsewhere.
 
     The untempered expected log-likelihood follows from the tempered one where all data have one power above 0.
     """
-    if not (objective.exact and isinstance(alpha, float) and alpha > 0.0):
+    if energy.kl is None or not (energy.objective.exact and isinstance(alpha, float) and alpha > 0.0):
         return None
-    value, kl = float(result.elbo), kl_of_priors(objective, result.posterior)
+    value, kl = float(result.elbo), energy.kl(result.posterior)
     return TemperedELBO(value, 0.0, (value + kl) / alpha, kl)
 
 

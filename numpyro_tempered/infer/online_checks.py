@@ -19,6 +19,7 @@ from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
@@ -188,7 +189,7 @@ def check_batch(
     with numpyro.validation_enabled(False):
         if mask is not None:
             check_one_loss_a_row(model, guide, len(mask), args, kwargs)
-        loss = likelihood.model_loss(model, guide, expectation.predictor, expectation.num_outputs)
+        loss = model_loss(model, guide, expectation.predictor, expectation.num_outputs)
         check_rows_apart(loss, guide.prior.loc, args, kwargs)
 
 

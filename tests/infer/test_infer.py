@@ -22,7 +22,7 @@ from scipy import special, stats
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.expectations import gauss_hermite, hinge, monte_carlo
 from numpyro_tempered.gaussian.families import MeanField
-from numpyro_tempered.handlers.likelihood import model_loss
+from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides import AutoOnlineDiagonalNormal
 from numpyro_tempered.infer.online_checks import _depend_on_others
@@ -131,6 +131,7 @@ def assert_close(q, want, rtol):
 # A stream is its rounds.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", tiered(["gauss_hermite", "monte_carlo"], unit=["monte_carlo"]))
 def test_run_equals_a_loop_of_updates_to_the_bit(name, x64):
     x, y = one_hot_stream()

@@ -120,6 +120,27 @@ class OfTheta(Protocol):
 WeighedLosses: TypeAlias = Callable[..., tuple[Array, Array]]
 
 
+class Shared(NamedTuple):
+    """Coordinates of θ that the losses of all data depend on besides their predictors, such as a log-scale.
+
+    Attributes:
+        coordinates: Their places in θ, ``(m,)``.
+        nodes: ``rng_key -> (z, weights)``, which stand for N(0, I) in R^m: ``(M, m)`` and ``(M,)``.
+        needs_key: Whether the nodes are drawn.
+    """
+
+    coordinates: np.ndarray
+    nodes: Callable[[Array | None], tuple[Array, Array]]
+    needs_key: bool
+
+
+class Kinks(Protocol):
+    """Where losses have a kink."""
+
+    def __call__(self, u: Array, theta: Array, /, *data: PyTree) -> tuple[Array, Array]:
+        """Location and outcome of the sites that have one, ``(S, n)`` each; NaN for the others."""
+
+
 class ModelLoss(NamedTuple):
     """Negative log-likelihood of a model, as functions of the flat unconstrained parameters.
 
@@ -130,11 +151,16 @@ class ModelLoss(NamedTuple):
         losses: ``(theta, *data) -> (losses, weights)``.
         predictor: ``(theta, *data) -> u``, shape ``(n,)`` or ``(n, K)``, or None where none was named.
         losses_given_predictor: ``(u, theta, *data) -> (losses, weights)``.
+        shared: What the losses depend on besides the predictor, or None.
+        kinks: ``(u, theta, *data) -> (locations, outcomes)`` where each loss with a kink has it at its outcome,
+            so that an integral may take it in closed form; None where they are not known.
     """
 
     losses: WeighedLosses
     predictor: OfTheta | None
     losses_given_predictor: WeighedLosses | None
+    shared: Shared | None = None
+    kinks: Kinks | None = None
 
     def total(self, theta: Array, *data: PyTree) -> Array:
         """The losses of all sites by datum, ``(n,)``."""
@@ -200,6 +226,7 @@ class Expectation(NamedTuple):
         num_outputs: K where the model's predictor site has K outputs for each datum, or None.
         predictors: ``(theta, *data, rng_key, mask) -> Predictors``, or None where the loss is not one of
             predictors.
+        integrates: Whether, bound to a model, it takes what :attr:`ModelLoss.shared` and ``kinks`` say.
     """
 
     evaluate: Evaluate
@@ -212,6 +239,7 @@ class Expectation(NamedTuple):
     of_predictor: PredictorLoss | None = None
     num_outputs: int | None = None
     predictors: PredictorsAt | None = None
+    integrates: bool = False
 
 
 def unbound(call: str) -> Evaluate:

@@ -10,8 +10,8 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes
+from numpyro_tempered.gaussian.expectations.integrals import Integral, of_integral
 from numpyro_tempered.gaussian.expectations.outputs import average, product_rule
-from numpyro_tempered.gaussian.expectations.predictors import Integral, of_integral
 
 # Beyond this numpy's nodes and weights overflow.
 MAX_NODES = 350
@@ -40,7 +40,8 @@ def gauss_hermite(
     - a NumPyro model that names its predictor by ``numpyro.deterministic("eta", ...)``,
       ``gauss_hermite(predictor="eta")``: any model whose likelihood depends on its parameters only through
       that site, datum by datum. Exact to quadrature where the predictor is affine in the
-      unconstrained parameters, a local linearisation at the mean otherwise.
+      unconstrained parameters, a local linearisation at the mean otherwise. In ``fit_gaussian`` it may depend on
+      further latents, such as a scale, and have the kink of a Laplace density.
 
     With ``num_outputs=K`` the predictor of a datum is u in R^K: of a bare loss u_k = x·θ_k with θ of shape
     ``(K d,)``, of a model a site of shape ``(n, K)`` with n log-probabilities. The nodes are those of the
@@ -126,4 +127,5 @@ def _curvature(losses: LossesOfPredictors, mean: Array, off: Array) -> Array:
     def second(u: Array) -> Array:
         return jax.jvp(lambda v: slopes(losses, v)[1], (u,), (jnp.ones_like(u),))[1]
 
-    return 0.5 * (second(mean - off) + second(mean + off))
+    # One trace of the losses for both sides.
+    return jnp.mean(jax.vmap(second)(jnp.stack([mean - off, mean + off])), axis=0)

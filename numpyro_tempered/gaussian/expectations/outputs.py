@@ -12,7 +12,8 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import differentiate
 from numpyro_tempered.gaussian.expectations.base import Expectation, Loss, Moments, Options, require_key
-from numpyro_tempered.gaussian.expectations.predictors import of_integral
+from numpyro_tempered.gaussian.expectations.integrals import of_integral
+from numpyro_tempered.gaussian.expectations.predictors import root
 
 # The most nodes of a product rule; beyond, draws do as well.
 MAX_PRODUCT = 10_000
@@ -61,21 +62,6 @@ def draws(num_draws: int, dimension: int, expectation: str) -> Nodes:
         return z, jnp.full((num_draws,), 1.0 / num_draws, dtype)
 
     return Nodes(at, needs_key=True)
-
-
-def root(covariance: Array) -> Array:
-    """Lower triangular R, ``(n, K, K)``, with R Rᵀ the covariance, which may be singular or 0."""
-    rest, columns = covariance, []
-    size = covariance.shape[-1]
-    for k in range(size):
-        pivot = rest[:, k, k]
-        # What rounding leaves of a direction without spread; anything not finite goes through.
-        none = jnp.isfinite(pivot) & (pivot <= size * jnp.finfo(pivot.dtype).eps * covariance[:, k, k])
-        scale = jnp.where(none, 0.0, jax.lax.rsqrt(jnp.where(none, 1.0, pivot)))
-        column = rest[:, :, k] * scale[:, None] * (np.arange(size) >= k).astype(pivot.dtype)[None, :]
-        rest = rest - column[:, :, None] * column[:, None, :]
-        columns.append(column)
-    return jnp.stack(columns, axis=-1)
 
 
 def average(

@@ -2,19 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations import base
-from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, with_jacobian
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
-
-# Moments of any losses of predictors, by mean, variance (n,) or covariance (n, K, K), and options.
-Integral: TypeAlias = Callable[[LossesOfPredictors, Array, Array, base.Options], base.Moments]
 
 
 def evaluate_predictors(q: Gaussian, predictors: base.Predictors, mask: Array | None) -> base.Evaluation:
@@ -63,6 +60,21 @@ def predictor_covariance(q: Gaussian, jacobian: Array) -> Array:
     (times_covariance,) = gradient(jnp.full_like(variance, 0.5))
     covariance = matmul(times_covariance, jnp.swapaxes(jacobian, -1, -2))
     return 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))
+
+
+def root(covariance: Array) -> Array:
+    """Lower triangular R, ``(n, K, K)``, with R Rᵀ the covariance, which may be singular or 0."""
+    rest, columns = covariance, []
+    size = covariance.shape[-1]
+    for k in range(size):
+        pivot = rest[:, k, k]
+        # What rounding leaves of a direction without spread; anything not finite goes through.
+        none = jnp.isfinite(pivot) & (pivot <= size * jnp.finfo(pivot.dtype).eps * covariance[:, k, k])
+        scale = jnp.where(none, 0.0, jax.lax.rsqrt(jnp.where(none, 1.0, pivot)))
+        column = rest[:, :, k] * scale[:, None] * (np.arange(size) >= k).astype(pivot.dtype)[None, :]
+        rest = rest - column[:, :, None] * column[:, None, :]
+        columns.append(column)
+    return jnp.stack(columns, axis=-1)
 
 
 def curvature_rows(jacobian: Array, blocks: Array) -> tuple[Array, Array]:
@@ -146,56 +158,3 @@ def linear(
     return of_predictors(
         at, check=check, loss=of_theta, quadratic=quadratic, needs_key=needs_key, of_predictor=of_predictor
     )
-
-
-def of_integral(
-    name: str,
-    integral: Integral,
-    loss: base.Loss | None,
-    *,
-    predictor: str | None,
-    num_outputs: int | None,
-    needs_key: bool = False,
-) -> base.Expectation:
-    """The expectation whose moments are an integral: of a bare loss, or of a model that names its predictor.
-
-    Args:
-        name: What the user called, for messages.
-        integral: Of any losses of predictors.
-        loss: ``(u, y) -> loss`` of one datum, for a linear predictor; or None.
-        predictor: Name of the model's predictor site, or None.
-        num_outputs: K, or None for a scalar predictor.
-        needs_key: Whether the integral draws.
-
-    Raises:
-        ValueError: If not exactly one of ``loss`` and ``predictor`` is given.
-    """
-    if (loss is None) == (predictor is None):
-        raise ValueError(f"give {name} either a loss (u, y) -> value or a predictor's name.")
-    if loss is None:
-        refuse = base.unbound(f"{name}(predictor={predictor!r})")
-        bind = functools.partial(bound, integral=integral, needs_key=needs_key)
-        return base.Expectation(refuse, bind, predictor, needs_key, num_outputs=num_outputs)
-    batch = jax.vmap(loss)
-
-    def moments(mean: Array, spread: Array, y: Array, options: base.Options) -> base.Moments:
-        one = jnp.ones((), mean.dtype)
-        return integral(lambda u: (batch(u, y)[None, :], one), mean, spread, options)
-
-    return linear(moments, batch, num_outputs=num_outputs, needs_key=needs_key)
-
-
-def bound(model: base.ModelLoss, integral: Integral, *, needs_key: bool) -> base.Expectation:
-    """The expectation of a model's likelihood given its predictors, linearised at the mean."""
-    predict, losses_at = model.by_predictor()
-
-    def at(theta: Array, data: base.Data, options: base.Options) -> base.Predictors:
-        mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), theta)
-        options = options._replace(mask=base.rows_of(options.mask, mean.shape[0]))
-
-        def moments(mean: Array, spread: Array) -> base.Moments:
-            return integral(lambda u: losses_at(u, theta, *data), mean, spread, options)
-
-        return base.Predictors(mean, jacobian, moments)
-
-    return of_predictors(at, loss=model.total, needs_key=needs_key)

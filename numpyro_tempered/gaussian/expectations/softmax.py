@@ -7,8 +7,8 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation, Moments, Options, check_outcomes
-from numpyro_tempered.gaussian.expectations.outputs import draws, product_rule, root
-from numpyro_tempered.gaussian.expectations.predictors import linear
+from numpyro_tempered.gaussian.expectations.outputs import draws, product_rule
+from numpyro_tempered.gaussian.expectations.predictors import linear, root
 
 
 def softmax(num_classes: int, *, num_nodes: int = 20, num_draws: int | None = None) -> Expectation:

@@ -11,8 +11,7 @@ from conftest import tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.expectations.base import ModelLoss
-from numpyro_tempered.gaussian.expectations.outputs import root
-from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance
+from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance, root
 
 pytestmark = pytest.mark.usefixtures("strict")
 ex = nt.expectations

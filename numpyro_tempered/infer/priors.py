@@ -1,0 +1,223 @@
+"""The priors of a model on its unconstrained scale, as far as a Gaussian's expectation of them is known."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.gaussian.descent.base import Derivatives
+from numpyro_tempered.gaussian.descent.laplace_prior import LaplaceTerm, derivatives_of_laplace
+from numpyro_tempered.gaussian.descent.objective import GaussianTerm, derivatives_of
+from numpyro_tempered.gaussian.descent.scalar_prior import derivatives_of_scalars
+from numpyro_tempered.gaussian.expectations.differentiate import which_depend
+from numpyro_tempered.gaussian.families.base import Gaussian
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace, base_distribution
+from numpyro_tempered.infer.guides.prior import unindexed
+from numpyro_tempered.infer.online_checks import trace_unconstrained
+
+# Minus the log-density of each element of an unconstrained value, flat.
+Potential = Callable[[Array], Array]
+
+
+class Latents(NamedTuple):
+    """The latent sites of a model as parts of a flat vector, in the order of their ``names``.
+
+    Attributes:
+        names: Their names.
+        unpack: ``flat -> values by site``, unconstrained.
+    """
+
+    names: tuple[str, ...]
+    unpack: Callable[[Array], Params]
+
+    def _unpack_latent(self, flat: Array) -> Params:
+        """``unpack``, under the name that ``model_loss`` calls."""
+        return self.unpack(flat)
+
+    def places(self, size: int) -> dict[str, np.ndarray]:
+        """The coordinates of each site in a flat vector of that size."""
+        return {name: np.ravel(np.asarray(at)) for name, at in self.unpack(jnp.arange(size)).items()}
+
+
+class Priors(NamedTuple):
+    """What of a model has a closed form or a quadrature under a Gaussian.
+
+    Attributes:
+        term: Its Normal priors with fixed parameters.
+        kinks: Its Laplace priors with fixed parameters; None if there are none.
+        scalars: For other priors with fixed parameters whose elements are independent: coordinates and potential.
+        names: The sites of these priors.
+        has_factors: Whether the prior has factors besides.
+        is_smooth: Whether no likelihood has a kink.
+    """
+
+    term: GaussianTerm
+    kinks: LaplaceTerm | None
+    scalars: tuple[tuple[np.ndarray, Potential], ...]
+    names: frozenset[str]
+    has_factors: bool
+    is_smooth: bool
+
+    def derivatives(self, q: Gaussian) -> list[Derivatives]:
+        """Minus the expected log-density of these priors, in parts."""
+        parts = [derivatives_of(self.term, q)]
+        parts += [] if self.kinks is None else [derivatives_of_laplace(self.kinks, q)]
+        return parts + ([derivatives_of_scalars(self.scalars, q)] if self.scalars else [])
+
+
+def closed_priors(
+    model: Model, latents: Latents, q: Gaussian, args: tuple, kwargs: dict, *, by_draws: bool
+) -> Priors:
+    """The priors whose expectation needs no draws.
+
+    Raises:
+        ValueError: If draws would have to take the expectation of a density with a kink, ``by_draws`` that of a
+            likelihood too; or if the model is none that one flat Gaussian holds.
+    """
+
+    def trace_at(flat: Array) -> Trace:
+        with handlers.block(), likelihood.refuse_subsampling():
+            return trace_unconstrained(model, latents.unpack(flat), args, kwargs)
+
+    def parameters(flat: Array) -> dict[str, tuple[Array, ...]]:
+        return {name: _parameters(site) for name, site in likelihood.latent_sites(trace_at(flat)).items()}
+
+    one = trace_at(q.loc)
+    check_trace(one, latents)
+    # By the traced program: values that agree at two points may still depend on other latents.
+    depends = which_depend(parameters, q.loc)
+    (d,), dtype = q.loc.shape, q.loc.dtype
+    loc, diagonal, blocks, constant, exact = np.zeros(d), np.zeros(d), [], 0.0, set()
+    rate, kink_constant, scalars = np.zeros(d), 0.0, []
+    for name, at in latents.places(d).items():
+        site = one[name]
+        is_fixed = not any(jax.tree.leaves(depends[name]))
+        moments = _moments(site) if is_fixed else None
+        if moments is None:
+            refuse_kink(site)
+            potential = _elementwise(site) if is_fixed else None
+            if potential is not None:
+                exact.add(name)
+                scalars.append((at, potential))
+            continue
+        mean, precision = moments
+        exact.add(name)
+        if type(unindexed(site["fn"])) is dist.Laplace:
+            loc[at], rate[at] = mean, precision
+            kink_constant += np.sum(np.log(2.0 / precision))
+            continue
+        loc[at] = mean
+        if precision.ndim == 2:
+            blocks.append((at, precision))
+            constant -= 0.5 * np.linalg.slogdet(precision)[1]
+        else:
+            diagonal[at] = precision
+            constant -= 0.5 * np.sum(np.log(precision))
+        constant += 0.5 * at.size * np.log(2.0 * np.pi)
+    matrix: np.ndarray = diagonal
+    if blocks:
+        matrix = np.diag(diagonal)
+        for at, precision in blocks:
+            matrix[np.ix_(at, at)] = precision
+    has_factors = any(site.get(PRIOR_FACTOR) for site in one.values())
+    likelihoods = likelihood.likelihood_sites(one).values()
+    for site in likelihoods if by_draws else ():
+        refuse_kink(site)
+    is_smooth = not any(map(likelihood.has_kink, likelihoods))
+    term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)))
+    kinks = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
+    return Priors(term, kinks if rate.any() else None, tuple(scalars), frozenset(exact), has_factors, is_smooth)
+
+
+def check_trace(trace: Trace, latents: Latents) -> None:
+    """Refuse a model that one flat Gaussian of these latents does not hold.
+
+    Raises:
+        ValueError: With the site, and what to do.
+    """
+    likelihood.check_likelihood(trace, prior_factors=True)
+    for site in likelihood.likelihood_sites(trace).values():
+        likelihood.log_prob_of_each(site)
+    if unknown := sorted(set(likelihood.latent_sites(trace)) ^ set(latents.names)):
+        raise ValueError(f"latent sites {unknown} are not in model and guide: build the guide on this model.")
+    for name in latents.names:
+        if name.endswith("_unobserved") and f"{name.removesuffix('unobserved')}observed" in trace:
+            raise ValueError(
+                f"latent {name!r} stands for data that obs_mask leaves out, and is improper where it does not: "
+                "leave those data out of the likelihood by handlers.mask."
+            )
+        if trace[name].get(LOCAL) is not None:
+            raise ValueError(
+                f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
+                "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
+            )
+
+
+def refuse_kink(site: likelihood.Site) -> None:
+    """Refuse a density with a kink, whose curvature no derivative at a draw has.
+
+    Raises:
+        ValueError: If its distribution is one of Laplace's.
+    """
+    if likelihood.has_kink(site):
+        advice = (
+            'name its predictor by numpyro.deterministic and take gauss_hermite(predictor="...")'
+            if site["is_observed"]
+            else "give it a location and scale that are fixed, without a scale handler on it"
+        )
+        kind = type(base_distribution(site["fn"])).__name__
+        raise ValueError(
+            f"site {site['name']!r} is {kind}, whose log-density has a kink, and Hessians at draws miss the "
+            f"curvature there. In fit_gaussian, {advice}; or use fit_svi."
+        )
+
+
+def _elementwise(site: likelihood.Site) -> Potential | None:
+    """Minus the log-density of each element on the unconstrained scale, flat, where they are independent."""
+    fn = unindexed(site["fn"])
+    if site["scale"] is not None or fn.event_shape or isinstance(fn, dist.MaskedDistribution):
+        return None
+    transform, shape = biject_to(fn.support), jnp.shape(site["value"])
+    if transform.domain.event_dim or transform.codomain.event_dim:
+        return None
+
+    def potential(flat: Array) -> Array:
+        u = jnp.reshape(flat, shape)
+        x = transform(u)
+        return -jnp.ravel(fn.log_prob(x) + transform.log_abs_det_jacobian(u, x))
+
+    return potential
+
+
+def _parameters(site: likelihood.Site) -> tuple[Array, ...]:
+    """What of a site shows whether its distribution depends on other latents."""
+    fn = unindexed(site["fn"])
+    if type(fn) in (dist.Normal, dist.Laplace):
+        return jnp.asarray(fn.loc), jnp.asarray(fn.scale)
+    if type(fn) is dist.MultivariateNormal:
+        return fn.mean, fn.precision_matrix
+    potential = _elementwise(site)
+    return () if potential is None else (potential(jnp.zeros(jnp.size(site["value"]))),)
+
+
+def _moments(site: likelihood.Site) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and precision of a site's own Gaussian prior: ``(size,)`` and ``(size,)`` or ``(size, size)``.
+
+    Of a Laplace prior location and rate.
+    """
+    fn, shape = unindexed(site["fn"]), jnp.shape(site["value"])
+    if site["scale"] is not None:
+        return None
+    if type(fn) in (dist.Normal, dist.Laplace):
+        loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
+        return loc, 1.0 / (np.square(scale) if type(fn) is dist.Normal else scale)
+    if type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
+        return np.asarray(fn.mean, np.float64), np.asarray(fn.precision_matrix, np.float64)
+    return None
