@@ -29,9 +29,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Examples of docstrings are of the full tier: what they show has tests of its own."""
+    """Examples of docstrings and README are of the full tier: what they show has tests of its own."""
     for item in items:
-        if isinstance(item, pytest.DoctestItem) and item.path.suffix == ".py":
+        if isinstance(item, pytest.DoctestItem):
             item.add_marker(pytest.mark.full)
 
 

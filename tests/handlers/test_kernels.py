@@ -108,6 +108,7 @@ def subsampled(y):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=batch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", tiered([0.1, 0.0, {"y": 0.1}], unit=[{"y": 0.1}]), ids=str)
 def test_energy_conserving_subsampling_is_refused(alpha):
     def run(alpha):

@@ -581,6 +581,7 @@ def panel(order):
     return model
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", [1, -1])
 def test_plates_in_a_scan_leave_the_dimensions_of_other_sites_alone(order, x64):
     got = density(tempered(panel(order)), S, jnp.asarray(SEQUENCES), jnp.asarray(Y))

@@ -196,6 +196,7 @@ def test_missing_covariates_keep_their_prior_and_outcomes_have_the_power(x64):
     assert got == pytest.approx(log_target(s, x_missing) + stats.norm.logpdf(slope) + ALPHA * outcomes, rel=1e-13)
 
 
+@pytest.mark.full
 def test_the_latents_of_obs_mask_have_no_bound_under_svi(key):
     for alpha in (ALPHA, 1.0):
         model = nt.temper(masked, alpha)

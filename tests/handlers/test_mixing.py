@@ -62,6 +62,7 @@ def test_mixed_elements_are_refused(name, is_traced):
         run(jnp.asarray(Y))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", tiered(OWN, unit=["by index", "event dimension"]))
 def test_elements_on_their_own_are_summed(name, x64):
     function = OWN[name]
@@ -90,6 +91,7 @@ def test_a_latent_that_depends_on_another_plate_element_is_refused():
         density(nt.marginalize(model), {}, jnp.asarray(Y))
 
 
+@pytest.mark.full
 def test_each_plate_is_looked_at_along_itself():
     def model(y, axis):
         with numpyro.plate("rows", 2, dim=-2), numpyro.plate("columns", 3):

@@ -100,6 +100,7 @@ def run(kernel, *args):
     MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(KEY, *args)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [HMCECS, MyECS])
 @pytest.mark.parametrize("proxy", [False, True])
 @pytest.mark.usefixtures("wrapped")

@@ -29,6 +29,7 @@ def model(y=None):
         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", GUIDES)
 def test_the_means_start_where_init_loc_fn_says_and_the_prior_stays(kind):
     guide = GUIDES[kind](model, init_loc_fn=START, prefix="q")

@@ -472,6 +472,7 @@ def exponential_rate(y):
         numpyro.sample("y", dist.Exponential(rate), obs=y)
 
 
+@pytest.mark.full
 def test_the_prior_is_put_in_the_place_of_its_gaussian_once(x64):
     online = nt.OnlineVI(exponential_rate, AutoOnlineDiagonalNormal, NGVI)
     with pytest.warns(UserWarning, match="rate"):
@@ -532,6 +533,7 @@ def test_a_run_from_a_posterior_has_its_prior_already(x64):
         online.with_prior(second, np.ones(1))
 
 
+@pytest.mark.full
 def test_the_rule_is_the_implicit_step_where_none_is_given():
     online = nt.OnlineVI(linear, AutoOnlineMultivariateNormal, expectation=ETA)
     # One rule for all, which shares what is compiled.

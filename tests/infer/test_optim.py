@@ -346,6 +346,7 @@ def by_index(x, y):
         numpyro.sample("y", dist.Normal(jnp.asarray(x)[index] @ theta, NOISE), obs=jnp.asarray(y)[index])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [subsampled, by_index])
 def test_a_subsample_is_no_datum(model, x64):
     x, y = stream()

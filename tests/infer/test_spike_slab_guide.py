@@ -305,6 +305,7 @@ def test_what_needs_a_density_refuses_the_prior(name):
         REFUSED[name](*correlated_data())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2), TraceGraph_ELBO()], ids=type)
 def test_losses_take_no_relaxed_density(loss):
     x, y = correlated_data()

@@ -208,6 +208,7 @@ def play(expectation, adversary, x, y):
     return jax.lax.scan(body, RULE.init(make_prior(dtype=x.dtype)), (x, y))[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.full)], ids=["hinge", "squared"])
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**31 - 1), scale=st.sampled_from([1e-3, 1.0, 30.0]), adversary=st.booleans())

@@ -54,6 +54,7 @@ def test_svas_minimiser_in_a_ball_is_that_of_another_solver(x64, radii, binds):
         assert (length > radius * (1 - 1e-9)) == touches
 
 
+@pytest.mark.full
 def test_sva_keeps_its_sums_unprojected(x64):
     x, y = stream()
     radii = Ball(0.5, 1.2)

@@ -162,6 +162,7 @@ def test_rounds(rule, family):
     assert_same(check_rounds(rule, expectation, start, x, y), state)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rule", "family"), tiered(WORKING, unit=DIAGONAL))
 def test_rounds_of_every_pair(x64, op_by_op, rule, family):
     rule, expectation = UNBOXED[rule], loss_of(rule)
@@ -480,6 +481,7 @@ def test_a_long_stream_in_float32_keeps_its_digits(x64, family):
 # Looking again at a datum
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family",
     [

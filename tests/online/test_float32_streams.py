@@ -96,6 +96,7 @@ def test_precision_after_many_rounds(num_rounds, num_chunks):
     check_precision(num_rounds, num_chunks, varied=False)
 
 
+@pytest.mark.full
 @LENGTHS
 def test_summed_gradients_after_many_rounds(num_rounds, num_chunks):
     check_sums(num_rounds, num_chunks, varied=False)
@@ -138,6 +139,7 @@ def check_low_rank(num_rounds, num_chunks, held):
     assert relative(variance, np.sum(rows[:50] * np.linalg.solve(exact, rows[:50].T).T, axis=1)) < 1e-2
 
 
+@pytest.mark.full
 def test_low_rank_precision_after_a_million_rounds():
     check_low_rank(2_000, 1, held=1e6)
 

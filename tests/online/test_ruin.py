@@ -178,6 +178,7 @@ SUPPORTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", tiered(SUPPORTS, unit=["signs"]))
 def test_outcomes_outside_of_a_support_are_refused_before_the_first_round(key, name):
     likelihood, outcomes, text = SUPPORTS[name]

@@ -240,6 +240,7 @@ def test_poisson_regression_ends_at_the_mode(x64):
     np.testing.assert_allclose(np.asarray(diagonal.scale) / sd, 1.0, atol=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "most"), [("FullRank", 0.095), ("MeanField", 0.106)])
 def test_breast_cancer_in_file_order(kind, most):
     from sklearn.datasets import load_breast_cancer
@@ -253,6 +254,7 @@ def test_breast_cancer_in_file_order(kind, most):
     assert int(state.rejected) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
 def test_one_row_in_other_units_costs_next_to_nothing(kind):
     rng = np.random.default_rng(3)
@@ -328,6 +330,7 @@ def test_batches_of_counts_under_a_prior_far_too_wide(x64, kind):
     assert np.abs((np.asarray(state.posterior.loc) - slopes) / sd).max() < 4.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["MeanField", "FullRank"])
 def test_counts_by_features_in_large_units(kind):
     # The expected loss under the prior is beyond float32, and beyond float64.
@@ -353,6 +356,7 @@ def repeated_rows(dtype):
     return x, np.where(rng.random((40, 10)) < expit(0.3 * x.sum(-1)), 1.0, -1.0).astype(dtype)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.full)])
 def test_batches_of_few_rows_on_a_small_rank_are_taken(x64, dtype):
     # By steps in the posterior itself, each cut to the rank, some of these rounds were rejected.
@@ -363,6 +367,7 @@ def test_batches_of_few_rows_on_a_small_rank_are_taken(x64, dtype):
     assert float(jnp.mean(losses.at_mean[20:])) < 10 * np.log(2.0)
 
 
+@pytest.mark.full
 def test_rows_that_are_off_count_nothing_in_a_search_over_few(x64):
     x, y = repeated_rows(np.float64)
     mask = np.ones((40, 10), bool)

@@ -208,6 +208,7 @@ def test_other_families_have_no_known_convexity():
 # Doubling
 
 
+@pytest.mark.full
 def test_doubling_is_a_chain_of_runs_from_the_prior(x64, loops):
     make = partial(nt.online.sva, box=Box(loc=0.5))
     num_rounds = 6 if loops == "compiled" else 4
@@ -303,6 +304,7 @@ def test_the_average_is_that_of_the_means_before_each_round(x64, loops):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_rounds", [2**16, pytest.param(2**18, marks=pytest.mark.full)])
 def test_the_average_is_compensated_in_float32(num_rounds):
     # The mean stays at 0.1, whose plain float32 sum drifts.

@@ -262,6 +262,7 @@ def test_every_public_result_is_here():
     assert results - PARTS == {name.split(",")[0] for name in CASES}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", tiered(CASES, unit=UNIT))
 def test_draws_come_by_chain_and_draw(name):
     posterior = group(as_data(name), "posterior")
@@ -387,6 +388,7 @@ def test_the_fits_of_a_selection_are_compared():
     np.testing.assert_allclose(table["weight"], factors.weight)
 
 
+@pytest.mark.full
 def test_with_data_and_key_the_selected_fit_is_drawn():
     factors = made("ppca.FactorSelection")
     data = nt.compare(factors.fits, data=(ROWS,), rng_key=KEY, num_samples=S)
@@ -441,6 +443,7 @@ def test_data_that_cannot_be_compared_give_a_warning():
         nt.compare({"one": counts, "two": made("sparse.LinearFit")})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["sparse.LinearFit, noise and intercept", "ppca.PPCAFit"])
 def test_the_kl_is_that_of_draws(name):
     """KL(q, prior) by Monte Carlo: the ELBO's other part is the expected log-likelihood."""

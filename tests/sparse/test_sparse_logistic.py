@@ -321,6 +321,7 @@ def logistic(context):
         return x + 2.0, sparse.fit_logistic(KEY, x + 2.0, y, inclusion_prob=0.3, slab_scale=1.0, alpha=0.5)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("which", tiered(["made_up", "linear", "logistic"], unit=["made_up", "logistic"]))
 def test_moments_of_the_predictor_are_those_of_draws(which, request):

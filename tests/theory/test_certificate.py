@@ -483,6 +483,7 @@ def coins(request):
     return y, {"flat": flat, "other": flat._replace(elbo=flat.elbo._replace(value=flat.elbo.value - 2.0, se=0.1))}
 
 
+@pytest.mark.full
 def test_compare_reports_each_models_certificate(coins):
     y, fits = coins
     log_p0 = bounds.empirical_entropy(y)

@@ -110,6 +110,7 @@ def test_a_lasso_ends_at_the_optimum(guide, named, x64):
     assert np.all(np.sqrt(np.diag(root @ root.T))[1:] < 0.9 * least_squares[1:])
 
 
+@pytest.mark.full
 def test_other_kinks_are_refused_by_draws():
     def hierarchy(y):
         tau = numpyro.sample("tau", dist.HalfNormal(1.0))

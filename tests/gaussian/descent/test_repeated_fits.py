@@ -73,6 +73,7 @@ def test_another_call_on_the_same_shapes_compiles_nothing():
     assert COMPILED == []
 
 
+@pytest.mark.full
 def test_the_elbo_of_a_power_of_0_is_by_draws():
     elbo = fit(X @ [1.0, -1.0], alpha=0.0, num_particles=500).elbo
     assert np.isfinite(elbo.expected_log_lik)

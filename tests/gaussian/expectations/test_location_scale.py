@@ -128,6 +128,7 @@ def test_independent_coordinates_have_the_moments_of_their_product_density(x64, 
     assert abs(float(spherical.expected - at.expected)) > 5 * errors[0]
 
 
+@pytest.mark.full
 def test_independent_sizes_of_one_coordinate_are_the_spherical_ones(x64):
     q, x, y = MeanField(jnp.array([0.3]), jnp.array([0.8])), np.array([[1.2], [2.5]]), np.array([-1.0, 1.0])
     mask = jnp.array([False, True])
@@ -152,6 +153,7 @@ def test_independent_coordinates_stream_with_a_key_and_refuse_other_families():
         location_scale(nt.expectations.softmax(3), "laplace", independent=True)
 
 
+@pytest.mark.full
 def test_float32_is_finite_and_rows_can_be_masked():
     heavy = location_scale(HINGE, "student_t", 3.0)
     q = MeanField(jnp.zeros(2, jnp.float32), jnp.full(2, 1e-3, jnp.float32))

@@ -180,6 +180,7 @@ def model(x, y=None):
 EXPECTATION = nt.expectations.gauss_hermite(predictor="eta")
 
 
+@pytest.mark.full
 def test_online_vi_takes_its_guide(x64, tmp_path, key):
     x, y = np.concatenate([np.eye(2)] * 3), np.arange(6.0)
     online = nt.OnlineVI(model, AutoIsotropic, nt.online.ngvi(), EXPECTATION)

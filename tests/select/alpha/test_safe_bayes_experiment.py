@@ -187,6 +187,7 @@ def replicate(num_seeds, alphas, num_data, wrong):
     return {name: np.array(rows) for name, rows in found.items()}, np.array(excess)
 
 
+@pytest.mark.full
 def test_tempering_repairs_the_average_and_costs_nothing_where_the_model_is_right():
     wrong, excess = replicate(8, ALPHAS, 100, True)
     risk, size = wrong.pop("Bayes").mean(0)
