@@ -13,15 +13,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.typing import Array, Model
-from numpyro_tempered.handlers.effects import (
-    ALPHA,
-    PRIOR_FACTOR,
-    Message,
-    Trace,
-    base_distribution,
-    layers,
-    read_powers,
-)
+from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
 from numpyro_tempered.handlers.observed import check_shape
 
 Site = Message
@@ -118,9 +110,15 @@ class refuse_subsampling(Messenger):
             )
 
 
-def has_kink(site: Site) -> bool:
-    """Whether the log-density of a site has a kink at its location, where no derivative finds the curvature."""
-    return isinstance(base_distribution(site["fn"]), dist.Laplace | dist.AsymmetricLaplace)
+# Distributions whose log-density has a kink at their location, where no derivative finds the curvature.
+KINKED = dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile
+
+
+def has_kink(fn: dist.Distribution) -> bool:
+    """Whether a distribution is one of Laplace's or made of one: masked, transformed, truncated, a mixture."""
+    parts = [getattr(fn, name, None) for name in ("base_dist", "component_distribution")]
+    parts += getattr(fn, "component_distributions", ())
+    return isinstance(fn, KINKED) or any(has_kink(part) for part in parts if part is not None)
 
 
 def log_prob_of_each(site: Site) -> Array:

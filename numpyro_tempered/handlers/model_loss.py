@@ -1,6 +1,5 @@
 """The loss of a model as a function of its flat parameters."""
 
-import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from numpyro_tempered.gaussian.expectations.base import ModelLoss
 from numpyro_tempered.gaussian.expectations.differentiate import depends_on
 from numpyro_tempered.handlers.effects import Trace, base_distribution
 from numpyro_tempered.handlers.likelihood import (
+    KINKED,
     Site,
     check_likelihood,
     get_trace,
@@ -138,11 +138,11 @@ def model_loss(
 
 def _kinks_of(site: Site, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Location and outcome of each datum of a site with a kink; NaN of another."""
-    if not has_kink(site):
-        none = jnp.full(math.prod(shape), jnp.nan)
-        return none, none
-    loc, value = base_distribution(site["fn"]).loc, site["value"]
-    return jnp.ravel(jnp.broadcast_to(loc, shape)), jnp.ravel(jnp.broadcast_to(value, shape))
+    fn = base_distribution(site["fn"])
+    # What is made of a Laplace distribution has its kinks elsewhere, which is at no predictor.
+    locs = fn.loc if isinstance(fn, KINKED) else jnp.inf if has_kink(fn) else jnp.nan
+    outcomes = site["value"] if isinstance(fn, KINKED) else jnp.nan
+    return jnp.ravel(jnp.broadcast_to(locs, shape)), jnp.ravel(jnp.broadcast_to(outcomes, shape))
 
 
 def _predictor_of(trace: Trace, predictor: str, num_outputs: int | None) -> Array:

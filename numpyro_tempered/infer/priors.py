@@ -130,7 +130,7 @@ def closed_priors(
     likelihoods = likelihood.likelihood_sites(one).values()
     for site in likelihoods if by_draws else ():
         refuse_kink(site)
-    is_smooth = not any(map(likelihood.has_kink, likelihoods))
+    is_smooth = not any(likelihood.has_kink(site["fn"]) for site in likelihoods)
     term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)))
     kinks = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
     return Priors(term, kinks if rate.any() else None, tuple(scalars), frozenset(exact), has_factors, is_smooth)
@@ -164,9 +164,9 @@ def refuse_kink(site: likelihood.Site) -> None:
     """Refuse a density with a kink, whose curvature no derivative at a draw has.
 
     Raises:
-        ValueError: If its distribution is one of Laplace's.
+        ValueError: If its distribution is one of Laplace's, or made of one.
     """
-    if likelihood.has_kink(site):
+    if likelihood.has_kink(site["fn"]):
         advice = (
             'name its predictor by numpyro.deterministic and take gauss_hermite(predictor="...")'
             if site["is_observed"]

@@ -255,6 +255,36 @@ def shifted(x, y):
     numpyro.sample("y", dist.Laplace(2.0 * predictor(x), 0.6), obs=y)
 
 
+def quantile(x, y):
+    numpyro.sample("y", dist.AsymmetricLaplaceQuantile(predictor(x), 0.6, 0.3), obs=y)
+
+
+def mixed(x, y):
+    wide_and_narrow = dist.Laplace(predictor(x)[:, None], jnp.array([0.3, 2.0]))
+    numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.8, 0.2])), wide_and_narrow), obs=y)
+
+
+def logarithmic(x, y):
+    laplace = dist.Laplace(predictor(x), 0.6)
+    numpyro.sample("y", dist.TransformedDistribution(laplace, dist.transforms.ExpTransform()), obs=jnp.exp(y))
+
+
+def test_quantile_regression_is_exact_and_what_is_made_of_kinks_is_not(x64):
+    q = gaussian([1.0, -0.5], 0.01 * np.eye(2), diagonal=False)
+    f = objective(quantile, q, X, Y, beta=2)
+    assert f.exact
+    mean, sd = X @ np.array([1.0, -0.5]) - Y, 0.1 * np.sqrt(np.sum(X**2, axis=1))
+    # The pinball loss of level .3, divided by the scale: E[loss] by scipy.
+    below = mean * stats.norm.cdf(mean / sd) + sd * stats.norm.pdf(mean / sd)
+    loss = (below - 0.3 * mean) / 0.6 - np.log(0.3 * 0.7 / 0.6)
+    prior = 0.5 * (1.25 + 0.02) / 4.0 + np.log(8.0 * np.pi)
+    assert float(f(q).value) == pytest.approx(ALPHA * np.sum(loss) + prior, rel=1e-9)
+    for model in (mixed, logarithmic):
+        assert not objective(model, q, X, Y, beta=2).exact
+        with pytest.raises(ValueError, match="kink"):
+            nt.fit_gaussian(KEY, model, AutoNormal, X, Y)
+
+
 def offset(x, y):
     eta = predictor(x)
     numpyro.sample("y", dist.Laplace(eta + numpyro.sample("delta", dist.Normal(0.0, 1.0)), 0.6), obs=y)
