@@ -49,15 +49,16 @@ class FreeEnergy(NamedTuple):
 
 
 class without(Messenger):
-    """Leave the prior of some latent sites out of the log-density."""
+    """Leave the prior of some latent sites out of the log-density, with the Jacobian of its transform."""
 
     def __init__(self, fn: Model, names: frozenset[str]) -> None:
-        self.names = names
+        # potential_energy adds the Jacobian as a factor of this name, whatever becomes of the site itself.
+        self.names = names | {f"_{name}_log_det" for name in names}
         super().__init__(fn)
 
     def process_message(self, msg: likelihood.Site) -> None:
         """Mask a site."""
-        if msg["type"] == "sample" and msg["name"] in self.names and not msg["is_observed"]:
+        if msg["type"] == "sample" and msg["name"] in self.names:
             msg["fn"] = msg["fn"].mask(False)
 
 

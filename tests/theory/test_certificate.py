@@ -505,6 +505,7 @@ def test_compare_reports_each_models_certificate(coins):
     assert 0 < found[0] - exact / 20 < 0.02
 
 
+@pytest.mark.full
 def test_compare_takes_weights_delta_and_the_number_of_data(coins):
     fits = coins[1]
     weights = {"flat": math.log(0.9), "other": math.log(0.1)}
