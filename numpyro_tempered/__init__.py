@@ -5,6 +5,7 @@ from numpyro_tempered.core import chunks as tables
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families
 from numpyro_tempered.handlers.marginalize import marginalize
+from numpyro_tempered.handlers.robust import robust
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer import distributions, guides, optim
 from numpyro_tempered.infer.elbo import ExpectedNLL
@@ -56,6 +57,7 @@ __all__ = [
     "plots",
     "ppca",
     "regret_ledger",
+    "robust",
     "round_and_refit",
     "select_alpha",
     "sparse",

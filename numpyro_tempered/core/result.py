@@ -65,10 +65,12 @@ class DataSummary(NamedTuple):
     Attributes:
         observed: Observed values by site; None where the fit does not hold its data.
         numbers: Counts, means and the like, by what they are called in an error.
+        divergences: By site, for losses that are no log-likelihood, what they are.
     """
 
     observed: Mapping[str, Array] | None = None
     numbers: Mapping[str, ArrayLike] = MappingProxyType({})
+    divergences: Mapping[str, object] = EMPTY
 
 
 class Result(Protocol):

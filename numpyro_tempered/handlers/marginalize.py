@@ -18,6 +18,7 @@ from numpyro_tempered.handlers.imputation import argument_key
 from numpyro_tempered.handlers.mixing import check_elements
 from numpyro_tempered.handlers.numpyro_private import STACK
 from numpyro_tempered.handlers.observed import draws_discrete
+from numpyro_tempered.handlers.robust import robust
 from numpyro_tempered.handlers.temper import temper
 
 _INSIDE_OUT = "marginalize(temper(model)) puts the power inside the sum: write temper(marginalize(model), alpha)."
@@ -83,8 +84,8 @@ class marginalize(effects.PickledByName):
     Raises:
         ImportError: While the model runs, if funsor is absent.
         TypeError: If ``fn`` is not callable.
-        ValueError: If the model is tempered already (the power would be inside of the sum), or, while the
-            model runs, if
+        ValueError: If the model is tempered already (the power would be inside of the sum) or robust, or, while
+            the model runs, if
 
             - a continuous latent depends on a local discrete one,
             - data depend on a plate's latents from outside of it, on those of other elements of the plate, or
@@ -121,6 +122,11 @@ class marginalize(effects.PickledByName):
             raise TypeError(f"marginalize takes a model, got {fn!r}.")
         if any(isinstance(part, temper) for part in effects.handler_chain(fn)):
             raise ValueError(_INSIDE_OUT)
+        if any(isinstance(part, robust) for part in effects.handler_chain(fn)):
+            raise ValueError(
+                "marginalize(robust(model)) sums over losses, and the divergence of a sum is not known from its "
+                "terms: give robust a model without local discrete latents."
+            )
         self.fn = fn
         # What the calls whose plates have been checked were given.
         self._checked: set[str] = set()

@@ -30,6 +30,13 @@ def draws_discrete() -> bool:
     )
 
 
+def is_fixed_latent(msg: Message) -> bool:
+    """Whether NumPyro itself fixes this latent, by making it observed."""
+    # DCC and SDVI condition the latents that choose a branch of the model.
+    is_branch = (msg.get("infer") or {}).get("branching")
+    return bool(is_branch or is_fixed_by_gibbs(msg) or draws_discrete())
+
+
 def check_observer(msg: Message, name: str) -> None:
     """Refuse what a handler outside has observed, unless NumPyro itself does so to a latent.
 
@@ -37,9 +44,7 @@ def check_observer(msg: Message, name: str) -> None:
         msg: Of the observed site, after the handlers outside.
         name: The site's name in the model.
     """
-    # DCC and SDVI condition the latents that choose a branch of the model.
-    is_branch = (msg.get("infer") or {}).get("branching")
-    if not (is_branch or is_fixed_by_gibbs(msg) or draws_discrete()):
+    if not is_fixed_latent(msg):
         raise ValueError(
             f"site {name!r} is observed by a handler outside of temper, which leaves it untempered: write "
             "temper(condition(model, data), ...), or pass the data to the model. To fix a latent at a value "

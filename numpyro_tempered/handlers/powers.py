@@ -144,14 +144,23 @@ def check_algorithm(handler: Messenger, msg: Message, alpha: Power) -> None:
                 f"HMCECS ignores the scale of site {msg['name']!r}, so alpha = {alpha} would be lost: it samples "
                 "the untempered posterior. Use NUTS or HMC."
             )
-        if not (isinstance(other, handlers.replay) and handler in handler_chain(other)):
-            continue
-        for guide in getattr(other.trace, _GUIDES, ()):
-            if handler not in handler_chain(guide.model):
-                raise ValueError(
-                    f"this {type(guide).__name__} keeps a model without alpha = {alpha} and would ignore it: "
-                    "build the guide on the tempered model that SVI is given."
-                )
+    check_kept_model(handler, f"alpha = {alpha}")
+
+
+def check_kept_model(handler: Messenger, what: str) -> None:
+    """Refuse a guide that uses a model of its own without this handler.
+
+    Raises:
+        ValueError: If SVI replays the model against such a guide.
+    """
+    for other in STACK:
+        if isinstance(other, handlers.replay) and handler in handler_chain(other):
+            for guide in getattr(other.trace, _GUIDES, ()):
+                if handler not in handler_chain(guide.model):
+                    raise ValueError(
+                        f"this {type(guide).__name__} keeps a model without {what} and would ignore it: build "
+                        "the guide on the very model that SVI is given."
+                    )
 
 
 def _is_ecs(handler: Messenger, msg: Message) -> bool:

@@ -26,6 +26,7 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.arguments import check_call, feasible_trace
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
+from numpyro_tempered.handlers.robust import Divergence, divergences
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
@@ -62,6 +63,7 @@ class TemperedFit(NamedTuple):
         rng_key: Key for what is drawn from the fit afterwards.
         convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
             :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`; None of other fits.
+        divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
     """
 
     model: Model
@@ -75,6 +77,7 @@ class TemperedFit(NamedTuple):
     kwargs: dict[str, object]
     rng_key: Array
     convergence: Convergence | Result | None = None
+    divergences: Mapping[str, Divergence] | None = None
 
     @property
     def converged(self) -> bool | None:
@@ -89,7 +92,7 @@ class TemperedFit(NamedTuple):
 
     def summarise_data(self) -> DataSummary:
         """The observed values, for :func:`compare`."""
-        return summarise_observed(self.observed)
+        return summarise_observed(self.observed)._replace(divergences=self.divergences or {})
 
     def as_run(
         self, *data: object, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: object
@@ -292,7 +295,8 @@ def finish(
         gaussian, evaluated = gaussian_of_laplace(guide, tempered, params, elbo_key, args, kwargs)
         gaussian = tempered.guide(gaussian)
         elbo = evaluate_elbo(elbo_key, tempered, gaussian, evaluated, args, kwargs, num_particles=num_particles)
-    return TemperedFit(tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key)
+    fit = TemperedFit(tempered, guide, params, alpha, losses, elbo, observed, args, kwargs, later_key)
+    return fit._replace(divergences=divergences(trace) or None)
 
 
 def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:

@@ -19,6 +19,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.likelihood import Site, Trace, get_trace, observed_sites, untempered_log_prob
 from numpyro_tempered.handlers.numpyro_private import arguments
+from numpyro_tempered.handlers.robust import as_densities
 from numpyro_tempered.report.arviz import Dims, variable_name
 
 
@@ -155,7 +156,8 @@ def evaluate_draws(
     model = seeded_model(run)
 
     def one(values: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        trace = get_trace(handlers.substitute(model, data=values), run.args, dict(run.kwargs))
+        with as_densities():
+            trace = get_trace(handlers.substitute(model, data=values), run.args, dict(run.kwargs))
         sites = observed_sites(trace) if log_lik else {}
         log_probs = {name: untempered_log_prob(site) for name, site in sites.items()}
         return log_probs, {name: jnp.asarray(trace[name]["value"]) for name in derived}

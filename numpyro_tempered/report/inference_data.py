@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, to_arviz
 from numpyro_tempered.report.draws import (
@@ -140,6 +141,8 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     attrs = {"alpha": likelihood.common_alpha(trace), **run.attrs}
     if not parts and (scales := likelihood.scales_beside_alpha(trace)):
         attrs["likelihood_scale"] = scales
+    if losses := divergences(trace):
+        attrs["divergence"] = {name: loss._asdict() for name, loss in losses.items()}
     if parts or missing:
         if parts:
             reason, why = "a plate of the model subsamples", "which needs all data"

@@ -11,6 +11,7 @@ import numpy as np
 from numpyro_tempered.core.result import DataSummary, Fit, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.report.arviz import ArviZData, Dims, as_attr, assemble, dataset, versions, with_group
 from numpyro_tempered.report.draws import trace_at_first_draw, variables_of
 from numpyro_tempered.report.inference_data import to_inference_data
@@ -246,6 +247,12 @@ def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSumm
             same = math.isclose(alpha, other, rel_tol=1e-6)
         if not same:
             raise ValueError(f"fits[{first!r}] has alpha {alpha} and fits[{name!r}] {other}: fit at one alpha.")
+        losses = [dict(summaries[key].divergences) for key in (first, name)]
+        if losses[0] != losses[1]:
+            raise ValueError(
+                f"fits[{first!r}] has divergences {losses[0]} and fits[{name!r}] {losses[1]}: ELBOs "
+                "compare for one loss. Fit with the same robust(beta, unit), or compare predictions."
+            )
         if name != first and not _agree((first, name), summaries[first], summaries[name]):
             unchecked.append(name)
     if unchecked:
@@ -297,6 +304,11 @@ def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mappin
         raise ValueError(
             f"the model of fits[{name!r}] has params {params}, chosen by the data, and a certificate needs a "
             "prior that was fixed before: give them one, or leave out log_p0."
+        )
+    if losses := divergences(trace):
+        raise ValueError(
+            f"fits[{name!r}] has divergences at {sorted(losses)}, and certificates are for densities of the data "
+            "to the power alpha: leave out log_p0."
         )
     sites = likelihood.likelihood_sites(trace)
     for site, message in sites.items():

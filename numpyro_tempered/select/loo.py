@@ -53,8 +53,9 @@ def loo(
         ArviZ's own result, ``ELPDData``, for ``az.compare`` and the plots; on the log scale.
 
     Raises:
-        ValueError: If the data have no log-likelihood or no alpha, there are several sites and none is named, or
-            the log-likelihood is NaN, infinite or the same in all draws, or there are fewer than 25 draws.
+        ValueError: If the data have no log-likelihood or no alpha, there are several sites and none is named, the
+            site is :class:`robust`, or the log-likelihood is NaN, infinite or the same in all draws, or there are
+            fewer than 25 draws.
 
     Warns:
         UserWarning: As ArviZ does, where the estimated Pareto k says that a weight is unreliable.
@@ -79,6 +80,11 @@ def loo(
     import arviz as az
 
     name, log_lik = _log_likelihood(data, var_name)
+    if name in json.loads(str(_attribute(data, "divergence") or "{}")):
+        raise ValueError(
+            f"site {name!r} has a divergence for its loss, by which a datum is left out, and not by its density: "
+            "fit without a part of the data, and evaluate the log_likelihood there."
+        )
     power = _power(data, name) if alpha is None else check_alpha(alpha)
     if np.ndim(power):
         raise ValueError(f"loo takes one power for all data, got alpha of shape {np.shape(power)}.")

@@ -1,0 +1,336 @@
+"""The beta-divergence in the place of a log-likelihood."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.contrib.funsor import config_enumerate, enum
+from numpyro.contrib.funsor import log_density as density_with_enumeration
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoNormal
+from numpyro.infer.util import log_density, potential_energy
+from scipy import integrate, stats
+
+import numpyro_tempered as nt
+from numpyro_tempered.report.arviz import group
+
+KEY, BETA = jax.random.key(0), 0.3
+Y = np.array([-1.2, 0.4, 0.9, -0.3, 0.1, 0.6, -0.5, 1.4, 0.2, -0.8, 30.0])
+
+
+def model(y, sd=1.0):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(loc, sd), obs=y)
+
+
+def minus_losses(loc, y, sd=1.0, unit=1.0, beta=BETA):
+    """By the formula, with the integral by scipy, in data measured in the unit."""
+    density = stats.norm(loc / unit, sd / unit)
+    size = integrate.quad(lambda t: density.pdf(t) ** (1.0 + beta), *density.interval(1 - 1e-13))[0]
+    return (density.pdf(y / unit) ** beta - 1.0) / beta - (size - 1.0) / (1.0 + beta)
+
+
+def density_of(tempered, loc, *args):
+    return float(log_density(tempered, args, {}, {"loc": jnp.asarray(loc)})[0])
+
+
+def prior(loc):
+    return stats.norm.logpdf(loc, 0.0, 10.0)
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.1, 20.0])
+def test_the_density_is_that_of_the_formula(unit, x64):
+    want = prior(0.4) + np.sum(minus_losses(0.4, Y, 2.0, unit))
+    assert density_of(nt.robust(model, BETA, unit=unit), 0.4, Y, 2.0) == pytest.approx(want, rel=1e-10)
+
+
+def test_data_in_other_units_have_the_same_loss(x64):
+    def in_units(c):
+        def scaled(y):
+            loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+            numpyro.sample("y", dist.Normal(c * loc, c), obs=y)
+
+        return density_of(nt.robust(scaled, BETA, unit=0.8 * c), 0.4, c * Y)
+
+    assert in_units(1e4) == pytest.approx(in_units(1.0), rel=1e-10)
+
+
+def test_a_small_power_is_the_likelihood(x64):
+    want = density_of(model, 0.4, Y[:-1])
+    assert density_of(nt.robust(model, 1e-7, unit=3.0), 0.4, Y[:-1]) - 10 * np.log(3.0) == pytest.approx(
+        want, abs=1e-4
+    )
+    assert density_of(nt.robust(model, {"y": 0.0}), 0.4, Y[:-1]) == want
+
+
+def test_a_power_of_the_loss(x64):
+    powers = np.linspace(0.1, 1.0, len(Y))
+    for alpha in (0.25, powers):
+        want = prior(0.4) + np.sum(alpha * minus_losses(0.4, Y))
+        for tempered in (
+            nt.temper(nt.robust(model, BETA, unit=1.0), alpha=alpha),
+            nt.robust(nt.temper(model, alpha=alpha), BETA, unit=1.0),
+        ):
+            assert density_of(tempered, 0.4, Y) == pytest.approx(want, rel=1e-10)
+
+
+def test_an_outlier_has_no_pull_and_no_nan():
+    tempered = nt.robust(model, BETA, unit=1.0)
+    y = np.array([0.1, -0.2, 1e6], np.float32)
+    value, grad = jax.value_and_grad(lambda loc: potential_energy(tempered, (y,), {}, {"loc": loc}))(
+        jnp.float32(0.0)
+    )
+    assert np.isfinite(value)
+    _, clean = jax.value_and_grad(lambda loc: potential_energy(tempered, (y[:2],), {}, {"loc": loc}))(
+        jnp.float32(0.0)
+    )
+    assert float(grad) == pytest.approx(float(clean))
+
+
+def test_masks_scales_and_scans(x64):
+    there = np.arange(len(Y)) < 8
+
+    def masked(y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+        with handlers.mask(mask=there), handlers.scale(scale=2.0):
+            numpyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+    want = prior(0.4) + 2.0 * np.sum(minus_losses(0.4, Y)[there])
+    assert density_of(nt.robust(masked, BETA, unit=1.0), 0.4, Y) == pytest.approx(want, rel=1e-10)
+
+    def in_scan(y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+
+        def step(carry, value):
+            numpyro.sample("y", dist.Normal(loc, 1.0), obs=value)
+            return carry, None
+
+        scan(step, 0.0, y)
+
+    want = prior(0.4) + np.sum(minus_losses(0.4, Y))
+    assert density_of(nt.robust(in_scan, BETA, unit=1.0), 0.4, jnp.asarray(Y)) == pytest.approx(want, rel=1e-10)
+
+
+def test_jacobians_stay_as_they_are(x64):
+    def with_scale(y):
+        sd = numpyro.sample("sd", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, sd), obs=y)
+
+    found = potential_energy(nt.robust(with_scale, BETA, unit=1.0), (Y,), {}, {"sd": jnp.asarray(0.3)})
+    want = stats.norm.logpdf(0.3) + np.sum(minus_losses(0.0, Y, np.exp(0.3)))
+    assert float(found) == pytest.approx(-want, rel=1e-10)
+
+
+def test_a_grid_of_powers_under_vmap(x64):
+    betas = jnp.array([0.1, 0.3, 0.5])
+    found = jax.vmap(
+        lambda b: log_density(nt.robust(model, b, unit=1.0), (Y,), {}, {"loc": jnp.asarray(0.4)})[0]
+    )(betas)
+    want = [prior(0.4) + np.sum(minus_losses(0.4, Y, beta=float(b))) for b in betas]
+    np.testing.assert_allclose(found, want, rtol=1e-10)
+
+
+def moments_by_grid(alpha=1.0):
+    grid = np.linspace(-3.0, 3.0, 2001)
+    log_weights = np.array([prior(loc) + alpha * np.sum(minus_losses(loc, Y)) for loc in grid])
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    mean = np.sum(weights * grid)
+    return mean, np.sqrt(np.sum(weights * (grid - mean) ** 2))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", [nt.fit_gaussian, nt.fit_svi])
+def test_fits_find_the_posterior(way):
+    mean, sd = moments_by_grid()
+    fit = way(KEY, nt.robust(model, BETA, unit=1.0), AutoNormal, Y)
+    assert fit.converged
+    assert fit.params["loc_auto_loc"] == pytest.approx(mean, abs=0.05 * sd)
+    assert fit.params["loc_auto_scale"] == pytest.approx(sd, rel=0.05)
+    # The mean of all is 2.8.
+    assert abs(mean) < 0.2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_nuts_samples_the_posterior(alpha):
+    mean, sd = moments_by_grid(alpha)
+    mcmc = MCMC(
+        NUTS(nt.temper(nt.robust(model, BETA, unit=1.0), alpha)),
+        num_warmup=300,
+        num_samples=3000,
+        progress_bar=False,
+    )
+    mcmc.run(KEY, Y)
+    draws = mcmc.get_samples()["loc"]
+    assert np.mean(draws) == pytest.approx(mean, abs=0.1 * sd)
+    assert np.std(draws) == pytest.approx(sd, rel=0.1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("prior_sd", [10.0, 1.0])
+def test_a_stream_leaves_an_outlier_out(prior_sd):
+    def sequence(y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, prior_sd))
+        eta = numpyro.deterministic("eta", jnp.full(len(y), 1.0) * loc)
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+    online = nt.OnlineVI(
+        nt.robust(sequence, BETA, unit=1.0),
+        nt.guides.AutoOnlineDiagonalNormal,
+        nt.online.rvga(),
+        expectation=nt.expectations.gauss_hermite(predictor="eta"),
+    )
+    posterior = online.run(KEY, np.tile(Y, 20))[0].posterior
+    mean, _ = moments_by_grid(20.0)
+    assert float(posterior.loc[0]) == pytest.approx(mean, abs=0.03)
+    # Of the data without the outlier; the mean of all is 2.8.
+    assert abs(mean - np.mean(Y[:-1])) < 0.02
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("likelihood", ["poisson", "bernoulli", "binomial"])
+def test_counts_need_no_unit(likelihood):
+    rng, x = np.random.default_rng(0), np.linspace(-1.0, 1.0, 200)
+    kinds = {
+        "poisson": lambda eta: dist.Poisson(jnp.exp(eta)),
+        "bernoulli": lambda eta: dist.Bernoulli(logits=eta),
+        "binomial": lambda eta: dist.Binomial(20, logits=eta),
+    }
+
+    def regression(x, y=None):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+        numpyro.sample("y", kinds[likelihood](beta[0] + beta[1] * x), obs=y)
+
+    truth = {"beta": jnp.array([0.5, 6.0 if likelihood == "bernoulli" else 2.0])}
+    y = np.array(Predictive(handlers.condition(regression, data=truth), num_samples=1)(KEY, x)["y"][0])
+    wrong = rng.choice(200, 20, replace=False)
+    y[wrong] = {"poisson": 200, "bernoulli": 1 - y[wrong], "binomial": 20 - y[wrong]}[likelihood]
+    # A label is never far from what a model expects: it takes a larger power.
+    tempered = nt.robust(regression, 1.0 if likelihood == "bernoulli" else 0.4)
+    fits = [nt.fit_gaussian(KEY, m, AutoNormal, x, y) for m in (regression, tempered)]
+    errors = [np.linalg.norm(fit.params["beta_auto_loc"] - truth["beta"]) for fit in fits]
+    assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.full
+def test_results_have_the_density_and_its_draws():
+    tempered = nt.robust(model, BETA, unit=1.0)
+    fit = nt.fit_svi(KEY, tempered, AutoNormal, Y, num_particles=50)
+    data = nt.to_inference_data(fit, num_samples=30, posterior_predictive=True)
+    loc = np.asarray(group(data, "posterior")["loc"])[0]
+    log_lik = np.asarray(group(data, "log_likelihood")["y"])[0]
+    np.testing.assert_allclose(log_lik, stats.norm.logpdf(Y, loc[:, None]), rtol=2e-5)
+    assert group(data, "posterior_predictive")["y"].shape == (1, 30, len(Y))
+    assert data.attrs["divergence"] == '{"y": {"beta": 0.3, "unit": 1.0}}'
+    with pytest.raises(ValueError, match="has a divergence"):
+        nt.loo(data)
+    pickle.loads(pickle.dumps(fit.divergences))
+    other = nt.fit_svi(KEY, model, AutoNormal, Y, num_particles=50)
+    assert other.divergences is None
+    with pytest.raises(ValueError, match="ELBOs compare for one loss"):
+        nt.compare({"robust": fit, "plain": other})
+    half = nt.fit_svi(KEY, tempered, AutoNormal, Y, alpha=0.5, num_particles=50)
+    with pytest.raises(ValueError, match="divergences at"):
+        nt.compare({"robust": half}, log_p0=nt.bounds.known_density(-30.0))
+
+
+@nt.robust(beta=BETA, unit=1.0)
+def decorated(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("loc", dist.Normal(0.0, 10.0)), 1.0), obs=y)
+
+
+def test_a_decorated_model_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert density_of(decorated, 0.4, Y) == pytest.approx(density_of(nt.robust(model, BETA, unit=1.0), 0.4, Y))
+
+
+def factor(y):
+    numpyro.factor("f", -(numpyro.sample("loc", dist.Normal(0.0, 1.0)) ** 2))
+
+
+def mixture(y):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(loc * z, 1.0), obs=y)
+
+
+def overdispersed(y):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(loc), 2.0), obs=jnp.abs(jnp.round(y)))
+
+
+def unobserved(y):
+    model(y)
+    numpyro.sample("later", dist.Normal(0.0, 1.0))
+
+
+UNIT = {"beta": BETA, "unit": 1.0}
+REFUSED = {
+    "no unit": (lambda: nt.robust(model), "continuous data, whose density has a unit: pass unit="),
+    "a factor": (lambda: nt.robust(factor, **UNIT), "factor 'f' is no density"),
+    "another site": (lambda: nt.robust(model, {"y": 0.3, "x": 0.1}, unit=1.0), r"no sites \['x'\]"),
+    "a unit of another site": (lambda: nt.robust(model, 0.3, unit={"y": 1.0, "x": 0.1}), r"no sites \['x'\]"),
+    "a site without beta": (lambda: nt.robust(model, {"loc": 0.3}, unit=1.0), "'y' has no beta"),
+    "no quadrature": (lambda: nt.robust(overdispersed), "'y' is NegativeBinomial2, whose power has neither"),
+    "observed outside": (
+        lambda: handlers.condition(nt.robust(unobserved, **UNIT), data={"later": 0.0}),
+        "'later' is observed by a handler outside of robust",
+    ),
+    "summed out": (lambda: nt.robust(nt.marginalize(mixture), **UNIT), "latents are summed out"),
+    "sums of losses": (lambda: nt.marginalize(nt.robust(mixture, **UNIT)), "sums over losses"),
+    "twice": (lambda: nt.robust(nt.temper(nt.robust(model, **UNIT)), **UNIT), "robust already"),
+    "zero": (lambda: nt.robust(model, 0.0, unit=1.0), "beta must be positive and finite"),
+    "negative": (lambda: nt.robust(model, {"y": -0.1}, unit=1.0), r"beta\['y'\] must be at least 0"),
+    "unit zero": (lambda: nt.robust(model, 0.1, unit=0.0), "unit must be positive"),
+    "NaN": (lambda: nt.robust(model, np.nan, unit=1.0), "beta must be positive"),
+    "empty": (lambda: nt.robust(model, {}, unit=1.0), "must go from site names"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_right_is_refused(name):
+    make, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        potential_energy(make(), (Y,), {}, {"loc": jnp.asarray(0.4)})
+
+
+def test_enumerated_latents_are_refused():
+    enumerated = enum(config_enumerate(nt.robust(mixture, **UNIT)), first_available_dim=-2)
+    with pytest.raises(ValueError, match="enumerated local latent 'z'"):
+        density_with_enumeration(enumerated, (Y,), {}, {"loc": jnp.asarray(0.4)})
+
+
+def test_a_guide_that_keeps_another_model_is_refused():
+    tempered = nt.robust(model, **UNIT)
+    SVI(tempered, AutoLaplaceApproximation(tempered), numpyro.optim.Adam(0.1), Trace_ELBO()).init(KEY, Y)
+    svi = SVI(tempered, AutoLaplaceApproximation(model), numpyro.optim.Adam(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"AutoLaplaceApproximation keeps a model without beta = 0\.3"):
+        svi.run(KEY, 2, Y, progress_bar=False)
+
+
+def test_no_model_and_no_number_are_refused():
+    with pytest.raises(TypeError, match="pass beta by name"):
+        nt.robust(0.3)
+    with pytest.raises(TypeError, match="beta must be a number"):
+        nt.robust(model, "much")
+    with pytest.raises(TypeError, match="decorates one callable"):
+        nt.robust(beta=0.3)(Y)
+
+
+def test_factors_stay_where_sites_are_named(x64):
+    def both(y):
+        model(y)
+        numpyro.factor("f", -3.0)
+
+    want = prior(0.4) + np.sum(minus_losses(0.4, Y)) - 3.0
+    assert density_of(nt.robust(both, {"y": BETA}, unit=1.0), 0.4, Y) == pytest.approx(want, rel=1e-10)
