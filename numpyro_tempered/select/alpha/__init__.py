@@ -5,6 +5,7 @@ from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
 from numpyro_tempered.select.alpha.diagnostics import held_out, loo
 from numpyro_tempered.select.alpha.gpc import gpc
 from numpyro_tempered.select.alpha.lyddon import lyddon
+from numpyro_tempered.select.alpha.magnitude import magnitude
 from numpyro_tempered.select.alpha.prescribed import coarsening, theory_default
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
 
@@ -20,6 +21,7 @@ __all__ = [
     "held_out",
     "loo",
     "lyddon",
+    "magnitude",
     "safe_bayes",
     "theory_default",
 ]

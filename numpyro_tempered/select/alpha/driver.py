@@ -54,6 +54,7 @@ def select_alpha(
     ====================== ========== ========================================================================
     ``safe_bayes()``       risk       whose posteriors on the first data predict the next best, draw by draw
     ``lyddon()``           coverage   at which the posterior's spread is that of the minimiser's bootstrap
+    ``magnitude()``        coverage   at which the likelihood ratio has the mean of its limit; no units in it
     ``bootstrap_fisher()`` coverage   whose posterior is nearest to the bootstrap in Fisher divergence
     ``gpc(level)``         coverage   whose credible sets hold the minimiser in that share of resamples
     ``coarsening(a)``      robustness 1/(1 + n/a): right up to a distortion that n = a would not show
@@ -89,7 +90,8 @@ def select_alpha(
             ``lambda model: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())``.
         *data: Arguments of the model.
         alphas: Increasing positive powers; ten from 1/64 to 1, evenly spaced in their logarithm, by default. An
-            alpha that a criterion names without fits is added.
+            alpha that a criterion names without fits is added, and where nobody else needs fits it is by default
+            the only one.
         criterion: From :mod:`numpyro_tempered.alpha`; ``safe_bayes()`` by default.
         diagnostics: Further scores to report: ``nt.alpha.held_out()``, ``nt.alpha.loo()``.
         plate: Name of the plate whose rows are the data, where there are several.
@@ -163,15 +165,17 @@ def select_alpha(
     verdicts: list[Verdict] = []
     if criterion.plan is None and criterion.stream is None:
         verdicts.append(_check_verdict(criterion, criterion.decide(keys[0], task, grid, None)))
-        grid, judges = np.union1d(grid, [verdicts[0].alpha]), judges[1:]
+        judges = judges[1:]
+        # What no criterion looks at is not fitted unless it is asked for.
+        grid = np.union1d(grid if judges or alphas is not None else [], [verdicts[0].alpha])
     if isinstance(algorithm, OnlineVI):
         if names := [judge.name for judge, _ in judges if judge.stream is None]:
             raise ValueError(
                 f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel."
             )
         streams = Streams(method_key, task, method, algorithm, grid)
-        run, rounds = streams.losses, task.num_data
-        verdicts += [judge.stream(key, grid, rounds, run) for judge, key in judges if judge.stream is not None]
+        of_stream = grid, task.num_data, streams.losses
+        verdicts += [judge.stream(key, *of_stream) for judge, key in judges if judge.stream is not None]
         fits = streams.fits(num_samples)
     else:
         plans = tuple(judge.plan(key, task) for judge, key in judges if judge.plan is not None)
@@ -188,11 +192,10 @@ def select_alpha(
         fit_alphas = np.array([verdict.alpha])
         fits = fit_grid(jax.random.fold_in(method_key, 1), Query(fit_alphas, (), False))
         grid, columns = insert_row(grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik))
-    fit, args, options = fits.fit_at(int(np.flatnonzero(fit_alphas == verdict.alpha)[0]))
+    fit, args, options = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
     posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **options)
-    columns["selected"] = grid == verdict.alpha
     attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": verdict.advice, **verdict.attrs}
-    attrs["selected"] = verdict.alpha
+    columns["selected"], attrs["selected"] = grid == verdict.alpha, verdict.alpha
     selection = dataset(
         columns,
         coords={"alpha": grid.tolist()},

@@ -20,7 +20,7 @@ def coarsening(a: float) -> Criterion:
     data at which the model's departure from the truth begins to show, and 1/a the departure in relative entropy
     (nats per datum) that you accept. Where it is known, for instance from an instrument's error or from
     earlier data sets, take 1/a of that size. Where it is not, read the **calibration curve**: call
-    ``select_alpha`` with a grid of alphas and plot its expected log-likelihood against its effective
+    ``select_alpha`` with a grid of ``alphas`` and plot its expected log-likelihood against its effective
     parameters. As alpha rises from 0 the fit rises steeply while useful parameters enter, then bends: beyond
     the bend a further parameter adds little. Take the alpha of the bend, and a = n α / (1 - α).
 

@@ -19,6 +19,7 @@ from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.gpc import gpc, solve
 from numpyro_tempered.select.alpha.gpc_posteriors import laplace_ratios
 from numpyro_tempered.select.alpha.lyddon import lyddon, matched_power
+from numpyro_tempered.select.alpha.magnitude import magnitude
 from numpyro_tempered.select.alpha.sandwich import flat_task, sampling_se, sandwich
 
 KEY = jax.random.key(11)
@@ -123,6 +124,23 @@ def test_heteroskedastic_regression():
     assert "no need" not in verdict.advice
 
 
+def test_the_magnitude_adjustment_has_no_units():
+    x, y = heteroskedastic()
+    alphas, matched = [], []
+    for unit in (0.03, 1.0, 30.0):
+        scaled = x * np.array([1.0, unit])
+        verdict = magnitude().decide(KEY, Task(regression, KEY, (scaled, y), {}), np.ones(1), None)
+        alphas.append(verdict.alpha)
+        matched.append(oracle.lyddon(scaled, y, 0.5))
+        se = oracle.jackknife_se(oracle.joint_limit, scaled, y, 0.5)
+        np.testing.assert_allclose(verdict.attrs["alpha_se"], se, rtol=1e-5)
+    np.testing.assert_allclose(alphas, oracle.joint_limit(x, y, 0.5), rtol=1e-8)
+    # That of Lyddon, Holmes and Walker has.
+    assert matched[0] > 1.5 * matched[1] > 3.0 * matched[2]
+    powers = [verdict.attrs["power_least"], verdict.attrs["power_largest"]]
+    assert verdict.alpha == pytest.approx(2.0 / np.sum(1.0 / np.array(powers)))
+
+
 def test_fisher_is_the_minimum_of_the_score_matching_objective():
     x, y = heteroskedastic(60)
     counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 50).astype(float)
@@ -196,7 +214,7 @@ def test_safe_bayes_aims_elsewhere():
 
 def test_data_that_are_no_use_are_refused():
     task = Task(location, KEY, (normal_data(1.0, num_data=14),), {})
-    for criterion in (lyddon(), bootstrap_fisher(), gpc()):
+    for criterion in (lyddon(), magnitude(), bootstrap_fisher(), gpc()):
         with pytest.raises(ValueError, match=r"14 data are too few for 1 latent dimensions.*At least 15"):
             criterion.decide(KEY, task, np.ones(1), None)
 

@@ -126,6 +126,20 @@ def test_an_alpha_that_is_named_is_added_to_the_grid(key):
 
 
 @pytest.mark.full
+def test_what_no_criterion_looks_at_is_not_fitted(key):
+    options = {"criterion": nt.alpha.magnitude(), **QUICK}
+    choice = nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), **options)
+    assert nt.table(choice.data).index.tolist() == [choice.alpha]
+    assert choice.alpha == pytest.approx(60.0 / np.sum((Y - Y.mean()) ** 2), rel=1e-4)
+    mean, variance = posterior(Y, choice.alpha)
+    draws = np.asarray(choice.data.posterior["theta"])
+    assert np.mean(draws) == pytest.approx(mean, abs=0.2 * np.sqrt(variance))
+    # A diagnostic along the grid needs it.
+    choice = nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), diagnostics=[nt.alpha.loo()], **options)
+    assert len(nt.table(choice.data)) == 11
+
+
+@pytest.mark.full
 def test_nuts_with_an_alpha_that_is_named(key):
     choice = nt.select_alpha(
         key,
