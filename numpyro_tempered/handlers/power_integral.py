@@ -26,11 +26,15 @@ _NUM_COUNTS = 48
 _NUM_QUANTILES, _END = 121, 3.2
 
 
+class NoIntegral(ValueError):
+    """There is neither a closed form nor a quadrature for the powers of this distribution."""
+
+
 def log_power_integral(fn: dist.Distribution, beta: float) -> Array:
     r""":math:`\log \int f^{1+\beta}` for each element of the batch; 0 of what is masked.
 
     Raises:
-        NotImplementedError: If there is neither a closed form nor a quadrature.
+        NoIntegral: If there is neither a closed form nor a quadrature.
     """
     return by_layer(fn, lambda base: _of_base(base, beta))
 
@@ -65,7 +69,7 @@ def _of_base(fn: Any, beta: float) -> Array:
     # Nodes do not see where a kink is.
     if not (fn.is_discrete or fn.event_shape or isinstance(fn, _WITHOUT_QUANTILES) or has_kink(fn)):
         return _by_quantiles(fn, beta)
-    raise NotImplementedError(type(fn).__name__)
+    raise NoIntegral(type(fn).__name__)
 
 
 def _by_window(fn: Any, mean: Array, sd: Array, most: Array | float, beta: float) -> Array:
@@ -94,7 +98,7 @@ def _by_quantiles(fn: Any, beta: float) -> Array:
     try:
         quantiles = fn.icdf(jnp.broadcast_to(nodes, (nodes.shape[0], *fn.batch_shape)))
     except (NotImplementedError, ImportError):  # NumPyro's own icdf may need a package
-        raise NotImplementedError(type(fn).__name__) from None
+        raise NoIntegral(type(fn).__name__) from None
     return logsumexp(log_weights + beta * fn.log_prob(quantiles), axis=0)
 
 

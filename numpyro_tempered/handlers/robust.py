@@ -12,7 +12,7 @@ from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers import effects, observed, powers
 from numpyro_tempered.handlers.numpyro_private import STACK
-from numpyro_tempered.handlers.power_integral import log_power_integral, num_measured
+from numpyro_tempered.handlers.power_integral import NoIntegral, log_power_integral, num_measured
 
 
 class Divergence(NamedTuple):
@@ -248,7 +248,7 @@ class robust(effects.PickledByName, Messenger):
         powers.check_kept_model(self, f"beta = {beta}")
         try:
             log_power_integral(fn, beta)
-        except NotImplementedError as error:
+        except NoIntegral as error:
             raise ValueError(
                 f"observed site {name!r} is {error}, whose power has neither a closed form nor a quadrature "
                 f"here: leave it alone by beta={{{name!r}: 0.0, ...}}, or observe one of those that robust lists."
