@@ -51,6 +51,21 @@ def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable
     return lambda *args: jax.tree.unflatten(tree, program(consts, jax.tree.leaves(args)))
 
 
+def trace_once(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
+    """A function of arguments of these shapes, traced once wherever it is used, in derivatives too.
+
+    A function under ``jax.jit`` is traced once too, but holds its arrays as constants, by which programs that use
+    it differ: here they are operands of these programs.
+    """
+    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
+    tree = jax.tree.structure(shapes)
+
+    def traced(*args: PyTree) -> Values:
+        return jax.tree.unflatten(tree, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args)))
+
+    return traced
+
+
 def run_program(function: Callable[..., Values], *args: PyTree) -> Values:
     """``compile_once(function, *args)(*args)``."""
     return compile_once(function, *args)(*args)

@@ -30,9 +30,7 @@ def check_call(
         ValueError: If data are NaN or infinite.
     """
     call = call_of(function)
-    check_key(rng_key, call)
-    if isinstance(model, type) or not callable(model):
-        raise TypeError(f"model must be a NumPyro model, a function, got {describe(model)}: the call is {call}.")
+    check_key_and_model(function, rng_key, model)
     if method is None or isinstance(method, int | float | list | tuple | dict) or hasattr(method, "shape"):
         name = list(inspect.signature(function).parameters)[2]
         raise TypeError(
@@ -40,6 +38,18 @@ def check_call(
             f"{describe(method)}: the call is {call}."
         )
     return model_arguments(function, model, args, kwargs)
+
+
+def check_key_and_model(function: Callable[..., object], rng_key: object, model: Model) -> None:
+    """Refuse a call of a function that takes key and model first, where one of these was left out.
+
+    Raises:
+        TypeError: If they are none.
+    """
+    call = call_of(function)
+    check_key(rng_key, call)
+    if isinstance(model, type) or not callable(model):
+        raise TypeError(f"model must be a NumPyro model, a function, got {describe(model)}: the call is {call}.")
 
 
 def model_arguments(

@@ -33,11 +33,15 @@ CHUNK = 50
 FIRST_BATCH = 2
 # Draws for values of the objective.
 NUM_VALUES = 256
+# Problems of at most this many parameters run side by side; the factors of larger ones, one for each, cost more.
+SIDE_BY_SIDE = 2000
 # Adam's memory of squared gradients: far shorter than a stage, so that a far start is forgotten.
 DECAY = 0.99
 
 # (z, rng_key) -> a scalar, unbiased for the objective.
 Objective = Callable[[PyTree, Array], Array]
+# The same of one of several problems, which have inputs.
+ObjectiveOf = Callable[[PyTree, Array, PyTree], Array]
 
 
 class Report(Protocol):
@@ -48,7 +52,7 @@ class Report(Protocol):
 
 
 class Settled(NamedTuple):
-    """Where a run ended, and how near it came to the optimum.
+    """Where a run ended, and how near it came to the optimum; of K runs side by side with a leading axis.
 
     Attributes:
         z: The averaged iterate of the lowest value, or the start.
@@ -62,35 +66,37 @@ class Settled(NamedTuple):
     """
 
     z: PyTree
-    value: float
+    value: np.ndarray
     losses: np.ndarray
-    converged: bool
-    noise: float
-    bias: float
-    fall: float
-    step_size: float
+    converged: np.ndarray
+    noise: np.ndarray
+    bias: np.ndarray
+    fall: np.ndarray
+    step_size: np.ndarray
 
 
 class _Stage(NamedTuple):
-    """One step size: its averaged iterate, the value there, and how its batches scatter."""
+    """One step size: its averaged iterates, the values there, and how batches scatter; of K runs."""
 
     average: PyTree
-    value: float
-    noise: float
-    fall: float
-    is_falling: bool
+    value: np.ndarray
+    noise: np.ndarray
+    fall: np.ndarray
+    is_falling: np.ndarray
 
 
-class _Programs(NamedTuple):
-    """The compiled parts of a run.
+class Descent(NamedTuple):
+    """The compiled parts of K runs side by side.
 
     Attributes:
-        chunk: ``(state, rng_key, step_size) -> (state, mean, losses)`` over a few steps.
-        values: ``(points with a leading axis P, rng_key) -> (P, NUM_VALUES)``, the objective with draws.
+        chunk: ``(state, rng_key, step_size, inputs) -> (state, mean, losses)`` over a few steps.
+        values: ``(points (K, P, ...), rng_key, inputs) -> (K, P, NUM_VALUES)``, the objective with draws.
+        length: Steps of a chunk.
     """
 
     chunk: Callable[..., tuple]
     values: Callable[..., Array]
+    length: int
 
 
 def minimise(
@@ -119,9 +125,61 @@ def minimise(
     Returns:
         Where the run ended, as :class:`Settled`.
     """
-    length = max(1, min(CHUNK, num_steps // (NUM_BATCHES + 1)))
-    run, left, batch = _compile(objective, start, rng_key, length), num_steps // length, FIRST_BATCH
-    state = (jnp.zeros((), jnp.int32), adam(step_size)[0](start))
+    starts = jax.tree.map(lambda leaf: leaf[None], start)
+    descent = compile_descent(lambda z, key, _: objective(z, key), starts, (), rng_key, num_steps)
+    settled = descend(
+        descent,
+        starts,
+        (),
+        rng_key,
+        value_key=value_key,
+        step_size=step_size,
+        num_steps=num_steps,
+        tolerance=tolerance,
+        report=report,
+    )
+    return select(settled, 0)
+
+
+def select(settled: Settled, k: int) -> Settled:
+    """The k-th of several runs."""
+    return jax.tree.map(lambda leaf: leaf[k], settled)
+
+
+def descend(
+    descent: Descent,
+    starts: PyTree,
+    inputs: PyTree,
+    rng_key: Array,
+    *,
+    value_key: Array,
+    step_size: float,
+    num_steps: int,
+    tolerance: float,
+    report: Report | None = None,
+) -> Settled:
+    """Minimise K objectives side by side, until all have settled.
+
+    All take the same number of steps of the same sizes, with the same draws, so that what is compared along a
+    grid shares its noise.
+
+    Args:
+        descent: From :func:`compile_descent`.
+        starts: A pytree of arrays ``(K, ...)``.
+        inputs: What the problems differ in, likewise.
+        rng_key: Key of the steps.
+        value_key: Key of the values.
+        step_size: The first step size, in the units of ``starts``.
+        num_steps: The most steps.
+        tolerance: On the estimated gaps to the optima, in the units of the objective.
+        report: What is told of the steps.
+
+    Returns:
+        A :class:`Settled` with a leading axis of K.
+    """
+    length, left, batch = descent.length, num_steps // descent.length, FIRST_BATCH
+    num_problems = len(jax.tree.leaves(starts)[0])
+    state = (jnp.zeros(num_problems, jnp.int32), adam(step_size)[0](starts))
     losses: list[Array] = []
 
     def advance(loops: int) -> PyTree:
@@ -130,7 +188,7 @@ def minimise(
         averages = []
         for _ in range(loops):
             rng_key, key = jax.random.split(rng_key)
-            state, average, chunk_losses = run.chunk(state, key, jnp.asarray(step_size, float))
+            state, average, chunk_losses = descent.chunk(state, key, jnp.asarray(step_size, float), inputs)
             averages.append(average)
             losses.append(chunk_losses)
             if report is not None:
@@ -138,57 +196,80 @@ def minimise(
         left -= loops
         return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / loops, *averages)
 
+    unknown = np.full(num_problems, np.inf)
     stages: list[_Stage] = []
-    settled, bias, size = None, math.inf, step_size
-    while not (settled and settled.noise + bias <= tolerance):
+    settled, bias, size, first = None, unknown, step_size, unknown
+    while not (settled and np.all(settled.noise + bias <= tolerance)):
         # What is left of the steps may not do for a whole stage, but half a stage is worth having.
         loops = min(batch, left // (NUM_BATCHES + 1))
         if loops == 0 or (stages and 2 * loops < batch):
             break
         advance(loops)
-        stage, first = _judge(run, [advance(loops) for _ in range(NUM_BATCHES)], start, value_key, tolerance)
+        batches = [advance(loops) for _ in range(NUM_BATCHES)]
+        stage, first = _judge(descent, batches, starts, inputs, value_key, tolerance)
         stages.append(stage)
         size, batch = step_size, 2 * batch
-        if stage.is_falling:
+        if np.any(stage.is_falling):
             settled = None
             continue
-        bias = math.inf if settled is None else abs(settled.value - stage.value) / 3.0
+        bias = unknown if settled is None else np.abs(settled.value - stage.value) / 3.0
         settled, step_size = stage, 0.5 * step_size
     if not stages:
-        stages, first = [_Stage(advance(max(left, 1)), math.nan, math.inf, math.inf, True)], math.inf
-    best = min(stages, key=lambda stage: math.inf if math.isnan(stage.value) else stage.value)
-    z, value = (best.average, best.value) if not best.value > first else (start, first)
-    noise, fall = stages[-1].noise, stages[-1].fall
-    converged = settled is not None and noise + bias <= tolerance
-    history = np.concatenate(jax.device_get(losses)).astype(np.float64)
-    return Settled(z, value, history, converged, noise, bias, fall, size)
+        nothing = np.full(num_problems, np.nan)
+        stages = [_Stage(advance(max(left, 1)), nothing, unknown, unknown, unknown > 0)]
+    last = stages[-1]
+    converged = (last.noise + bias <= tolerance) if settled is not None else np.zeros(num_problems, bool)
+    z, value = _best(stages, starts, first)
+    history = np.concatenate(jax.device_get(losses), axis=1).astype(np.float64)
+    sizes = np.full(num_problems, size)
+    bias = bias if settled is not None else unknown
+    return Settled(z, value, history, converged, last.noise, bias, last.fall, sizes)
+
+
+def _best(stages: list[_Stage], starts: PyTree, first: np.ndarray) -> tuple[PyTree, np.ndarray]:
+    """Of each run the average of the stage with the lowest value, or the start."""
+    values = np.stack([np.where(np.isnan(stage.value), np.inf, stage.value) for stage in stages])
+    best = np.argmin(values, axis=0)
+    # Where nothing has a value, the steps are all there is.
+    is_start = first < values.min(axis=0)
+    runs = np.arange(len(best))
+    averages = jax.tree.map(lambda *leaves: jnp.stack(leaves)[best, runs], *[stage.average for stage in stages])
+
+    def pick(start: Array, average: Array) -> Array:
+        return jnp.where(is_start.reshape(-1, *(1,) * (start.ndim - 1)), start, average)
+
+    value = np.stack([stage.value for stage in stages])[best, runs]
+    return jax.tree.map(pick, starts, averages), np.where(is_start, first, value)
 
 
 def _judge(
-    run: _Programs, batches: list[PyTree], start: PyTree, rng_key: Array, tolerance: float
-) -> tuple[_Stage, float]:
-    """What the batches of a stage say, and the value at the start."""
+    descent: Descent, batches: list[PyTree], starts: PyTree, inputs: PyTree, rng_key: Array, tolerance: float
+) -> tuple[_Stage, np.ndarray]:
+    """What the batches of a stage say of each run, and the values at the starts."""
     average = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / NUM_BATCHES, *batches)
-    points = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches, average, start)
-    draws = np.asarray(run.values(points, rng_key), np.float64)
-    *each, value, first = np.mean(draws, axis=1)
-    noise = max(float(np.mean(each) - value), 0.0) / (NUM_BATCHES - 1)
-    falls = draws[0] - draws[NUM_BATCHES - 1]
-    fall, error = float(np.mean(falls)), float(np.std(falls)) / math.sqrt(len(falls))
+    points = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *batches, average, starts)
+    draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
+    *each, value, first = np.mean(draws, axis=2).T
+    noise = np.maximum(np.mean(each, axis=0) - value, 0.0) / (NUM_BATCHES - 1)
+    falls = draws[:, 0] - draws[:, NUM_BATCHES - 1]
+    fall, error = np.mean(falls, axis=1), np.std(falls, axis=1) / math.sqrt(falls.shape[1])
     # Batches scatter by NUM_BATCHES times the noise of their average. What is NaN counts as falling.
-    is_falling = not fall <= tolerance + NUM_BATCHES * noise + 2.0 * error
-    return _Stage(average, float(value), noise, fall, is_falling), float(first)
+    is_falling = ~(fall <= tolerance + NUM_BATCHES * noise + 2.0 * error)
+    return _Stage(average, value, noise, fall, is_falling), first
 
 
-def _compile(objective: Objective, start: PyTree, rng_key: Array, length: int) -> _Programs:
-    """The programs of an objective; one loop takes ``length`` steps."""
+def compile_descent(
+    objective: ObjectiveOf, starts: PyTree, inputs: PyTree, rng_key: Array, num_steps: int
+) -> Descent:
+    """The programs of K objectives, for runs of at most ``num_steps``."""
+    length = max(1, min(CHUNK, num_steps // (NUM_BATCHES + 1)))
 
-    def chunk(state: PyTree, rng_key: Array, step_size: Array) -> tuple:
+    def chunk(state: PyTree, rng_key: Array, step_size: Array, inputs: PyTree) -> tuple:
         _, update, get = adam(step_size, b2=DECAY)
 
         def step(carry: tuple, key: Array) -> tuple[tuple, Array]:
             number, state, total = carry
-            loss, grads = jax.value_and_grad(objective)(get(state), key)
+            loss, grads = jax.value_and_grad(objective)(get(state), key, inputs)
             finite = jnp.isfinite(loss)
             for leaf in jax.tree.leaves(grads):
                 finite &= jnp.all(jnp.isfinite(leaf))
@@ -202,11 +283,34 @@ def _compile(objective: Objective, start: PyTree, rng_key: Array, length: int) -
         carry, each = jax.lax.scan(step, (number, state, zeros), jax.random.split(rng_key, length))
         return carry[:2], jax.tree.map(lambda leaf: leaf / length, carry[2]), each
 
-    def values(points: PyTree, rng_key: Array) -> Array:
+    def values(points: PyTree, rng_key: Array, inputs: PyTree) -> Array:
         keys = jax.random.split(rng_key, NUM_VALUES)
         # Point by point: a triangular factor for each draw costs far more than one for all.
-        return jax.lax.map(lambda z: map_batches(lambda key: objective(z, key), keys, 32), points)
+        return jax.lax.map(lambda z: map_batches(lambda key: objective(z, key, inputs), keys, 32), points)
 
-    state = (jnp.zeros((), jnp.int32), adam(1.0)[0](start))
-    points = jax.tree.map(lambda leaf: jnp.stack([leaf] * (NUM_BATCHES + 2)), start)
-    return _Programs(compile_once(chunk, state, rng_key, jnp.ones(())), compile_once(values, points, rng_key))
+    def chunks(state: PyTree, rng_key: Array, step_size: Array, inputs: PyTree) -> tuple:
+        return _over_problems(lambda state, inputs: chunk(state, rng_key, step_size, inputs), state, inputs)
+
+    def all_values(points: PyTree, rng_key: Array, inputs: PyTree) -> Array:
+        return _over_problems(lambda points, inputs: values(points, rng_key, inputs), points, inputs)
+
+    num_problems = len(jax.tree.leaves(starts)[0])
+    state = (jnp.zeros(num_problems, jnp.int32), adam(1.0)[0](starts))
+    points = jax.tree.map(lambda leaf: jnp.stack([leaf] * (NUM_BATCHES + 2), axis=1), starts)
+    return Descent(
+        compile_once(chunks, state, rng_key, jnp.ones(()), inputs),
+        compile_once(all_values, points, rng_key, inputs),
+        length,
+    )
+
+
+def _over_problems(function: Callable[..., PyTree], *parts: PyTree) -> PyTree:
+    """A function of one problem, over the leading axis of its parts."""
+    leaves = jax.tree.leaves(parts[0])
+    num_problems = len(leaves[0])
+    if num_problems == 1:
+        one = function(*jax.tree.map(lambda leaf: leaf[0], parts))
+        return jax.tree.map(lambda leaf: leaf[None], one)
+    if sum(leaf.size for leaf in leaves) <= SIDE_BY_SIDE * num_problems:
+        return jax.vmap(function)(*parts)
+    return jax.lax.map(lambda part: function(*part), parts)

@@ -1,6 +1,7 @@
 """The coordinates in which a guide is fitted: those in which its posterior is round, where they are known."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,8 +15,8 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.util import potential_energy
 
 from numpyro_tempered.core.precision import matmul
-from numpyro_tempered.core.programs import compile_once
-from numpyro_tempered.core.typing import Array, Params, PyTree
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.families.base import family_of
 from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import LOCAL, Trace
@@ -23,7 +24,7 @@ from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.handlers.numpyro_private import initial_latent, unpacker
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.flat_gaussian import read_guide
-from numpyro_tempered.infer.mode import find_mode
+from numpyro_tempered.infer.mode import Mode, find_mode
 
 # A dense Hessian beyond this many latents costs more than the steps that it saves.
 MAX_LATENTS = 500
@@ -41,8 +42,47 @@ class Coordinates(NamedTuple):
     to_params: Callable[[PyTree], Params]
 
 
+class Frame(NamedTuple):
+    """The coordinates of a Gaussian guide as a function of the mode of its posterior.
+
+    Attributes:
+        loc: The guide's own start on the flat unconstrained scale, ``(d,)``.
+        unpack: From there to values by site.
+        start: The start in the coordinates.
+        axes: From the mode to what ``to_params`` needs of it.
+        to_params: From the axes and a pytree like ``start`` to the guide's parameters.
+    """
+
+    loc: Array
+    unpack: Callable[[Array], Params]
+    start: PyTree
+    axes: Callable[[Mode], PyTree]
+    to_params: Callable[[PyTree, PyTree], Params]
+
+    def find_mode(self, model: Model, args: tuple, kwargs: dict) -> Mode:
+        """The mode of the posterior of a model, from the guide's own start; pure."""
+
+        def potential(theta: Array) -> Array:
+            return potential_energy(model, args, kwargs, self.unpack(theta)).astype(theta.dtype)
+
+        return find_mode(potential, self.loc)
+
+
 def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: dict) -> Coordinates | None:
-    r"""The coordinates of a Gaussian guide in which the posterior is round at its mode, and its start there.
+    """The coordinates of :func:`frame_of` at the mode.
+
+    Returns:
+        None where there is no frame, or no mode is found, as in hierarchies whose density is not bounded.
+    """
+    frame = frame_of(rng_key, model, guide, args, kwargs)
+    if frame is None:
+        return None
+    mode = run_program(lambda loc: frame._replace(loc=loc).find_mode(model, args, kwargs), frame.loc)
+    return Coordinates(frame.start, partial(frame.to_params, frame.axes(mode))) if bool(mode.is_mode) else None
+
+
+def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict) -> Frame | None:
+    r"""The coordinates of a Gaussian guide in which the posterior is round at its mode.
 
     The means are m + R u, with m the mode and R Rᵀ the inverse Hessian; the scales of a mean field s exp(v), with
     1/s² the diagonal of the Hessian; the root of a full covariance L B, L the triangular form of R and B
@@ -50,8 +90,7 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
     ``AutoLaplaceApproximation`` it is the optimum.
 
     Returns:
-        None where the guide is another, the model has params, discrete or local latents or subsamples, or no mode
-        is found from the guide's own start, as in hierarchies whose density is not bounded.
+        None where the guide is another, or the model has params, discrete or local latents or subsamples.
     """
     is_point = isinstance(guide, AutoLaplaceApproximation)
     if not (
@@ -67,33 +106,35 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
         loc = q.loc
     if loc.shape[0] > MAX_LATENTS or not _has_density(feasible_trace(model, args, kwargs), set(unpack(loc))):
         return None
-
-    def potential(theta: Array) -> Array:
-        return potential_energy(model, args, kwargs, unpack(theta)).astype(theta.dtype)
-
-    mode = compile_once(lambda theta: find_mode(potential, theta), loc)(loc)
-    if not bool(mode.is_mode):
-        return None
     zeros = jnp.zeros_like(loc)
 
-    def mean(z: dict[str, Array]) -> Array:
-        return mode.loc + matmul(mode.root, z["loc"])
+    def mean(axes: Mode, z: dict[str, Array]) -> Array:
+        return axes.loc + matmul(axes.root, z["loc"])
+
+    def same(mode: Mode) -> Mode:
+        return mode
 
     if is_point:
-        return Coordinates({"loc": zeros}, lambda z: {f"{guide.prefix}_loc": mean(z)})
+        return Frame(loc, unpack, {"loc": zeros}, same, lambda mode, z: {f"{guide.prefix}_loc": mean(mode, z)})
     start, family = {"loc": zeros, "log_scale": zeros}, family_of(q)
     if family.diagonal_only:
-        return Coordinates(
-            start, lambda z: to_params(family.with_root(mean(z), mode.scale * jnp.exp(z["log_scale"])))
-        )
-    triangular = jnp.linalg.qr(mode.root.T, mode="r").T
-    triangular = triangular * jnp.sign(jnp.diagonal(triangular))
 
-    def full(z: dict[str, Array]) -> Params:
+        def diagonal(mode: Mode, z: dict[str, Array]) -> Params:
+            return to_params(family.with_root(mean(mode, z), mode.scale * jnp.exp(z["log_scale"])))
+
+        return Frame(loc, unpack, start, same, diagonal)
+
+    def triangular(mode: Mode) -> tuple[Mode, Array]:
+        factor = jnp.linalg.qr(mode.root.T, mode="r").T
+        return mode, factor * jnp.sign(jnp.diagonal(factor))
+
+    def full(axes: tuple[Mode, Array], z: dict[str, Array]) -> Params:
+        mode, factor = axes
         inner = jnp.tril(z["lower"], -1) + jnp.diag(jnp.exp(z["log_scale"]))
-        return to_params(family.with_root(mean(z), matmul(triangular, inner)))
+        return to_params(family.with_root(mean(mode, z), matmul(factor, inner)))
 
-    return Coordinates(start | {"lower": jnp.zeros((loc.size, loc.size), loc.dtype)}, full)
+    start |= {"lower": jnp.zeros((loc.size, loc.size), loc.dtype)}
+    return Frame(loc, unpack, start, triangular, full)
 
 
 def _has_density(trace: Trace, names: set[str]) -> bool:

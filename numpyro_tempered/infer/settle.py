@@ -10,7 +10,7 @@ from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.typing import Array, Guide, Params
+from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
 from numpyro_tempered.infer.averaged_adam import Objective, Settled, minimise
@@ -156,9 +156,14 @@ def settle(
 def _objective(model: temper, start: Start, args: tuple, kwargs: dict, loss: ELBO | None) -> Objective:
     """The loss as a function of the coordinates and a key."""
     guide, (coordinates, to_params) = model.guide(start.guide), start.coordinates
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(coordinates))
-    elbo = Antithetic(min(MAX_PAIRS, max(1, num_params // PARAMS_A_PAIR))) if loss is None else loss
+    elbo = default_loss(coordinates) if loss is None else loss
     return lambda z, key: elbo.loss(key, to_params(z), model, guide, *args, **kwargs)
+
+
+def default_loss(coordinates: PyTree) -> Antithetic:
+    """The ELBO by antithetic draws, the more the more parameters."""
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(coordinates))
+    return Antithetic(min(MAX_PAIRS, max(1, num_params // PARAMS_A_PAIR)))
 
 
 def _best_of(
@@ -171,20 +176,25 @@ def _best_of(
             "the loss or its gradient is not finite at any step: check the data for NaN and the scales of the "
             "priors, or give the guide an init_loc_fn."
         )
-    optima = distinct([-each.value for _, each in runs], APART * tolerance)
-    evidence = Convergence(
-        run.converged,
-        run.noise + run.bias,
-        run.noise,
-        run.bias,
-        run.fall,
-        run.step_size,
+    optima = distinct([-float(each.value) for _, each in runs], APART * tolerance)
+    evidence = evidence_of(run, at_mode=start.at_mode, optima=optima)
+    return start.guide, start.coordinates.to_params(run.z), run.losses, evidence
+
+
+def evidence_of(run: Settled, *, at_mode: bool, optima: tuple[float, ...] = ()) -> Convergence:
+    """What a run tells of its end."""
+    return Convergence(
+        bool(run.converged),
+        float(run.noise + run.bias),
+        float(run.noise),
+        float(run.bias),
+        float(run.fall),
+        float(run.step_size),
         len(run.losses),
-        rejected,
-        start.at_mode,
+        int(np.sum(np.isnan(run.losses))),
+        at_mode,
         optima,
     )
-    return start.guide, start.coordinates.to_params(run.z), run.losses, evidence
 
 
 def distinct(elbos: list[float], gap: float) -> tuple[float, ...]:

@@ -1,0 +1,176 @@
+"""A guide fitted to several models of one form side by side, each until its ELBO has settled."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI
+from numpyro.infer.elbo import ELBO
+from numpyro.optim import Adam
+
+from numpyro_tempered.core.programs import compile_once, run_program
+from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
+from numpyro_tempered.gaussian.descent import Result
+from numpyro_tempered.infer.averaged_adam import Descent, compile_descent, descend, select
+from numpyro_tempered.infer.coordinates import frame_of
+from numpyro_tempered.infer.settle import STEP_SIZE, Convergence, default_loss, evidence_of
+
+# From the inputs of one problem to its model: the same sites and shapes for all.
+ModelOf: TypeAlias = Callable[..., Model]
+# From axes and points in them to parameters of the guide, ``(K, ...)`` each.
+ParamsOf: TypeAlias = Callable[[PyTree, PyTree], Params]
+
+
+class Fitted(NamedTuple):
+    """K fits.
+
+    Attributes:
+        params: Of the guide, ``(K, ...)`` each.
+        losses: At every step, ``(K, steps)``.
+        evidence: How near each came to its optimum.
+        ends: The coordinates and the point in them at which each ended, for fits that start there.
+    """
+
+    params: Params
+    losses: np.ndarray
+    evidence: list[Convergence] | list[Result]
+    ends: PyTree
+
+
+class Settler(NamedTuple):
+    """What is compiled to fit a guide to K models at a time.
+
+    Attributes:
+        starts: Where they start, in their coordinates ``(K, ...)``.
+        axes_of: From the inputs to the axes of the coordinates and whether they are those of a mode, ``(K, ...)``
+            each; None where coordinates are the guide's own.
+        params_of: From axes and points in them to parameters.
+        descent: The programs of the steps.
+        num_steps: The most steps.
+        tolerance: On the gaps to the optima.
+    """
+
+    starts: PyTree
+    axes_of: Callable[[tuple], tuple[PyTree, Array]] | None
+    params_of: ParamsOf
+    descent: Descent
+    num_steps: int
+    tolerance: float
+
+    def fit(self, rng_key: Array, inputs: tuple, ends: PyTree | None = None) -> Fitted:
+        """Fit all, from their modes; those that have none, or whose guide has no frame, from earlier ``ends``.
+
+        Args:
+            rng_key: The same draws for all.
+            inputs: Arrays ``(K, ...)``.
+            ends: Of earlier fits to like models.
+        """
+        run_key, value_key = jax.random.split(rng_key)
+        is_mode = np.zeros(len(inputs[0]), bool)
+        axes, starts = (() if ends is None else ends[0]), self.starts
+        if self.axes_of is not None:
+            new, flags = self.axes_of(inputs)
+            is_mode = np.asarray(flags)
+            # Any axes are coordinates: those of an earlier fit, or of the nearest that has a mode.
+            nearest = _nearest(is_mode)
+            axes = (
+                jax.tree.map(lambda leaf: leaf[nearest], new)
+                if ends is None
+                else jax.tree.map(lambda a, b: jnp.where(_column(is_mode, a), a, b), new, axes)
+            )
+        elif ends is not None:
+            starts = ends[1]
+        run = descend(
+            self.descent,
+            starts,
+            (inputs, axes),
+            run_key,
+            value_key=value_key,
+            step_size=STEP_SIZE,
+            num_steps=self.num_steps,
+            tolerance=self.tolerance,
+        )
+        evidence = [evidence_of(select(run, k), at_mode=bool(mode)) for k, mode in enumerate(is_mode)]
+        return Fitted(self.params_of(axes, run.z), run.losses, evidence, (axes, run.z))
+
+
+def settler(
+    rng_key: Array,
+    model_of: ModelOf,
+    guide: Guide,
+    args: tuple,
+    kwargs: dict,
+    inputs: tuple,
+    *,
+    loss: ELBO | None,
+    num_steps: int,
+    tolerance: float,
+) -> Settler:
+    """What fits a guide to K models at a time.
+
+    Args:
+        rng_key: Of the guide's start.
+        model_of: The models.
+        guide: A guide that has been set up; it must not run its model.
+        args: Positional arguments of the models.
+        kwargs: Their keyword arguments.
+        inputs: In what they differ, arrays ``(K, ...)``: those of the first fits.
+        loss: ELBO to optimise; by default by antithetic draws.
+        num_steps: The most steps.
+        tolerance: In nats, on the estimated distance of each ELBO from its optimum.
+
+    Raises:
+        ValueError: If model or guide keep a state.
+    """
+    last = model_of(*(part[-1] for part in inputs))
+    frame = frame_of(rng_key, last, guide, args, kwargs)
+    axes_of = None
+    if frame is not None:
+
+        def of_one(inputs: tuple) -> tuple[PyTree, Array]:
+            mode = frame.find_mode(model_of(*inputs), args, kwargs)
+            return frame.axes(mode), mode.is_mode
+
+        axes_of = compile_once(jax.vmap(of_one), inputs)
+        axes, flags = axes_of(inputs)
+        start, to_params = frame.start, frame.to_params
+        axes_of = axes_of if bool(jnp.any(flags)) else None
+    if axes_of is None:
+        svi = SVI(last, guide, Adam(STEP_SIZE), default_loss({}) if loss is None else loss)
+        state = svi.init(rng_key, *args, **kwargs)
+        if state.mutable_state is not None:
+            raise ValueError(
+                "the model or its guide keeps a state, as of a network, that would differ by alpha: fit alpha by "
+                "alpha by fit_svi."
+            )
+        axes, start = (), svi.optim.get_params(state.optim_state)
+
+        def to_params(axes: PyTree, z: PyTree) -> Params:
+            return svi.constrain_fn(z)
+
+    elbo = default_loss(start) if loss is None else loss
+
+    def objective(z: PyTree, key: Array, inputs: PyTree) -> Array:
+        differing, axes = inputs
+        return elbo.loss(key, to_params(axes, z), model_of(*differing), guide, *args, **kwargs)
+
+    starts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), start)
+    descent = compile_descent(objective, starts, (inputs, axes), rng_key, num_steps)
+
+    def params_of(axes: PyTree, z: PyTree) -> Params:
+        return run_program(jax.vmap(to_params), axes, z)
+
+    return Settler(starts, axes_of, params_of, descent, num_steps, tolerance)
+
+
+def _nearest(is_mode: np.ndarray) -> np.ndarray:
+    """Of each problem the nearest that has a mode."""
+    modes = np.flatnonzero(is_mode)
+    distance = np.abs(np.arange(len(is_mode))[:, None] - modes[None, :])
+    return modes[np.argmin(distance, axis=1)]
+
+
+def _column(flags: np.ndarray, leaf: Array) -> Array:
+    return jnp.reshape(flags, (-1, *(1,) * (leaf.ndim - 1)))
