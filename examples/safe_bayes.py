@@ -32,7 +32,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas as pd
-from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_tempered as nt
@@ -412,7 +411,6 @@ def model(x, y=None):
         numpyro.sample("y", dist.Normal(eta, jnp.sqrt(s2)), obs=y)
 
 
-grid, steps = ([0.125, 1.0], 100) if options.small else (alphas[::-1], 3000)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     choice = nt.select_alpha(
@@ -421,12 +419,8 @@ with warnings.catch_warnings(record=True) as caught:
         AutoMultivariateNormal,
         jnp.asarray(x),
         jnp.asarray(y),
-        alphas=grid,
+        alphas=[0.125, 1.0] if options.small else alphas[::-1],
         criterion=nt.alpha.safe_bayes(blocks=8, permutations=0),
-        num_steps=steps,
-        num_refit_steps=steps,
-        # 52 dimensions with a full covariance: with one draw a step the fits to few data do not arrive.
-        loss=Trace_ELBO(num_particles=10),
     )
 print(choice.advice, *(warning.message for warning in caught), sep="\n")
 nt.table(choice.data).round(2)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "model_comparison": ("compare or select_num_components", "rank"),
     "alpha_selection": ("select_alpha", None),
+    "calibrated_powers": ("select_alpha", None),
     "tempered_path": ("temper_path", None),
     "num_components_path": ("num_components_path", None),
     "regret": ("regret_ledger", "average"),
@@ -36,6 +37,7 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     model_comparison      ``compare``                       models, best first
     model_comparison      ``select_num_components``         numbers of components, in order
     alpha_selection       ``select_alpha``                  alphas, in order
+    calibrated_powers     ``select_alpha``                  parameters, where asked for by ``name``
     tempered_path         ``temper_path``                   alphas, in order
     num_components_path   ``num_components_path``           alphas and numbers of components, in order
     regret                ``regret_ledger``                 rules at the last round, least average loss first

@@ -1,26 +1,37 @@
 """The path of tempered posteriors from the prior upwards."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import Trace_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.settle import ConvergenceWarning
+from numpyro_tempered.infer.svi import NUM_STEPS
 from numpyro_tempered.report.arviz import Coords, Dims, assemble, dataset, versions
 from numpyro_tempered.report.draws import name_of, plate_dims
+from numpyro_tempered.select.alpha.guides import (
+    GuideOptions,
+    build_settler,
+    check_guide_options,
+    draw,
+    list_alphas,
+    shortfall,
+    unconverged,
+)
 from numpyro_tempered.select.alpha.mcmc import ChainSampler, MCMCOptions, divergence_fields, warn_if_not_mixed
 from numpyro_tempered.select.alpha.model_data import Method, ModelData, build_method, check_alphas
-from numpyro_tempered.select.alpha.svi import GuideFitter, check_fits, set_up
 from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_columns
 
 DEFAULT_GRID = np.linspace(0.0, 1.0, 21) ** 5
@@ -56,8 +67,8 @@ def temper_path(
     num_warmup: int = 500,
     num_chains: int = 1,
     chain_method: str = "sequential",
-    num_steps: int = 3000,
-    optim: object = None,
+    num_steps: int = NUM_STEPS,
+    tolerance: float = 0.05,
     loss: ELBO | None = None,
     coords: Coords | None = None,
     dims: Dims | None = None,
@@ -65,8 +76,8 @@ def temper_path(
 ) -> Any:
     r"""The tempered posteriors of a grid of alphas, with the evidence and the expected log-likelihood of each.
 
-    ``method`` makes the posterior: a guide factory fits each alpha by SVI, all in one compiled ``vmap``; an
-    MCMC kernel factory samples them one after the other by one compiled program, each started at the last
+    ``method`` makes the posterior: a guide factory fits all alphas side by side, as :func:`fit_svi` does; an MCMC
+    kernel factory samples them one after the other by one compiled program, each started at the last
     draws of the alpha below. At alpha = 0 the draws are exact where the prior can be sampled.
 
     With log L the log-likelihood, :math:`E_\alpha` the mean over the posterior
@@ -124,9 +135,9 @@ def temper_path(
         num_warmup: MCMC: steps of adaptation at each alpha.
         num_chains: MCMC: number of chains.
         chain_method: MCMC: ``"sequential"`` or ``"vectorized"``.
-        num_steps: SVI: steps of the optimiser.
-        optim: SVI: NumPyro or optax optimiser; that of :func:`fit_svi` by default.
-        loss: SVI: ELBO of NumPyro to optimise; ``Trace_ELBO()`` by default.
+        num_steps: SVI: the most steps, as of :func:`fit_svi`: all alphas end together, where all have converged.
+        tolerance: SVI: in nats, on the estimated distance of each ELBO from its optimum.
+        loss: SVI: ELBO of NumPyro to optimise; by default that of :func:`fit_svi`.
         coords: Coordinate values by dimension.
         dims: Names of the event dimensions by variable, without chain, draw and alpha.
         **kwargs: Keyword arguments of the model.
@@ -143,7 +154,8 @@ def temper_path(
             leaves latents out.
 
     Warns:
-        UserWarning: If E[log L] falls along the path, R-hat exceeds 1.1, or a loss still falls at its end.
+        ConvergenceWarning: If a fit has not converged.
+        UserWarning: If E[log L] falls along the path, or R-hat exceeds 1.1.
 
     References:
         N. Friel, M. Hurn, J. Wyse, *Improving power posterior estimation of statistical evidence*, Statistics
@@ -172,42 +184,57 @@ def temper_path(
     # Starting values at the largest alpha serve all.
     algorithm = build_method(method, temper(data.model, float(grid[-1])))
     if isinstance(algorithm, MCMCKernel):
-        options = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
-        path = _sample(key, ChainSampler(data, method, options), grid, divergence_fields(algorithm, data))
+        chains = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
+        path = _sample(key, ChainSampler(data, method, chains), grid, divergence_fields(algorithm, data))
     else:
-        fitter = GuideFitter(data, algorithm, optim, Trace_ELBO() if loss is None else loss)
-        path = _fit(key, fitter, grid, num_samples, num_steps)
+        options = check_guide_options(GuideOptions(num_steps, tolerance, loss, None))
+        path = _fit(key, data, algorithm, grid, num_samples, options)
     return _report(path, data, grid, name_of(algorithm), coords or {}, dims or {})
 
 
-def _fit(rng_key: Array, fitter: GuideFitter, grid: np.ndarray, num_samples: int, num_steps: int) -> _Path:
-    """Fit the guide at every alpha under one ``vmap``, and draw from each fit."""
-    data = fitter.data
-    set_up_key, point_key, key = jax.random.split(rng_key, 3)
-    set_up((set_up_key, point_key), data, fitter.guide)
+def _fit(
+    rng_key: Array, data: ModelData, guide: Guide, grid: np.ndarray, num_samples: int, options: GuideOptions
+) -> _Path:
+    """Fit the guide at every alpha, side by side, and draw from each fit."""
+    start_key, fit_key, key = jax.random.split(rng_key, 3)
+    inputs = (jnp.asarray(grid, jnp.result_type(float)),)
+    fitter = build_settler(start_key, data, guide, lambda alpha: temper(data.model, alpha), inputs, options)
+    fitted = fitter.fit(fit_key, inputs)
 
-    def run(key: Array, alpha: Array) -> tuple[Array, dict[str, Array], Array, Array]:
-        init_key, draw_key = jax.random.split(key)
-        params, losses = fitter.fit(init_key, temper(data.model, alpha), num_steps, length=num_steps)
+    def draws(keys: Array, params: Params) -> tuple[dict[str, Array], Array, Array]:
+        def one(part: tuple[Array, Params]) -> tuple[dict[str, Array], Array, Array]:
+            def of_key(key: Array) -> tuple[dict[str, Array], Array, Array]:
+                values, log_q = draw(key, data, guide, part[1])
+                log_prior = log_density(temper(data.seeded, 0.0), data.args, data.kwargs, values)[0]
+                return values, data.log_lik(values), log_prior - log_q
 
-        def draw(key: Array) -> tuple[dict[str, Array], Array, Array]:
-            values, log_q = fitter.draw(key, params)
-            log_prior = log_density(temper(data.seeded, 0.0), data.args, data.kwargs, values)[0]
-            return values, data.log_lik(values), log_prior - log_q
+            return map_batches(of_key, jax.random.split(part[0], num_samples), 64)
 
-        return losses, *map_batches(draw, jax.random.split(draw_key, num_samples), 64)
+        return jax.lax.map(one, (keys, params))
 
-    keys = jax.random.split(key, len(grid))
-    losses, values, log_lik, log_ratio = jax.device_get(jax.jit(jax.vmap(run))(keys, jnp.asarray(grid)))
-    finite = np.all(np.isfinite(log_ratio), axis=1)
-    check_fits(
-        grid, losses[:, None], np.array([num_steps]), optim=fitter.optim, stacklevel=STACKLEVEL, finite=finite
+    values, log_lik, log_ratio = jax.device_get(
+        run_program(draws, jax.random.split(key, len(grid)), fitted.params)
     )
+    finite = np.all(np.isfinite(log_ratio), axis=1)
+    if not np.all(finite):
+        raise ValueError(
+            f"the fits at alpha = {list_alphas(grid[~finite])} ended in values that are not finite: look for NaN "
+            "in the data, or give the guide an init_loc_fn."
+        )
+    if np.any(bad := unconverged(fitted.evidence)):
+        warnings.warn(
+            f"the fits at alpha = {list_alphas(grid[bad])} have not converged "
+            f"({shortfall(fitted.evidence[int(np.flatnonzero(bad)[0])])}): take a larger num_steps, or another "
+            "guide or parameterisation.",
+            ConvergenceWarning,
+            stacklevel=STACKLEVEL,
+        )
     # From (alpha, draw, ...) to (chain, draw, alpha, ...).
     values = {name: np.swapaxes(value, 0, 1)[None] for name, value in values.items()}
     log_lik, log_ratio = (np.asarray(part, np.float64).T[None] for part in (log_lik, log_ratio))
     check_finite(grid, log_lik, at_zero=False)
-    return _Path(svi_columns(grid, log_lik, log_ratio), values, {"log_lik": log_lik}, {"loss": losses})
+    columns = svi_columns(grid, log_lik, log_ratio)
+    return _Path(columns, values, {"log_lik": log_lik}, {"loss": fitted.losses})
 
 
 def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tuple[str, ...]) -> _Path:

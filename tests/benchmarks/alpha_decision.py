@@ -179,7 +179,7 @@ def model(x, y):
         numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
 
 
-def by_library(problem, num_steps, num_bootstrap, small):
+def by_library(problem, num_bootstrap, small):
     """``select_alpha`` on the first data set: the path of alphas, and each method's alpha."""
     x, y, _ = draw(problem, 0)
     closed = choose(x, y, PRIOR_VAR, 0, np.geomspace(1 / 64, 1.0, 10), num_bootstrap)
@@ -193,7 +193,6 @@ def by_library(problem, num_steps, num_bootstrap, small):
         alphas=[0.25, 1.0] if small else None,
         criterion=nt.alpha.safe_bayes(permutations=0, blocks=blocks),
         diagnostics=[nt.alpha.loo()],
-        num_steps=num_steps,
     )
     path = nt.table(choice.data).reset_index()
     alphas = path["alpha"].values
@@ -274,7 +273,7 @@ def main():
     options = parser.parse_args()
     small = options.small
     output = options.output or (None if small else DOCS)
-    num_seeds, num_few, num_bootstrap, num_steps = (4, 2, 60, 200) if small else (1000, 200, 200, 2000)
+    num_seeds, num_few, num_bootstrap = (4, 2, 60) if small else (1000, 200, 200)
     numbers = (60, 100) if small else (60, 100, 200, 500, 1000)
     start = time.perf_counter()
 
@@ -296,9 +295,7 @@ def main():
     write(sizes(numbers, num_few, num_bootstrap), "sizes")
     table = location(num_few, num_bootstrap)
     write(table.assign(**{name: powers(table[name]) for name in ("low", "median", "high")}), "location")
-    found = [
-        by_library(problem, num_steps, 2 * num_bootstrap, small) for problem in PROBLEMS[1 if small else 0 : 2]
-    ]
+    found = [by_library(problem, 2 * num_bootstrap, small) for problem in PROBLEMS[1 if small else 0 : 2]]
     path, shown = (pd.concat(parts) for parts in zip(*found, strict=True))
     write(path.round(3), "path")
     write(shown_table(shown), "shown")
@@ -310,7 +307,7 @@ def main():
         (output / "alpha_decision.txt").write_text(
             describe(
                 f"n = {NUM_DATA}, d = {DIM}; {num_seeds} data sets a problem, {num_few} for sizes and location; "
-                f"{num_bootstrap} resamples; float64, select_alpha in float32 with {num_steps} steps"
+                f"{num_bootstrap} resamples; float64, select_alpha in float32"
             )
         )
     print(f"{time.perf_counter() - start:.0f} s")

@@ -329,7 +329,6 @@ def compare(name, problem, alphas, rows, key, sizes):
                 *data,
                 alphas=GRID,
                 criterion=nt.alpha.safe_bayes(blocks=BLOCKS, permutations=0),
-                num_steps=sizes["steps"],
             )
         for warning in caught:
             print(f"{name}, set {k}: {str(warning.message)[:150]}", flush=True)
@@ -481,9 +480,9 @@ def main():
         if small:
             parser.error("--small needs --output: it does not overwrite the committed results.")
         options.output = DOCS
-    sizes = {"sets": 100, "bootstrap": 200, "draws": 200, "held_out": 500, "generic": 1, "steps": 3000}
+    sizes = {"sets": 100, "bootstrap": 200, "draws": 200, "held_out": 500, "generic": 1}
     if small:
-        sizes = {"sets": 8, "bootstrap": 100, "draws": 50, "held_out": 50, "generic": 0, "steps": 200}
+        sizes = {"sets": 8, "bootstrap": 100, "draws": 50, "held_out": 50, "generic": 0}
     names = options.data or (["Engel"] if small else list(LOADERS))
     options.output.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()

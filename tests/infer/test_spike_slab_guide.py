@@ -782,7 +782,7 @@ def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
 
 
 def test_grids_of_alpha_refuse_relaxed_draws(key):
-    """They fit by SVI of their own and take densities of the draws."""
+    """They fit all alphas side by side, with one temperature."""
     x, y = correlated_data()
-    with pytest.raises(ValueError, match="relaxation without a density"):
+    with pytest.raises(ValueError, match="AutoSpikeAndSlab has a schedule of its own"):
         nt.temper_path(key, linear, AutoSpikeAndSlab, x, y, alphas=[0.5, 1.0], num_steps=2)

@@ -204,7 +204,7 @@ def test_compare_names_dims_of_any_model():
 
 @pytest.mark.full
 def test_a_path_has_the_plates():
-    path = nt.temper_path(KEY, schools, AutoNormal, SIGMA, Y, alphas=[0.5, 1.0], num_samples=4, num_steps=5)
+    path = nt.temper_path(KEY, schools, AutoNormal, SIGMA, Y, alphas=[0.5, 1.0], num_samples=4)
     assert path["posterior"]["z"].dims == ("chain", "draw", "alpha", "school")
     assert path["observed_data"]["y"].dims == ("school",)
 

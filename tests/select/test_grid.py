@@ -6,47 +6,32 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.fixed_steps import full_size_steps
-from numpyro_tempered.select.alpha.base import Plan, Query
+from numpyro_tempered.infer.settle_many import _nearest
+from numpyro_tempered.select.alpha.base import Plan, Query, Task
 from numpyro_tempered.select.alpha.driver import insert_row
-from numpyro_tempered.select.alpha.model_data import ModelData, build_method, check_alphas
-from numpyro_tempered.select.alpha.svi import GuideFitter, check_fits, set_up
+from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, check_converged
+from numpyro_tempered.select.alpha.model_data import build_method, check_alphas
 
 KEY = jax.random.key(3)
 ALPHAS = np.array([0.5, 1.0])
+Y = np.array([1.0, 2.0, 3.0])
 
 
-def model(y):
+def conjugate(y):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    eta = numpyro.deterministic("eta", theta * jnp.ones(len(y)))
     with numpyro.plate("n", len(y)):
-        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
 
 
 def test_the_default_step_size_is_full_for_three_fifths_of_the_steps():
     losses = np.arange(10, dtype=np.float32)
     np.testing.assert_array_equal(full_size_steps(losses, None), np.arange(6.0))
     np.testing.assert_array_equal(full_size_steps(losses, "an optimiser"), np.arange(10.0))
-
-
-def test_a_fit_that_ends_in_nan_is_refused_with_its_alpha():
-    losses = np.ones((2, 1, 40))
-    losses[1, 0, 20:] = np.nan
-    # Steps after the last one of a fit do not count.
-    check_fits(ALPHAS, losses, np.array([20]), optim=None, stacklevel=1)
-    with pytest.raises(ValueError, match=r"fits at alpha = \[1.\] ended in values that are not finite"):
-        check_fits(ALPHAS, losses, np.array([40]), optim=None, stacklevel=1)
-    with pytest.raises(ValueError, match=r"fits at alpha = \[0.5\]"):
-        check_fits(ALPHAS, losses, np.array([20]), optim=None, stacklevel=1, finite=np.array([False, True]))
-
-
-def test_a_loss_that_still_falls_warns_with_its_alpha():
-    losses = np.stack([np.zeros((1, 100)), -np.arange(100.0)[None]])
-    with pytest.warns(UserWarning, match=r"the loss of a fit still fell at alpha = \[1.\]"):
-        check_fits(ALPHAS, losses, np.array([100]), optim=None, stacklevel=1)
 
 
 @pytest.mark.parametrize(
@@ -67,28 +52,64 @@ def test_an_online_rule_is_a_method_only_where_it_is_expected():
     def online(model):
         return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
 
-    assert isinstance(build_method(online, model, online=True), nt.OnlineVI)
+    assert isinstance(build_method(online, conjugate, online=True), nt.OnlineVI)
     with pytest.raises(TypeError, match="method returned OnlineVI, not a guide or kernel"):
-        build_method(online, model)
+        build_method(online, conjugate)
 
 
-def test_one_program_fits_several_alphas_on_models_of_its_own():
-    """Two powers under one vmap: exact posteriors of a conjugate model."""
-    y = np.array([1.0, 2.0, 3.0])
-    data = ModelData(model, KEY, (y,), {})
-    guide = AutoNormal(nt.temper(data.model, 1.0))
-    set_up(tuple(jax.random.split(KEY)), data, guide)
-    fitter = GuideFitter(data, guide, None, Trace_ELBO(num_particles=10))
+OPTIONS = GuideOptions(20_000, 0.01, None, None)
 
-    def fit(alpha):
-        return fitter.fit(KEY, nt.temper(data.model, alpha), 600, length=700)
 
-    params, losses = jax.jit(jax.vmap(fit))(jnp.asarray(ALPHAS))
-    precision = 1.0 + 3.0 * ALPHAS
-    np.testing.assert_allclose(params["theta_auto_loc"], ALPHAS * y.sum() / precision, atol=0.03)
-    np.testing.assert_allclose(params["theta_auto_scale"], precision**-0.5, rtol=0.05)
-    assert np.isfinite(losses[:, :600]).all()
-    assert np.isnan(losses[:, 600:]).all()
+def settled(method, options=OPTIONS, y=Y):
+    """Fits at two powers, and to the first two data alone."""
+    data = Task(conjugate, KEY, (y,), {})
+    guide = build_method(method, nt.temper(data.model, 1.0))
+    weights = [jnp.ones((2, 3)), jnp.tile(jnp.array([1.0, 1.0, 0.0]), (2, 1))]
+    inputs = [(jnp.asarray(ALPHAS), each) for each in weights]
+    fitter = build_settler(KEY, data, guide, data.reweighted, inputs[0], options)
+    whole = fitter.fit(KEY, inputs[0])
+    return whole, fitter.fit(KEY, inputs[1], whole.ends)
+
+
+def by_hand(model):
+    def guide(y):
+        loc = numpyro.param("theta_auto_loc", 0.0)
+        scale = numpyro.param("theta_auto_scale", 1.0, constraint=dist.constraints.positive)
+        numpyro.sample("theta", dist.Normal(loc, scale))
+
+    return guide
+
+
+BY_NODES = OPTIONS._replace(expectation=nt.expectations.gauss_hermite(predictor="eta"))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(AutoNormal, OPTIONS), pytest.param(by_hand, OPTIONS, marks=pytest.mark.full), (AutoNormal, BY_NODES)],
+    ids=["at the mode", "by hand", "by quadrature"],
+)
+def test_all_powers_end_at_their_optimum(method, options):
+    """The exact posteriors of a conjugate model, of all data and of a part."""
+    for fitted, y in zip(settled(method, options), (Y, Y[:2]), strict=True):
+        precision = 1.0 + len(y) * ALPHAS
+        gap = 0.01 if options.expectation is None else 1e-4
+        # The gap of a Gaussian in nats: half of the squared shift in standard deviations, and of the log-scale.
+        shift = (fitted.params["theta_auto_loc"] - ALPHAS * y.sum() / precision) * np.sqrt(precision)
+        ratio = fitted.params["theta_auto_scale"] * np.sqrt(precision)
+        assert np.all(0.5 * shift**2 + 0.5 * (ratio**2 - 1.0 - 2.0 * np.log(ratio)) < 3.0 * gap)
+        assert all(bool(evidence.converged) for evidence in fitted.evidence)
+        check_converged(ALPHAS, fitted, "all data", options)
+
+
+def test_fits_that_have_not_converged_are_refused_with_their_alphas():
+    short = OPTIONS._replace(num_steps=10)
+    fitted, _ = settled(AutoNormal, short)
+    with pytest.raises(ValueError, match=r"fits to all data at alpha = 0.5, 1 have not converged within 0.01"):
+        check_converged(ALPHAS, fitted, "all data", short)
+
+
+def test_a_power_without_a_mode_takes_the_axes_of_the_nearest_that_has_one():
+    np.testing.assert_array_equal(_nearest(np.array([False, True, False, False, True])), [1, 1, 1, 4, 4])
 
 
 def test_each_plan_gets_its_own_posteriors():

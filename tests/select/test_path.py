@@ -1,6 +1,5 @@
 """The tempered path against closed forms: evidence, expected log-likelihood, and what is refused."""
 
-import contextlib
 import math
 
 import arviz as az
@@ -9,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import pytest
 from conftest import enable_x64, tiered
 from numpyro import handlers
-from numpyro.infer import AIES, HMC, NUTS, DiscreteHMCGibbs, Trace_ELBO
+from numpyro.infer import AIES, HMC, NUTS, DiscreteHMCGibbs
 from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoDelta,
@@ -393,12 +391,8 @@ def test_a_global_discrete_latent_by_gibbs():
 # SVI.
 
 
-STEPS = 1500
-DECAYING = {
-    "num_steps": STEPS,
-    "optim": optax.adam(optax.exponential_decay(0.05, STEPS, 0.002)),
-    "loss": Trace_ELBO(num_particles=20),
-}
+# Nearer to the optimum than the default, for posteriors that are compared with exact ones.
+NEAR = {"tolerance": 0.005}
 
 
 # The set-up of AutoNormal is many small programs.
@@ -407,7 +401,7 @@ def fitted_path(request):
     guide = AutoNormal if request.param == "auto" else lambda model: normal_guide
     with enable_x64():
         # An array of its own: jax mixes up the precisions of one that it has seen.
-        return temper_path(KEY, model, guide, Y.copy(), alphas=ALPHAS, **DECAYING)
+        return temper_path(KEY, model, guide, Y.copy(), alphas=ALPHAS, **NEAR)
 
 
 def assert_elbo_is_log_z(table, want):
@@ -440,21 +434,24 @@ def test_fitted_draws_and_losses(fitted_path):
         draws = posterior.sel(alpha=alpha).values
         assert abs(draws.mean() - mean) < 5 * sd / math.sqrt(1000) + 0.05 * sd
         assert abs(draws.std() / sd - 1.0) < 5 / math.sqrt(2000) + 0.05
-    assert group(fitted_path, "variational")["loss"].shape == (len(GRID), STEPS)
+    losses = group(fitted_path, "variational")["loss"]
+    assert losses.dims == ("alpha", "step")
+    assert losses.shape[0] == len(GRID)
+    assert np.isfinite(losses).all()
     assert fitted_path.attrs["algorithm"] == "svi"
     assert len(az.summary(fitted_path)) == len(GRID)
 
 
 @pytest.mark.slow
 def test_a_hand_written_guide_in_float32():
-    path = temper_path(KEY, model, lambda model: normal_guide, Y, alphas=ALPHAS, **DECAYING)
+    path = temper_path(KEY, model, lambda model: normal_guide, Y, alphas=ALPHAS, **NEAR)
     assert_elbo_is_log_z(nt.table(path), exact_log_z(GRID))
     assert group(path, "posterior")["theta"].dtype == np.float32
 
 
 @pytest.mark.slow
 def test_a_full_covariance_guide_is_exact_in_a_regression():
-    path = temper_path(KEY, regression, AutoMultivariateNormal, X, Z, alphas=ALPHAS, **DECAYING)
+    path = temper_path(KEY, regression, AutoMultivariateNormal, X, Z, alphas=ALPHAS, **NEAR)
     assert_elbo_is_log_z(nt.table(path), [regression_log_z(a) for a in GRID])
 
 
@@ -491,7 +488,7 @@ def test_a_longer_grid_compiles_nothing_more(method):
     counts = []
     for grid in ([0.5, 1.0], np.linspace(0.1, 1.0, 12)):
         before = len(runs)
-        with pytest.warns(UserWarning, match="mixed") if method is hmc else contextlib.nullcontext():
+        with pytest.warns(UserWarning, match="mixed" if method is hmc else "not converged"):
             temper_path(KEY, counted, method, Y, **{**BRIEF, "alphas": grid})
         counts.append(len(runs) - before)
     assert counts[0] == counts[1] > 0
@@ -680,9 +677,9 @@ def test_too_few_draws_and_unknown_dims():
     [lambda model: normal_guide, pytest.param(AutoNormal, marks=pytest.mark.full)],
     ids=["by hand", "auto"],
 )
-def test_fits_that_end_in_nan_are_named(guide):
-    with pytest.raises(ValueError, match=r"fits at alpha = \[.*1"):
-        temper_path(KEY, model, guide, Y, **{**BRIEF, "num_steps": 30}, optim=optax.sgd(1e30))
+def test_fits_that_have_not_converged_are_named(guide):
+    with pytest.warns(nt.ConvergenceWarning, match=r"at alpha = 0, 0.5, 1 have not converged \(2 steps, too few"):
+        temper_path(KEY, model, guide, Y, **BRIEF)
 
 
 def test_chains_that_did_not_mix_are_named():

@@ -4,18 +4,22 @@ from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Draws, Pl
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
 from numpyro_tempered.select.alpha.diagnostics import held_out, loo
 from numpyro_tempered.select.alpha.gpc import gpc
+from numpyro_tempered.select.alpha.independence import DependenceWarning
 from numpyro_tempered.select.alpha.lyddon import lyddon
 from numpyro_tempered.select.alpha.magnitude import magnitude
+from numpyro_tempered.select.alpha.powers import calibrated_powers
 from numpyro_tempered.select.alpha.prescribed import coarsening, theory_default
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
 
 __all__ = [
     "AlphaChoice",
     "Criterion",
+    "DependenceWarning",
     "Draws",
     "Plan",
     "Verdict",
     "bootstrap_fisher",
+    "calibrated_powers",
     "coarsening",
     "gpc",
     "held_out",

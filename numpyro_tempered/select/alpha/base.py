@@ -22,10 +22,9 @@ from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.draws import as_run
 from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each, weigh_data
+from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
 from numpyro_tempered.select.alpha.model_data import ModelData
 
-# Frames from the fits of a grid to the caller of select_alpha.
-STACKLEVEL = 4
 # A pytree of arrays, or None.
 Summary: TypeAlias = Any
 
@@ -55,9 +54,20 @@ class Task(ModelData):
     Attributes:
         num_data: n.
         dim: Batch dimension along which the data lie.
+        dependence: Which data depend on each other.
     """
 
-    def __init__(self, model: Model, rng_key: Array, args: tuple, kwargs: dict, plate: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        rng_key: Array,
+        args: tuple,
+        kwargs: dict,
+        plate: str | None = None,
+        *,
+        groups: ArrayLike | None = None,
+        block: Block = None,
+    ) -> None:
         super().__init__(model, rng_key, args, kwargs)
         self.plate = plate
         self.check()
@@ -68,6 +78,14 @@ class Task(ModelData):
                     f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
                 )
         self.num_data, self.dim = find_data(self.trace, plate)
+        self.dependence = read_dependence(groups, block, self.num_data)
+        # Of sandwich.estimate_of, for all criteria.
+        self.estimate: Any = None
+
+    @property
+    def dim_latent(self) -> int:
+        """Number of elements of all latents."""
+        return sum(int(np.size(site["value"])) for site in latent_sites(self.trace).values())
 
     def reweighted(self, alpha: ArrayLike, weights: Array) -> Model:
         """The model at a power, with a weight ``(n,)`` for each datum."""
@@ -180,9 +198,9 @@ class Criterion(NamedTuple):
         refusal: Why it must not choose alpha, of a mere diagnostic; else None.
         pointwise: Whether ``decide`` gets, instead of reduced draws, the log-likelihood of each datum at the
             draws of each posterior, ``(A, C, S, n)`` for C chains.
-        stream: For online rules: from a key, the grid, the number of rounds, and a function from an order of them
-            to the losses of a pass in that order, ``(A, T)``, to the verdict. None where the criterion needs
-            posteriors that a stream does not have.
+        stream: For online rules: from a key, the grid, the dependence of the rounds, and a function from an order
+            of them to the losses of a pass in that order, ``(A, T)``, to the verdict. None where the criterion
+            needs posteriors that a stream does not have.
     """
 
     name: str
@@ -191,7 +209,7 @@ class Criterion(NamedTuple):
     decide: Callable[[Array, Task, np.ndarray, Summary], Verdict]
     refusal: str | None = None
     pointwise: bool = False
-    stream: Callable[[Array, np.ndarray, int, Callable[[np.ndarray], Losses]], Verdict] | None = None
+    stream: Callable[[Array, np.ndarray, Dependence, Callable[[np.ndarray], Losses]], Verdict] | None = None
 
 
 Fit: TypeAlias = TemperedFit | MCMC | OnlineVIState
@@ -204,7 +222,8 @@ class AlphaChoice(NamedTuple):
         alpha: The chosen power.
         fit: The posterior at it: a :class:`~numpyro_tempered.TemperedFit`, a NumPyro ``MCMC`` that has run, or
             the :class:`~numpyro_tempered.OnlineVIState` at the end of the stream.
-        data: ArviZ data of that posterior, with the group ``alpha_selection`` along the grid.
+        data: ArviZ data of that posterior, with the groups ``alpha_selection`` along the grid and
+            ``calibrated_powers`` by parameter.
         advice: A sentence: the choice, its aim, and whether there is a need to temper.
     """
 

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
-from numpyro_tempered.select.alpha.data_weights import over_resamples, resamples
+from numpyro_tempered.select.alpha.data_weights import over_resamples
+from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.minimise import minimise
-from numpyro_tempered.select.alpha.sandwich import Flat, checked_sandwich, coverage_verdict, flat_task
+from numpyro_tempered.select.alpha.sandwich import Flat, coverage_verdict, estimate_of
 
 
 class FisherParts(NamedTuple):
@@ -37,8 +39,8 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
     not aim at prediction, as :func:`safe_bayes` does; the two differ by design.
 
     With D the total untempered loss of the data, π the prior density and :math:`\theta_b` the minimisers of the
-    total losses of B resamples of the data, the score-matching objective of :math:`\pi e^{-\alpha D}` is a
-    parabola in α with its minimum at
+    total losses of B resamples of the data, of whole ``groups`` or of blocks of a series, the score-matching
+    objective of :math:`\pi e^{-\alpha D}` is a parabola in α with its minimum at
 
     .. math:: \alpha = \frac{\sum_b \nabla\log\pi(\theta_b)^\top\nabla D(\theta_b) + \Delta D(\theta_b)}
         {\sum_b \|\nabla D(\theta_b)\|^2}.
@@ -80,12 +82,15 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
     check_count(num_bootstrap, "num_bootstrap", 20)
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
-        flat = flat_task(task)
+        estimate = estimate_of(task)
         # The limit of many data, whose relative sampling error is that of alpha.
-        estimate, limit, sampling = checked_sandwich(flat, lambda _, j, i: jnp.trace(j) / jnp.trace(i))
-        counts = resamples(rng_key, num_bootstrap, task.num_data)
-        program = jax.jit(lambda point, counts: fisher_parts(flat, point, counts))
-        parts = jax.device_get(program(estimate.minimum.point, counts))
+        limit, sampling = estimate.evaluate(lambda _, j, i: jnp.trace(j) / jnp.trace(i))
+        counts = resample_counts(rng_key, num_bootstrap, task.dependence, estimate.lags)
+
+        def compute(point: Array, counts: Array) -> FisherParts:
+            return fisher_parts(estimate.flat, point, counts)
+
+        parts = jax.device_get(run_program(compute, estimate.sandwich.minimum.point, counts))
         check_converged(parts.converged)
         numerator, denominator = (np.asarray(part, np.float64) for part in parts[:2])
         alpha = float(numerator.sum() / denominator.sum())
@@ -95,7 +100,7 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
                 "strong against the data. Look at the prior, or take gpc()."
             )
         resampling = float(np.linalg.norm(numerator - alpha * denominator) / denominator.sum())
-        se = math.hypot(alpha * sampling / limit, resampling)
+        se = math.hypot(alpha * float(sampling / limit), resampling)
         what = "the exact posterior's intervals"
         return coverage_verdict("bootstrap_fisher()", alpha, se, what, estimate, alpha_se_resampling=resampling)
 

@@ -1,25 +1,44 @@
 """The choice of alpha: checks, fits along a grid, and the report."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
+from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.report.arviz import Coords, Dims, dataset, with_group
+from numpyro_tempered.infer.svi import NUM_STEPS
+from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, dataset, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Fits, Query, Task, Verdict
+from numpyro_tempered.select.alpha.dependence import Block
+from numpyro_tempered.select.alpha.guides import (
+    GuideOptions,
+    Recipe,
+    Sizes,
+    check_guide_options,
+    check_sizes,
+    fit_all,
+)
+from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.mcmc import MCMCOptions, sample_all
 from numpyro_tempered.select.alpha.model_data import Method, build_method, check_alphas
 from numpyro_tempered.select.alpha.online import Streams
+from numpyro_tempered.select.alpha.powers import (
+    Powers,
+    advise_on_coverage,
+    find_coverage,
+    powers_dataset,
+    powers_of,
+)
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
-from numpyro_tempered.select.alpha.svi import SVIOptions, fit_all
+from numpyro_tempered.select.alpha.sandwich import Estimate
 from numpyro_tempered.select.evidence import mean_se
 
 DEFAULT_GRID = np.geomspace(2.0**-6, 1.0, 10)
@@ -34,12 +53,14 @@ def select_alpha(
     criterion: Criterion | None = None,
     diagnostics: Sequence[Criterion] = (),
     plate: str | None = None,
+    groups: ArrayLike | None = None,
+    block: Block = None,
     num_samples: int = 1000,
     num_refit_samples: int = 200,
-    num_steps: int = 3000,
-    num_refit_steps: int | None = None,
-    optim: object = None,
+    num_steps: int = NUM_STEPS,
+    tolerance: float = 0.05,
     loss: ELBO | None = None,
+    expectation: Expectation | None = None,
     num_warmup: int = 500,
     num_chains: int = 1,
     chain_method: str = "sequential",
@@ -57,19 +78,19 @@ def select_alpha(
     ``magnitude()``        coverage   at which the likelihood ratio has the mean of its limit; no units in it
     ``bootstrap_fisher()`` coverage   whose posterior is nearest to the bootstrap in Fisher divergence
     ``gpc(level)``         coverage   whose credible sets hold the minimiser in that share of resamples
-    ``coarsening(a)``      robustness 1/(1 + n/a): right up to a distortion that n = a would not show
-    ``theory_default()``   risk       1/2, at which the bound on it is least
     ====================== ========== ========================================================================
 
-    Risk and coverage are different aims, and give different alphas by design. Neither the evidence nor the ELBO
+    Risk and coverage are different aims, and give different alphas by design: the advice and the report have both
+    side by side. :func:`numpyro_tempered.alpha.coarsening` and :func:`numpyro_tempered.alpha.theory_default` are
+    powers that do not look at the data. Neither the evidence nor the ELBO
     is a criterion: their derivative in alpha has the sign of the log-likelihood, which depends on the units of
     the data. Nor is the predictive density of left-out data: :func:`numpyro_tempered.alpha.held_out` and
     :func:`numpyro_tempered.alpha.loo` are ``diagnostics``.
 
-    ``method`` makes the posterior. A guide factory fits all alphas by SVI under one ``vmap``, in one compiled
-    loop, in which each refit starts at the fit before. An MCMC kernel factory samples them by one compiled
-    program, likewise. A factory of :class:`OnlineVI` runs all alphas side by side over the stream, and SafeBayes
-    takes the losses of the stream.
+    ``method`` makes the posterior. A guide factory fits all alphas side by side, as :func:`fit_svi` does, until
+    all have converged; refits to parts of the data use the same programs. An MCMC kernel factory samples them by
+    one compiled program. A factory of :class:`OnlineVI` runs all alphas side by side over the stream, and
+    SafeBayes takes the losses of the stream.
 
     The group ``alpha_selection`` of the result, with dim ``alpha``, has
 
@@ -80,12 +101,15 @@ def select_alpha(
     - ``effective_parameters``, 2 α² Var[log L], which is d where the data determine d parameters,
     - ``selected``, true at the chosen alpha, and the columns of the diagnostics.
 
-    The other groups are those of the posterior at the chosen alpha.
+    The group ``calibrated_powers``, with dim ``parameter``, has the power at which the intervals of each
+    parameter cover what they say, as :func:`numpyro_tempered.alpha.calibrated_powers` finds it, and what they
+    cover at the chosen alpha. It is left out where the curvature cannot tell, which the advice then says. The
+    other groups are those of the posterior at the chosen alpha.
 
     Args:
         rng_key: Key of all fits and draws.
         model: NumPyro model, without powers and scales of its likelihood. Its data are the rows of one plate, or
-            vectors; they must be exchangeable, given the latents.
+            vectors; they must be independent, given the latents, but for what ``groups`` and ``block`` say.
         method: From tempered model to guide, kernel or :class:`OnlineVI`: ``AutoNormal``, ``NUTS``,
             ``lambda model: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())``.
         *data: Arguments of the model.
@@ -95,12 +119,20 @@ def select_alpha(
         criterion: From :mod:`numpyro_tempered.alpha`; ``safe_bayes()`` by default.
         diagnostics: Further scores to report: ``nt.alpha.held_out()``, ``nt.alpha.loo()``.
         plate: Name of the plate whose rows are the data, where there are several.
+        groups: A label for each datum, ``(n,)``: data of one label depend on each other, as those of a patient, a
+            school or an original with its copies. Scores are summed within groups, resamples are of whole groups,
+            and SafeBayes predicts whole groups. At least d + 2 groups for d latents, better 5 (d + 2).
+        block: For a series, in the order of time: how many successive data depend on each other, or ``"auto"`` to
+            estimate it from the scores. Their variance is then that of Newey and West, resamples are of blocks,
+            and SafeBayes keeps the order.
         num_samples: Draws of each posterior on all data; of each chain under MCMC.
-        num_refit_samples: Draws of each posterior on a part of the data, under SVI.
-        num_steps: SVI: steps of the fits to all data.
-        num_refit_steps: SVI: steps of each refit to a part of them; ``num_steps`` by default.
-        optim: SVI: NumPyro or optax optimiser; that of :func:`fit_svi` by default.
-        loss: SVI: ELBO of NumPyro to optimise; ``Trace_ELBO`` with ten particles by default.
+        num_refit_samples: Guides: draws of each posterior on a part of the data.
+        num_steps: Guides: the most steps of each fit, as of :func:`fit_svi`. All alphas end together, where all
+            have converged.
+        tolerance: Guides: in nats, on the estimated distance of each ELBO from its optimum.
+        loss: Guides: ELBO of NumPyro to optimise; by default that of :func:`fit_svi`.
+        expectation: Guides: of the likelihood, such as ``nt.expectations.gauss_hermite(predictor="eta")``, for
+            fits by natural gradients, as of :func:`fit_gaussian`, instead of stochastic ones.
         num_warmup: MCMC: steps of adaptation for each posterior.
         num_chains: MCMC: number of chains.
         chain_method: MCMC: ``"sequential"`` or ``"vectorized"``.
@@ -115,14 +147,16 @@ def select_alpha(
 
     Raises:
         TypeError: If ``method`` is a guide or kernel already, or makes none; or ``criterion`` is no criterion.
-        ValueError: If the criterion is one that must not choose; ``alphas`` are not as above; the model cannot be
-            taken apart by rows, has powers already, or is not finite; or the criterion refuses, saying why.
+        ValueError: If the criterion is one that must not choose; ``alphas``, ``groups`` or ``block`` are not as
+            above; the model cannot be taken apart by rows, has powers already, or is not finite; a fit has not
+            converged or chains have not mixed; or the criterion refuses, saying why.
 
     Warns:
-        UserWarning: If a loss still falls at its end, or chains have not mixed.
+        DependenceWarning: If rows repeat others exactly or the scores of successive rows are correlated, and
+            neither ``groups`` nor ``block`` is given.
 
     References:
-        GvO; LHW; Mat; SM19; MD19; AR.
+        GvO; LHW; Mat; SM19. Where risk and coverage part: MFFK. Other ways to choose: WM; HW.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -133,9 +167,7 @@ def select_alpha(
         ...     with numpyro.plate("n", len(y)):
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)  # variance 4, where the model has 1
-        >>> choice = nt.select_alpha(
-        ...     jax.random.key(0), model, AutoNormal, y, criterion=nt.alpha.lyddon(), num_steps=500
-        ... )
+        >>> choice = nt.select_alpha(jax.random.key(0), model, AutoNormal, y, criterion=nt.alpha.magnitude())
         >>> print(f"{choice.alpha:.2f}")
         0.25
         >>> int(nt.table(choice)["selected"].sum())
@@ -144,23 +176,17 @@ def select_alpha(
     grid = check_alphas(DEFAULT_GRID if alphas is None else alphas, 1, "(0, inf)")
     criterion = safe_bayes() if criterion is None else criterion
     _check_criteria(criterion, diagnostics)
-    check_count(num_samples, "num_samples", 4)
-    check_count(num_refit_samples, "num_refit_samples", 4)
+    options = _Options(
+        check_guide_options(GuideOptions(num_steps, tolerance, loss, expectation)),
+        check_sizes(Sizes(num_samples, num_refit_samples)),
+        MCMCOptions(num_warmup, num_samples, num_chains, chain_method),
+    )
     data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs)
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
-    task = Task(model, model_key, data, kwargs, plate)
+    task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     algorithm = build_method(method, task.model, online=True)
-    refit_steps = num_steps if num_refit_steps is None else num_refit_steps
-    svi = SVIOptions(num_steps, refit_steps, num_samples, num_refit_samples, optim, loss)
-    mcmc = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
-
-    def fit_grid(rng_key: Array, query: Query) -> Fits:
-        # A guide is set up once, by the program that fits it.
-        algorithm = build_method(method, temper(task.model, float(query.alphas[-1])), online=True)
-        if isinstance(algorithm, MCMCKernel):
-            return sample_all(rng_key, task, method, algorithm, query, mcmc)
-        return fit_all(rng_key, task, method, algorithm, query, svi)
-
+    coverage = find_coverage(task)
+    warn_of_dependence(task, coverage if isinstance(coverage, Estimate) else None, stacklevel=2)
     judges = list(zip((criterion, *diagnostics), keys, strict=True))
     verdicts: list[Verdict] = []
     if criterion.plan is None and criterion.stream is None:
@@ -174,12 +200,13 @@ def select_alpha(
                 f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel."
             )
         streams = Streams(method_key, task, method, algorithm, grid)
-        of_stream = grid, task.num_data, streams.losses
+        of_stream = grid, task.dependence, streams.losses
         verdicts += [judge.stream(key, *of_stream) for judge, key in judges if judge.stream is not None]
         fits = streams.fits(num_samples)
     else:
         plans = tuple(judge.plan(key, task) for judge, key in judges if judge.plan is not None)
-        fits = fit_grid(method_key, Query(grid, plans, any(judge.pointwise for judge, _ in judges)))
+        query = Query(grid, plans, any(judge.pointwise for judge, _ in judges))
+        fits = _fit_grid(method_key, task, method, query, options)
         summaries = iter(fits.summaries)
         for judge, key in judges:
             summary = None if judge.plan is None else next(summaries)
@@ -190,20 +217,57 @@ def select_alpha(
     if verdict.alpha not in grid:
         # Between two alphas of the grid it gets a fit and a row of its own.
         fit_alphas = np.array([verdict.alpha])
-        fits = fit_grid(jax.random.fold_in(method_key, 1), Query(fit_alphas, (), False))
+        fits = _fit_grid(jax.random.fold_in(method_key, 1), task, method, Query(fit_alphas, (), False), options)
         grid, columns = insert_row(grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik))
-    fit, args, options = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
-    posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **options)
-    attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": verdict.advice, **verdict.attrs}
-    columns["selected"], attrs["selected"] = grid == verdict.alpha, verdict.alpha
+    columns["selected"] = grid == verdict.alpha
+    fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
+    posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit)
+    powers = powers_of(task, coverage) if isinstance(coverage, Estimate) else None
+    advice = verdict.advice
+    if powers is None:
+        advice += f" Whether its intervals cover what they say is not known: {coverage}"
+    elif criterion.aim != "coverage":
+        advice += f" {advise_on_coverage(verdict.alpha, powers)}"
+    attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": advice, **verdict.attrs}
+    return AlphaChoice(verdict.alpha, fit, _report(posterior, grid, columns, powers, attrs), advice)
+
+
+class _Options(NamedTuple):
+    """The options of all methods."""
+
+    guides: GuideOptions
+    sizes: Sizes
+    mcmc: MCMCOptions
+
+
+def _fit_grid(rng_key: Array, task: Task, method: Method, query: Query, options: _Options) -> Fits:
+    """The posteriors of a query, by a guide or a kernel."""
+    # A guide is set up once, by the program that fits it.
+    algorithm = build_method(method, temper(task.model, float(query.alphas[-1])), online=True)
+    if isinstance(algorithm, MCMCKernel):
+        return sample_all(rng_key, task, method, algorithm, query, options.mcmc)
+    return fit_all(rng_key, task, Recipe(method, algorithm), query, options.guides, options.sizes)
+
+
+def _report(
+    posterior: ArviZData,
+    grid: np.ndarray,
+    columns: dict[str, np.ndarray],
+    powers: Powers | None,
+    attrs: dict[str, object],
+) -> ArviZData:
+    """The posterior at the chosen alpha with the groups along the grid and by parameter in front."""
+    attrs["selected"] = alpha = float(grid[columns["selected"]][0])
+    if powers is not None:
+        by_parameter = powers_dataset(powers, alpha, attrs)
+        posterior = with_group(posterior, "calibrated_powers", by_parameter, {})
     selection = dataset(
         columns,
         coords={"alpha": grid.tolist()},
         dims={name: ["alpha"] for name in columns},
         attrs={**posterior.attrs, **attrs},
     )
-    report = with_group(posterior, "alpha_selection", selection, attrs)
-    return AlphaChoice(verdict.alpha, fit, report, verdict.advice)
+    return with_group(posterior, "alpha_selection", selection, attrs)
 
 
 def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> dict[str, np.ndarray]:
@@ -227,6 +291,11 @@ def insert_row(
 
 def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> None:
     for value in (criterion, *diagnostics):
+        if isinstance(value, int | float):
+            raise TypeError(
+                f"criterion = {value!r} is a power already: there is nothing to choose. Fit at it, by "
+                f"nt.fit_svi(..., alpha={value!r}) or nt.temper(model, alpha={value!r})."
+            )
         if not isinstance(value, Criterion):
             raise TypeError(
                 f"a criterion is what nt.alpha.safe_bayes() and others return, got {value!r}: call the function."

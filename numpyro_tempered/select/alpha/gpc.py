@@ -14,11 +14,11 @@ from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha import gpc_posteriors, sandwich
 from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
-from numpyro_tempered.select.alpha.data_weights import resamples
+from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.gpc_posteriors import Quantity, Ratios
 
-Posterior = Literal["laplace", "method", "draws"]
-OWNERS = {"laplace": "the Laplace approximation's", "method": "the method's own", "draws": "the posterior's"}
+Posterior = Literal["laplace", "method"]
+OWNERS = {"laplace": "the Laplace approximation's", "method": "the method's own"}
 # Tolerance of log alpha.
 TOLERANCE = 1e-6
 # How far to search for a bracket, in log alpha, from the power that the curvature asks for.
@@ -38,7 +38,7 @@ def gpc(
     prediction, as :func:`safe_bayes` does; the two differ by design.
 
     With :math:`\hat\theta` the minimiser of the total loss of the data and :math:`C_\alpha(b)` the credible set
-    of resample b of the data, α solves
+    of resample b of the data, of whole ``groups`` or of blocks of a series, α solves
 
     .. math:: \hat c(\alpha) = \frac{1}{B} \sum_{b=1}^B 1\{\hat\theta \in C_\alpha(b)\} = \text{level}.
 
@@ -49,11 +49,6 @@ def gpc(
     - ``"method"``: the posterior that the ``method`` of ``select_alpha`` makes, of each resample at each alpha of
       the grid. So the α calibrates the intervals of a guide, mean-field ones too, which are too narrow by
       themselves. This costs most: B times the fits.
-    - ``"draws"``: the same posteriors from fits to all data, whose draws at the power a of the grid are weighted
-      by :math:`L_b^\alpha / L^a`, with the a of the grid whose weights have the largest effective sample size. It
-      works for one or two latents, because the resamples' posteriors differ by their own width in each dimension.
-      It refuses where more than a hundredth of the resamples have an effective sample size below 40: take more
-      draws (``num_refit_samples`` under SVI), and alphas down to a tenth of the answer.
 
     The published recursion :math:`\alpha \leftarrow \alpha + (s + 1)^{-0.51}(\hat c(\alpha) - \text{level})`
     takes more than a thousand steps from 1 to 4. Here the resamples are fixed, so the coverage falls along α,
@@ -110,41 +105,34 @@ def gpc(
         return jax.vmap(lambda values: jnp.ravel(of(values)))(draws.values)
 
     def plan(rng_key: Array, task: Task) -> Plan:
-        # Raise before the fits where the criterion cannot be used.
-        sandwich.checked_sandwich(sandwich.flat_task(task), joint_power(quantity_of_flat(task, of)))
-        if posterior == "method":
-            counts = np.asarray(resamples(rng_key, num_bootstrap, task.num_data))
-            return Plan(counts, gpc_posteriors.credible_set(quantity_of_draws, level))
-        whole = np.ones((1, task.num_data))
-        return Plan(whole, lambda draws: {"values": quantity_of_draws(draws), "log_lik": draws.log_lik})
+        # Raises before the fits where the criterion cannot be used.
+        lags = sandwich.estimate_of(task).lags
+        counts = np.asarray(resample_counts(rng_key, num_bootstrap, task.dependence, lags))
+        return Plan(counts, gpc_posteriors.credible_set(quantity_of_draws, level))
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: Summary) -> Verdict:
-        flat = sandwich.flat_task(task)
+        estimate = sandwich.estimate_of(task)
         quantity = quantity_of_flat(task, of)
         # The guess is the limit of many data, whose relative sampling error is that of alpha.
-        estimate, guess, sampling = sandwich.checked_sandwich(flat, joint_power(quantity))
-        point = jnp.asarray(estimate.minimum.point)
-        counts = resamples(rng_key, num_bootstrap, task.num_data)
+        guess, sampling = map(float, estimate.evaluate(joint_power(quantity)))
+        point = jnp.asarray(estimate.sandwich.minimum.point)
         columns: dict[str, np.ndarray] = {}
         attrs: dict[str, object] = {}
         if posterior == "laplace":
-            ratios = gpc_posteriors.laplace_ratios_at(flat, quantity, point, counts, level)
+            counts = resample_counts(rng_key, num_bootstrap, task.dependence, estimate.lags)
+            ratios = gpc_posteriors.laplace_ratios_at(estimate.flat, quantity, point, counts, level)
             alpha, resampling, curve = solve(ratios, level, guess, (0.0, math.inf))
             attrs = {"coverage_alphas": [a for a, _ in curve], "coverage": [c for _, c in curve]}
         else:
             sets = jax.tree.map(np.asarray, jax.device_get(summary))
             at = np.asarray(point if quantity is None else quantity(point), np.float64)
-            if posterior == "method":
-                of_grid, usable = gpc_posteriors.ellipsoid_ratios(sets, at), np.asarray(grid) > 0
-            else:
-                of_grid, usable, columns = gpc_posteriors.reweighted_ratios(sets, grid, counts, at, level)
-            if not np.all(np.isfinite(of_grid[:, usable])):
+            of_grid = gpc_posteriors.ellipsoid_ratios(sets, at)
+            if not np.all(np.isfinite(of_grid)):
                 raise ValueError("the draws of a fit to a resample do not vary: take more, or another method.")
             coverage = np.mean(of_grid <= 1.0, axis=0)
-            columns = {"criterion": np.abs(coverage - level), "coverage": coverage, **columns}
-            alphas = np.asarray(grid, np.float64)[usable]
-            bounds = float(np.min(alphas)), float(np.max(alphas))
-            alpha, resampling, _ = solve(interpolated(alphas, of_grid[:, usable]), level, guess, bounds)
+            columns = {"criterion": np.abs(coverage - level), "coverage": coverage}
+            bounds = float(np.min(grid)), float(np.max(grid))
+            alpha, resampling, _ = solve(interpolated(grid, of_grid), level, guess, bounds)
         se = math.hypot(alpha * (sampling / guess), resampling)
         what = f"{OWNERS[posterior]} {level:.0%} sets"
         attrs = {"alpha_se_resampling": resampling, "level": level, "posterior": posterior, **attrs}

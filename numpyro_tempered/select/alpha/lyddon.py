@@ -6,7 +6,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
-from numpyro_tempered.select.alpha.sandwich import checked_sandwich, coverage_verdict, flat_task
+from numpyro_tempered.select.alpha.sandwich import coverage_verdict, estimate_of
 
 
 def lyddon() -> Criterion:
@@ -20,10 +20,12 @@ def lyddon() -> Criterion:
 
     .. math:: \alpha = \frac{\mathrm{tr}(J I^{-1} J)}{\mathrm{tr}(J)},
 
-    with J the mean Hessian and I the mean outer product of the scores of the untempered losses, at the minimiser
-    of the total loss. Both are taken on the flat unconstrained scale, and with several latents α depends on their
-    units: it is a mean of the powers that single directions ask for, whose range is reported as ``power_least``
-    and ``power_largest``. Where they are far apart no single α gives all latents their coverage.
+    with J the mean Hessian and I the covariance of the sum of the scores of the untempered losses over n, at the
+    minimiser of the total loss: of independent data the mean outer product of the scores; of data in ``groups``
+    that of the sums within groups; of a series with ``block`` the estimate of Newey and West. Both are taken on
+    the flat unconstrained scale, and with several latents α depends on their units: it is a mean of the powers
+    that single directions ask for, whose range is reported as ``power_least`` and ``power_largest``. Where they
+    are far apart no single α gives all latents their coverage.
 
     With few data for each dimension α is too large, because residuals are smaller than errors and their inverse
     moments larger. On well-specified regressions with d = 10 its mean was 1.8 at n = 6 d, 1.4 at 10 d, 1.2 at 20
@@ -43,7 +45,7 @@ def lyddon() -> Criterion:
           of the digits are lost: 3e3 in float32, 7e7 in float64.
 
     References:
-        LHW.
+        LHW; NW.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -60,7 +62,8 @@ def lyddon() -> Criterion:
     """
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
-        estimate, alpha, se = checked_sandwich(flat_task(task), lambda _, j, i: matched_power(j, i))
+        estimate = estimate_of(task)
+        alpha, se = map(float, estimate.evaluate(lambda _, j, i: matched_power(j, i)))
         return coverage_verdict("lyddon()", alpha, se, "the exact posterior's intervals", estimate)
 
     return Criterion("lyddon", "coverage", None, decide)

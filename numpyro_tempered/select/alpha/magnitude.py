@@ -6,7 +6,7 @@ from jax.scipy.linalg import cho_solve
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
-from numpyro_tempered.select.alpha.sandwich import checked_sandwich, coverage_verdict, flat_task
+from numpyro_tempered.select.alpha.sandwich import coverage_verdict, estimate_of
 
 
 def magnitude() -> Criterion:
@@ -49,7 +49,8 @@ def magnitude() -> Criterion:
     """
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
-        estimate, alpha, se = checked_sandwich(flat_task(task), lambda _, j, i: magnitude_adjustment(j, i))
+        estimate = estimate_of(task)
+        alpha, se = map(float, estimate.evaluate(lambda _, j, i: magnitude_adjustment(j, i)))
         return coverage_verdict("magnitude()", alpha, se, "the exact posterior's sets", estimate)
 
     return Criterion("magnitude", "coverage", None, decide)

@@ -13,9 +13,12 @@ from numpyro.infer.util import initialize_model
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.draws import name_of
-from numpyro_tempered.select.alpha.base import STACKLEVEL, Fits, Query, Task
+from numpyro_tempered.select.alpha.base import Fits, Query, Task
 from numpyro_tempered.select.alpha.model_data import Method, ModelData
 from numpyro_tempered.select.evidence import check_finite, largest_r_hat
+
+# Chains with a larger split R-hat have not mixed.
+LARGEST_R_HAT = 1.1
 
 
 class MCMCOptions(NamedTuple):
@@ -111,7 +114,7 @@ def warn_if_not_mixed(
             f"{alphas[k + 1]:.3g}, and it must increase: the chains have not mixed. Take more warm-up and draws.",
             stacklevel=stacklevel + 1,
         )
-    if np.any(r_hat > 1.1):
+    if np.any(r_hat > LARGEST_R_HAT):
         k = int(np.argmax(r_hat))
         warnings.warn(
             f"R-hat is {r_hat[k]:.2f} at alpha = {alphas[k]:.3g}: the chains have not mixed, and results along "
@@ -165,10 +168,13 @@ def sample_all(
         start = at_next_alpha
     log_lik = np.stack(totals)
     check_finite(alphas, np.moveaxis(log_lik, 0, -1), at_zero=False)
-    # R-hat judges the chains of an alpha. Falls of E[log L] would be measured by the standard error of
-    # independent draws, which is too small.
-    infinite = np.full(len(alphas), np.inf)
-    warn_if_not_mixed(alphas, log_lik.mean(axis=(1, 2)), infinite, np.asarray(r_hat), STACKLEVEL)
+    if np.max(r_hat) > LARGEST_R_HAT:
+        k = int(np.argmax(r_hat))
+        raise ValueError(
+            f"R-hat is {r_hat[k]:.2f} at alpha = {alphas[k]:.3g}: the chains have not mixed, and alphas would be "
+            "compared by how far they came. Take a larger num_warmup and num_samples, or another "
+            "parameterisation."
+        )
     stacked = jax.tree.map(
         lambda *leaves: np.reshape(np.stack(leaves), (*keys.shape[:2], *leaves[0].shape)), *summaries
     )

@@ -1,14 +1,10 @@
-"""Alphas that do not depend on the values of the data: by coarsening, MD19, and by the theory's bounds."""
+"""Powers that do not depend on the values of the data: by coarsening, MD19, and by the theory's bounds."""
 
-import numpy as np
-
-from numpyro_tempered.core.checks import check_number
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
+from numpyro_tempered.core.checks import check_count, check_number
 
 
-def coarsening(a: float) -> Criterion:
-    r"""Alpha of a posterior given that the data are only near a sample of the model (Miller and Dunson).
+def coarsening(a: float, num_data: int, *, num_independent: int | None = None) -> float:
+    r"""The power of a posterior given that the data are only near a sample of the model (Miller and Dunson).
 
     **Aim: robustness** to a departure of known size, neither risk nor coverage. The posterior is conditioned on
     the event that the observed data lie within a relative entropy R of data from the model, with R exponential of
@@ -20,53 +16,40 @@ def coarsening(a: float) -> Criterion:
     data at which the model's departure from the truth begins to show, and 1/a the departure in relative entropy
     (nats per datum) that you accept. Where it is known, for instance from an instrument's error or from
     earlier data sets, take 1/a of that size. Where it is not, read the **calibration curve**: call
-    ``select_alpha`` with a grid of ``alphas`` and plot its expected log-likelihood against its effective
-    parameters. As alpha rises from 0 the fit rises steeply while useful parameters enter, then bends: beyond
+    :func:`numpyro_tempered.temper_path`, and plot its expected log-likelihood against the divergence from the
+    prior, ``kl``. As alpha rises from 0 the fit rises steeply while useful parameters enter, then bends: beyond
     the bend a further parameter adds little. Take the alpha of the bend, and a = n α / (1 - α).
 
-    n counts the rows of the data, and the rows that the model masks too: leave these out.
+    Where data depend on each other, m independent ones among n rows, such as groups of copies, the data count for
+    :math:`m / (1 + m / a)` and each row for 1/n of that: :math:`\alpha = \frac{m}{n} / (1 + m / a)`.
 
     Args:
         a: A positive number, in data.
+        num_data: n, the number of rows, without those that the model masks.
+        num_independent: m, the number of groups of rows of which each counts as one datum; n by default.
 
     Returns:
-        A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`.
+        The power, to pass as ``alpha`` to :func:`numpyro_tempered.temper` or a fit.
 
     Raises:
-        ValueError: If ``a`` is not positive and finite.
+        ValueError: If ``a`` is not positive and finite, or a number of data not an integer, or m above n.
 
     References:
         MD19.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_tempered.select.alpha.base import Task
-        >>> def model(y):
-        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
-        ...     with numpyro.plate("n", len(y)):
-        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
-        >>> key = jax.random.key(0)
-        >>> coarsening(30.0).decide(key, Task(model, key, (jnp.ones(90),), {}), jnp.ones(1), None).alpha
+        >>> coarsening(30.0, 90)
         0.25
+        >>> coarsening(30.0, 90, num_independent=30)
+        0.16666666666666666
     """
     check_number(a, "a", "(0, inf)", hint="It is the number of data at which the departure shows.")
-
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
-        n = task.num_data
-        alpha = float(1.0 / (1.0 + n / a))
-        return Verdict(
-            alpha,
-            {},
-            {"coarsening_a": float(a), "effective_num_data": alpha * n},
-            f"alpha = {alpha:.3g} by coarsening(a={a:g}), which aims at robustness to departures of about "
-            f"{1.0 / a:.2g} nats a datum: the {n} data count as {alpha * n:.3g}. Whether there is a need to "
-            "temper depends on a, not on the data.",
-        )
-
-    return Criterion("coarsening", "robustness", None, decide)
+    n = check_count(num_data, "num_data", 1)
+    m = n if num_independent is None else check_count(num_independent, "num_independent", 1, n)
+    return float(m / n / (1.0 + m / a))
 
 
-def theory_default() -> Criterion:
+def theory_default() -> float:
     r"""The power 1/2, whatever the data.
 
     **Aim: a guarantee on risk** in the worst case, for an unknown departure of the model from the truth. The
@@ -79,28 +62,18 @@ def theory_default() -> Criterion:
     the bound on :math:`D_{1/2}` that follows, :math:`3 r_n`, is least at α = 1/2, for every rate. With H the
     Hellinger distance, :math:`D_{1/2} = -2\log(1 - H^2/2) \ge H^2`.
 
-    Use it as a default before the data arrive, for a model that other criteria refuse (discrete latents, few
+    Use it as a default before the data arrive, for a model that the criteria refuse (discrete latents, few
     data, no rows), and for statements that need the theorem. Do not use it for intervals: on a well-specified
     model those at 1/2 are too wide by a factor of :math:`\sqrt 2`.
 
     Returns:
-        A :class:`Criterion` for :func:`numpyro_tempered.select_alpha`.
+        1/2, to pass as ``alpha`` to :func:`numpyro_tempered.temper` or a fit.
 
     References:
         AR; vEH, Theorem 16.
 
     Example:
-        >>> theory_default().decide(None, None, None, None).alpha
+        >>> theory_default()
         0.5
     """
-
-    def decide(rng_key: Array, task: Task, grid: np.ndarray, summary: None) -> Verdict:
-        return Verdict(
-            0.5,
-            {},
-            {},
-            "alpha = 0.5 by theory_default(), which aims at the least bound on the risk in Rényi divergence of "
-            "order 1/2 and has not looked at the data: whether there is a need to temper is not said.",
-        )
-
-    return Criterion("theory_default", "risk", None, decide)
+    return 0.5

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from numpyro_tempered.core.programs import run_program, trace_once
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha.base import Task, Verdict
+from numpyro_tempered.select.alpha.dependence import Dependence, bandwidth, describe, num_units, sum_of_dependent
 from numpyro_tempered.select.alpha.minimise import Minimum, minimise
 
 # Deviation of alpha from 1 that does not matter: widths go as the square root of the power.
@@ -29,15 +31,18 @@ class Sandwich(NamedTuple):
     Attributes:
         minimum: The minimiser of the total loss.
         curvature: J, the mean of the Hessians, ``(d, d)``.
-        variance: I, the mean of the outer products of the scores, ``(d, d)``.
+        variance: I, the covariance of the sum of the scores over n, ``(d, d)``: of independent data the mean of
+            the outer products of the scores.
         powers: Inverse eigenvalues of I relative to J, ``(d,)``, ascending: the power that each direction asks
             for. All are 1 in the limit where the model is right.
+        lags: The largest lag at which data of a series depend on each other; 0 where there is none.
     """
 
     minimum: Minimum
     curvature: Array
     variance: Array
     powers: Array
+    lags: Array
 
 
 class Flat(NamedTuple):
@@ -54,6 +59,52 @@ class Flat(NamedTuple):
     log_prior: LossFunction
 
 
+class Estimate(NamedTuple):
+    """The sandwich of a task, on the host and checked.
+
+    Attributes:
+        flat: The task on the flat unconstrained scale.
+        dependence: Of its data.
+        sandwich: The sandwich.
+        influence: Of each datum on the minimiser, ``(n, d)``: the inverse of J times its score.
+    """
+
+    flat: Flat
+    dependence: Dependence
+    sandwich: Sandwich
+    influence: np.ndarray
+
+    @property
+    def lags(self) -> int:
+        """The largest lag at which data of a series depend on each other."""
+        return int(self.sandwich.lags)
+
+    @property
+    def num_units(self) -> int:
+        """Number of independent data, groups or blocks."""
+        return num_units(self.dependence, self.lags)
+
+    @property
+    def few(self) -> bool:
+        """Whether independent units are too few for the inverse of I."""
+        return self.num_units < least_data(len(self.sandwich.curvature))
+
+    def evaluate(self, functional: Functional) -> tuple[np.ndarray, np.ndarray]:
+        """A functional of the minimiser, J and I, with its standard error over samples of the data."""
+
+        def compute(sandwich: Sandwich) -> tuple[Array, Array]:
+            value = functional(sandwich.minimum.point, sandwich.curvature, sandwich.variance)
+            return value, sampling_se(self.flat.losses, sandwich, functional, self.dependence)
+
+        value, se = jax.device_get(run_program(compute, self.sandwich))
+        return np.asarray(value, np.float64), np.asarray(se, np.float64)
+
+
+def least_data(dim: int) -> int:
+    """The least number of independent data for d latent dimensions."""
+    return DATA_PER_DIMENSION * (dim + 2)
+
+
 def flat_task(task: Task) -> Flat:
     """A task on the flat unconstrained scale, its model traced once.
 
@@ -61,82 +112,112 @@ def flat_task(task: Task) -> Flat:
         ValueError: If a latent is discrete, or the data are few for their number.
     """
     start, unravel = task.flat()
-    least = DATA_PER_DIMENSION * (len(start) + 2)
+    least = least_data(len(start))
     if task.num_data < least:
         raise ValueError(
             f"{task.num_data} data are too few for {len(start)} latent dimensions, as the inverse variance of "
-            f"the scores is biased: take safe_bayes() or theory_default(). At least {least}, 5 (d + 2), are "
-            "needed."
+            f"the scores is biased: take safe_bayes(), or the power 1/2. At least {least}, 5 (d + 2), are needed."
         )
     return Flat(
         start,
-        jax.jit(lambda theta: task.losses(unravel(theta))),
-        jax.jit(lambda theta: task.log_prior(unravel(theta))),
+        trace_once(lambda theta: task.losses(unravel(theta)), start),
+        trace_once(lambda theta: task.log_prior(unravel(theta)), start),
     )
 
 
-def variance_of_scores(losses: LossFunction, theta: Array, counts: Array) -> Array:
-    """I of data that occur ``counts`` ``(n,)`` times."""
-    scores = jax.jacfwd(losses)(theta)
-    return (counts[:, None] * scores).T @ scores / len(counts)
+def variance_of_scores(scores: Array, counts: Array, dependence: Dependence, lags: Array) -> Array:
+    """I of data that occur ``counts`` ``(n,)`` times, from their scores ``(n, d)``."""
+    product = (counts[:, None] * scores).T @ sum_of_dependent(dependence, scores, lags)
+    return (product + product.T) / (2 * len(counts))
 
 
-def sandwich(losses: LossFunction, start: Array) -> Sandwich:
-    """Minimum, J and I of the losses; pure, without checks."""
+def sandwich(losses: LossFunction, start: Array, dependence: Dependence | None = None) -> Sandwich:
+    """Minimum, J and I of the losses, of independent data by default; pure, without checks."""
     minimum = minimise(losses, start)
     num_data = jax.eval_shape(losses, start).shape[0]
+    dependence = Dependence(num_data) if dependence is None else dependence
     curvature = minimum.hessian / num_data
-    variance = variance_of_scores(losses, minimum.point, jnp.ones(num_data, start.dtype))
     factor = jnp.linalg.cholesky(curvature)
+    scores = jax.jacfwd(losses)(minimum.point)
+    lags = bandwidth(dependence, solve_triangular(factor, scores.T, lower=True).T)
+    variance = variance_of_scores(scores, jnp.ones(num_data, start.dtype), dependence, lags)
     half = solve_triangular(factor, variance, lower=True)
     relative = solve_triangular(factor, half.T, lower=True)
-    return Sandwich(minimum, curvature, variance, 1.0 / jnp.linalg.eigvalsh(relative)[::-1])
+    return Sandwich(minimum, curvature, variance, 1.0 / jnp.linalg.eigvalsh(relative)[::-1], lags)
 
 
-def sampling_se(losses: LossFunction, estimate: Sandwich, functional: Functional) -> Array:
-    """Standard error over samples of the data of a functional of the minimiser, J and I.
+def sampling_se(
+    losses: LossFunction, estimate: Sandwich, functional: Functional, dependence: Dependence | None = None
+) -> Array:
+    """Standard error over samples of the data of a functional of the minimiser, J and I, in its shape.
 
     The infinitesimal jackknife: the norm of the derivatives by the counts of single data, which move J and I
-    themselves and through the minimiser. The functional must not change where all counts are doubled.
+    themselves and through the minimiser, summed over data that depend on each other. The functional must not
+    change where all counts are doubled.
     """
     point = estimate.minimum.point
     num_data = jax.eval_shape(losses, point).shape[0]
+    dependence = Dependence(num_data) if dependence is None else dependence
 
     def value(counts: Array, theta: Array) -> Array:
         curvature = jax.jacfwd(jax.grad(lambda t: counts @ losses(t)))(theta) / num_data
-        return functional(theta, curvature, variance_of_scores(losses, theta, counts))
+        variance = variance_of_scores(jax.jacfwd(losses)(theta), counts, dependence, estimate.lags)
+        return functional(theta, curvature, variance)
 
-    by_count, by_theta = jax.grad(value, argnums=(0, 1))(jnp.ones(num_data, point.dtype), point)
-    # d theta / d count_i = - (sum of Hessians)^-1 score_i.
-    shift = cho_solve((jnp.linalg.cholesky(estimate.minimum.hessian), True), by_theta)
-    return jnp.linalg.norm(by_count - jax.jvp(losses, (point,), (shift,))[1])
+    at, pull = jax.vjp(value, jnp.ones(num_data, point.dtype), point)
+    factor = jnp.linalg.cholesky(estimate.minimum.hessian)
+
+    def standard_error(cotangent: Array) -> Array:
+        by_count, by_theta = pull(cotangent)
+        # d theta / d count_i = - (sum of Hessians)^-1 score_i.
+        shift = cho_solve((factor, True), by_theta)
+        influence = by_count - jax.jvp(losses, (point,), (shift,))[1]
+        variance = jnp.sum(influence * sum_of_dependent(dependence, influence, estimate.lags))
+        return jnp.sqrt(jnp.maximum(variance, 0.0))
+
+    cotangents = jnp.eye(at.size, dtype=at.dtype).reshape(-1, *at.shape)
+    return jax.lax.map(standard_error, cotangents).reshape(at.shape)
 
 
-def checked_sandwich(flat: Flat, functional: Functional) -> tuple[Sandwich, float, float]:
-    """The sandwich on the host, the functional, and its sampling standard error.
+def estimate_of(task: Task) -> Estimate:
+    """The sandwich of a task, computed once for all criteria.
 
     Raises:
-        ValueError: If the data are few, the total loss has no minimiser inside, or J or I are ill-conditioned.
+        ValueError: If the data or their groups are few, the total loss has no minimiser inside, or J or I are
+            ill-conditioned.
     """
+    if task.estimate is None:
+        task.estimate = _estimate(flat_task(task), task.dependence)
+    return task.estimate
 
-    @jax.jit
-    def compute(start: Array) -> tuple[Array, Sandwich, Array, Array]:
+
+def _estimate(flat: Flat, dependence: Dependence) -> Estimate:
+    def compute(start: Array) -> tuple[Array, Sandwich, Array]:
         # A draw from a wide prior may be far out, where exponentials overflow: the origin may be better.
         points = jnp.stack([start, jnp.zeros_like(start)])
         totals = jax.vmap(lambda theta: jnp.sum(flat.losses(theta)))(points)
         totals = jnp.where(jnp.isfinite(totals), totals, jnp.inf)
-        estimate = sandwich(flat.losses, points[jnp.argmin(totals)])
-        value = functional(estimate.minimum.point, estimate.curvature, estimate.variance)
-        return jnp.min(totals), estimate, value, sampling_se(flat.losses, estimate, functional)
+        of_losses = sandwich(flat.losses, points[jnp.argmin(totals)], dependence)
+        scores = jax.jacfwd(flat.losses)(of_losses.minimum.point)
+        influence = cho_solve((jnp.linalg.cholesky(of_losses.curvature), True), scores.T).T
+        return jnp.min(totals), of_losses, influence
 
-    least, estimate, value, se = jax.device_get(compute(flat.start))
+    least, of_losses, influence = jax.device_get(run_program(compute, flat.start))
     if not np.isfinite(least):
         raise ValueError(
             "the log-likelihood is finite neither at a draw from the prior nor at the unconstrained origin: look "
             "for data that the model thinks impossible."
         )
-    check_sandwich(estimate)
-    return estimate, float(value), float(se)
+    estimate = Estimate(flat, dependence, of_losses, influence)
+    dim = len(flat.start)
+    if estimate.num_units < dim + 2:
+        what = "groups" if dependence.labels is not None else f"blocks of {estimate.lags + 1} data"
+        raise ValueError(
+            f"{estimate.num_units} {what} do not tell how {dim} latent dimensions vary: at least {dim + 2}, "
+            "d + 2, are needed. Take safe_bayes()."
+        )
+    check_sandwich(of_losses)
+    return estimate
 
 
 def check_sandwich(estimate: Sandwich) -> None:
@@ -172,22 +253,24 @@ def check_sandwich(estimate: Sandwich) -> None:
 
 
 def coverage_verdict(
-    name: str, alpha: float, se: float, what: str, estimate: Sandwich, **attrs: object
+    name: str, alpha: float, se: float, what: str, estimate: Estimate, **attrs: object
 ) -> Verdict:
     """The verdict of a criterion that aims at the coverage of ``what``, with the sandwich in its attributes."""
-    powers = np.asarray(estimate.powers, np.float64)
+    powers = np.asarray(estimate.sandwich.powers, np.float64)
     attrs |= {
         "alpha_se": se,
-        "condition_hessian": float(estimate.minimum.condition),
+        "condition_hessian": float(estimate.sandwich.minimum.condition),
         "condition_scores": float(powers[-1] / powers[0]),
         "power_least": float(powers[0]),
         "power_largest": float(powers[-1]),
+        "num_independent": estimate.num_units,
     }
     return Verdict(alpha, {}, attrs, advise(name, alpha, se, what, estimate))
 
 
-def advise(name: str, alpha: float, se: float, what: str, estimate: Sandwich) -> str:
+def advise(name: str, alpha: float, se: float, what: str, estimate: Estimate) -> str:
     """One sentence on an alpha that aims at coverage."""
+    what += describe(estimate.dependence, estimate.lags)
     head = f"alpha = {alpha:.3g} (standard error {se:.2g}) by {name}, which aims at the coverage of {what}: "
     if abs(alpha - 1.0) <= 2.0 * se:
         advice = "within two standard errors of 1, so there is no need to temper"
@@ -197,7 +280,9 @@ def advise(name: str, alpha: float, se: float, what: str, estimate: Sandwich) ->
         advice = "the untempered posterior is too narrow for these data, so temper"
     else:
         advice = "the untempered posterior is too wide for these data, and a power above 1 narrows it"
-    powers = estimate.powers
+    powers = estimate.sandwich.powers
     if len(powers) > 1:
         advice += f"; single directions of the latents ask for {powers[0]:.2g} to {powers[-1]:.2g}"
+    if estimate.few:
+        advice += f"; only {estimate.num_units} units are independent, so the power is a rough one"
     return f"{head}{advice}."

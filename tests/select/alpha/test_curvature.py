@@ -14,17 +14,24 @@ import pytest
 from conftest import enable_x64, tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 from numpyro_tempered.select.alpha.base import Draws, Task
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher, check_converged
 from numpyro_tempered.select.alpha.data_weights import over_resamples, resamples
+from numpyro_tempered.select.alpha.dependence import Dependence
 from numpyro_tempered.select.alpha.gpc import gpc, interpolated, solve
-from numpyro_tempered.select.alpha.gpc_posteriors import credible_set, ellipsoid_ratios, reweighted_ratios
+from numpyro_tempered.select.alpha.gpc_posteriors import credible_set, ellipsoid_ratios
 from numpyro_tempered.select.alpha.lyddon import lyddon, matched_power
 from numpyro_tempered.select.alpha.minimise import Minimum, minimise
 from numpyro_tempered.select.alpha.prescribed import coarsening, theory_default
-from numpyro_tempered.select.alpha.sandwich import Sandwich, advise, check_sandwich, sampling_se, sandwich
+from numpyro_tempered.select.alpha.sandwich import (
+    Estimate,
+    Sandwich,
+    advise,
+    check_sandwich,
+    sampling_se,
+    sandwich,
+)
 
 KEY = jax.random.key(7)
 
@@ -168,7 +175,7 @@ def test_the_reported_standard_error_is_the_spread_over_samples():
 
 def singular(condition=10.0, found=True, powers=(0.5, 1.0), dtype=np.float32):
     minimum = Minimum(np.zeros(2, dtype), np.eye(2, dtype=dtype), dtype(1e-9), dtype(condition), np.array(found))
-    return Sandwich(minimum, np.eye(2, dtype=dtype), np.eye(2, dtype=dtype), np.array(powers, dtype))
+    return Sandwich(minimum, np.eye(2, dtype=dtype), np.eye(2, dtype=dtype), np.array(powers, dtype), np.array(0))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +234,14 @@ def test_resamples_without_minimiser_are_refused():
         (lambda: gpc(math.nan), "got nan"),
         (lambda: gpc(0.95, num_bootstrap=99), "at least 100, got 99"),
         (lambda: gpc(0.95, num_bootstrap=500.0), "must be an integer"),
-        (lambda: gpc(0.95, posterior="vi"), "'laplace', 'method', 'draws'"),
+        (lambda: gpc(0.95, posterior="vi"), "'laplace', 'method'"),
         (lambda: bootstrap_fisher(num_bootstrap=19), "at least 20, got 19"),
         (lambda: bootstrap_fisher(num_bootstrap=True), "must be an integer"),
-        (lambda: coarsening(0.0), "positive and finite, got 0.0"),
-        (lambda: coarsening(math.inf), "got inf"),
-        (lambda: coarsening(math.nan), "got nan"),
+        (lambda: coarsening(0.0, 90), "positive and finite, got 0.0"),
+        (lambda: coarsening(math.inf, 90), "got inf"),
+        (lambda: coarsening(math.nan, 90), "got nan"),
+        (lambda: coarsening(30.0, 90.5), "num_data must be an integer"),
+        (lambda: coarsening(30.0, 90, num_independent=91), "num_independent must be an integer from 1 to 90"),
     ],
 )
 def test_arguments_are_checked(make, words):
@@ -296,47 +305,6 @@ def test_ratios_between_the_alphas_of_a_grid():
 
 # Posteriors given by draws.
 
-Y = np.random.default_rng(4).normal(0.5, 2.0, 60)
-GRID = np.geomspace(0.02, 1.0, 9)
-
-
-def exact_draws(counts, alpha, num, seed):
-    """Independent draws of the tempered posterior of a resample."""
-    precision = alpha * counts.sum() + 0.01
-    normal = np.random.default_rng(seed).normal(size=(num, 1))
-    return alpha * (counts @ Y) / precision + normal / math.sqrt(precision)
-
-
-def draws_of(flat):
-    log_lik = -0.5 * (Y - flat) ** 2
-    return Draws({"theta": jnp.asarray(flat[:, 0])}, jnp.asarray(log_lik), jnp.zeros(len(Y)), jnp.asarray(flat))
-
-
-def exact_alpha(counts, level):
-    """GPC on the exact posteriors, whose credible sets are those of Laplace's method."""
-    means = counts @ Y / len(Y)
-    threshold = chi2.ppf(level, 1)
-    return solve(
-        lambda a: oracle.location_distances(a, Y, 1.0, 10.0, means) / threshold, level, 0.3, (0.0, math.inf)
-    )[0]
-
-
-def test_weighted_draws_have_the_ratios_of_the_exact_posteriors():
-    """Each ratio against the closed form, with ten thousand draws."""
-    counts = np.random.default_rng(5).multinomial(len(Y), np.full(len(Y), 1 / len(Y)), 20)
-    alphas = np.array([0.1, 0.3])
-    flat = np.stack([exact_draws(np.ones(len(Y)), a, 10_000, k) for k, a in enumerate(alphas)])
-    draws = {"values": flat[None], "log_lik": -0.5 * (Y - flat[None]) ** 2}
-    ratios, usable, columns = reweighted_ratios(draws, alphas, counts, np.array([Y.mean()]), 0.9)
-    means = counts @ Y / len(Y)
-    exact = np.stack([oracle.location_distances(a, Y, 1.0, 10.0, means) for a in alphas], axis=1) / chi2.ppf(
-        0.9, 1
-    )
-    assert columns["draws_from"].tolist() == [0.1, 0.1]
-    assert np.all(columns["ess"] > 1000)
-    assert usable.all()
-    np.testing.assert_allclose(np.sqrt(ratios), np.sqrt(exact), atol=0.06)
-
 
 def test_the_sets_hold_their_share_of_the_draws():
     flat = np.random.default_rng(0).normal(size=(500, 3)) @ np.array(
@@ -362,16 +330,15 @@ def test_the_sets_hold_their_share_of_the_draws():
 
 
 def test_coarsening_and_the_default():
-    y = np.zeros(90)
-    task = Task(location, KEY, (y,), {})
     for a in (1.0, 30.0, 1e9):
-        verdict = coarsening(a).decide(KEY, task, np.ones(1), None)
-        assert verdict.alpha == pytest.approx(1.0 / (1.0 + 90 / a), rel=1e-12)
+        alpha = coarsening(a, 90)
+        assert alpha == pytest.approx(1.0 / (1.0 + 90 / a), rel=1e-12)
         # The data never count for more than a.
-        assert verdict.attrs["effective_num_data"] < min(a, 90.0)
-        assert a == pytest.approx(90 * verdict.alpha / (1.0 - verdict.alpha), rel=1e-4)
-    verdict = theory_default().decide(KEY, task, np.ones(1), None)
-    assert verdict.alpha == 0.5
+        assert 90 * alpha < min(a, 90.0)
+        assert a == pytest.approx(90 * alpha / (1.0 - alpha), rel=1e-4)
+        # Each datum three times over counts for a third.
+        assert coarsening(a, 270, num_independent=90) == pytest.approx(alpha / 3.0)
+    assert theory_default() == 0.5
     # The bound on D_1/2 at alpha: (1 + alpha) / (1 - alpha) times the factor between the divergences.
     alphas = np.linspace(0.01, 0.99, 99)
     bound = (1 + alphas) / (1 - alphas) * np.where(alphas < 0.5, (1 - alphas) / alphas, 1.0)
@@ -381,13 +348,17 @@ def test_coarsening_and_the_default():
 
 def test_the_aims_are_stated():
     assert {c.aim for c in (lyddon(), bootstrap_fisher(), gpc())} == {"coverage"}
-    assert coarsening(1.0).aim == "robustness"
-    assert theory_default().aim == "risk"
-    one = singular(powers=(0.5,))
+    one = Estimate(None, Dependence(100), singular(powers=(0.5,)), None)
     assert advise("it", 1.15, 0.1, "sets", one).endswith("so there is no need to temper.")
     assert "too narrow" in advise("it", 0.5, 0.1, "sets", one)
+    two = one._replace(sandwich=singular())
     asked = "narrows it; single directions of the latents ask for 0.5 to 1."
-    assert advise("it", 1.5, 0.1, "sets", singular()).endswith(asked)
+    assert advise("it", 1.5, 0.1, "sets", two).endswith(asked)
+    few = two._replace(dependence=Dependence(100, np.arange(100) // 10))
+    assert "of sets of data in 10 groups" in advise("it", 0.5, 0.1, "sets", few)
+    assert advise("it", 0.5, 0.1, "sets", few).endswith(
+        "only 10 units are independent, so the power is a rough one."
+    )
 
 
 def test_terms_that_round_by_more_than_their_size_hide_no_minimum():

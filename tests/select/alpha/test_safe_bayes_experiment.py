@@ -9,7 +9,6 @@ import numpyro.distributions as dist
 import pytest
 import safe_bayes_oracles as gvo
 from numpy.testing import assert_allclose
-from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from scipy import stats
 from scipy.optimize import minimize
@@ -241,11 +240,7 @@ def test_select_alpha_finds_the_cumulative_losses_of_the_closed_form(seed):
         jax.numpy.asarray(y),
         alphas=alphas,
         criterion=nt.alpha.safe_bayes(blocks=8, permutations=0),
-        num_steps=3000,
-        num_refit_steps=3000,
         num_refit_samples=1000,
-        # 52 dimensions with a full covariance: one draw a step is too noisy a gradient.
-        loss=Trace_ELBO(num_particles=10),
     )
     # Blocks after the first, whose losses are those of the prior.
     each = gvo.prequential(x, y, alphas, edges)[gvo.LOSSES.index("gibbs"), 1, :, edges[1] :]

@@ -1,0 +1,123 @@
+"""Signs that rows of data are not independent of each other."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.select.alpha.base import Task
+from numpyro_tempered.select.alpha.sandwich import Estimate
+
+# A standard normal exceeds this once in 300,000 times.
+LEAST_Z = 4.5
+# The least ratio of variances that matters: widths are off by a tenth.
+LEAST_RATIO = 1.2
+# The share of rows that repeat others from which on they are a sign, and their least number.
+SHARE, LEAST_REPEATS = 0.05, 5
+
+
+class DependenceWarning(UserWarning):
+    """Rows of data are not independent, by all appearances, and nothing says so.
+
+    Example:
+        >>> import numpyro_tempered as nt
+        >>> issubclass(nt.alpha.DependenceWarning, UserWarning)  # for warnings.filterwarnings
+        True
+    """
+
+
+def warn_of_dependence(task: Task, estimate: Estimate | None, stacklevel: int) -> None:
+    """Warn of rows that look dependent, unless ``groups`` or ``block`` say how."""
+    if task.dependence.labels is not None or task.dependence.block is not None:
+        return
+    signs = []
+    if repeats := num_repeats(_columns(task)):
+        signs.append(
+            f"{repeats} of {task.num_data} rows repeat others exactly, to the last digit. If they are copies, "
+            "leave them out, or give those of one row one label in groups="
+        )
+    if estimate is not None:
+        ratio, z = serial_ratio(estimate.influence)
+        k = int(np.argmax(np.where(ratio > LEAST_RATIO, z, -np.inf)))
+        if ratio[k] > LEAST_RATIO and z[k] > LEAST_Z:
+            signs.append(
+                f"the scores of successive rows are correlated ({z[k]:.1f} standard errors): estimates vary "
+                f"{ratio[k]:.2g} times as much as those of independent rows, at least. For a series take "
+                'block="auto", for rows of the same unit groups=; for rows sorted by a covariate look at the '
+                "mean of the model"
+            )
+    if signs:
+        warnings.warn(
+            f"{'; and '.join(signs)}. Criteria take the rows for independent, and powers are too large where "
+            "they are not.",
+            DependenceWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _columns(task: Task) -> list[np.ndarray]:
+    """The rows of all arrays of a task, ``(n, k)`` each: what the model observes, and its arguments."""
+    observed = _with_rows(task.observed.values(), task.dim, task.num_data)
+    arguments = _with_rows(jax.tree.leaves((task.args, task.kwargs)), 0, task.num_data)
+    rows = [np.moveaxis(value, task.dim, 0) for value in observed] + arguments
+    return [np.reshape(value, (task.num_data, -1)) for value in rows]
+
+
+def _with_rows(values: Iterable[ArrayLike], axis: int, num_data: int) -> list[np.ndarray]:
+    """The arrays that have the data along an axis."""
+    arrays = [np.asarray(value) for value in values if jnp.result_type(value) != jax.dtypes.prng_key]
+    return [a for a in arrays if -a.ndim <= axis < a.ndim and a.shape[axis] == num_data]
+
+
+def num_repeats(arrays: Sequence[np.ndarray]) -> int:
+    """How many rows repeat others, where that can be no chance; 0 elsewhere.
+
+    Rounded values and counts repeat by chance. m distinct values of a continuous quantity have a smallest gap of
+    about 1/m² of their range: a column counts as continuous where its smallest gap is not far above that.
+    """
+    columns = [a for array in arrays for a in array.T if a.dtype.kind in "fiub"]
+    if not any(_is_continuous(column) for column in columns):
+        return 0
+    # Rows are equal where a random combination of their columns is, column by column so that rounding is too.
+    weights = np.random.default_rng(0).normal(size=len(columns))
+    codes = np.zeros(len(columns[0]))
+    for weight, column in zip(weights, columns, strict=True):
+        size = np.max(np.abs(column.astype(np.float64)), initial=0.0)
+        codes += weight * column.astype(np.float64) / (size or 1.0)
+    repeats = len(codes) - len(np.unique(codes))
+    return repeats if repeats >= max(LEAST_REPEATS, SHARE * len(codes)) else 0
+
+
+def _is_continuous(column: np.ndarray) -> bool:
+    values = np.unique(column.astype(np.float64))
+    if column.dtype.kind != "f" or len(values) < LEAST_REPEATS:
+        return False
+    cells = (values[-1] - values[0]) / np.min(np.diff(values))
+    return bool(cells >= len(values) ** 2 / 10.0)
+
+
+def serial_ratio(influence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much more an estimate varies than that of independent rows, by the correlation of successive ones.
+
+    Args:
+        influence: Of each datum on d parameters, ``(n, d)``.
+
+    Returns:
+        The variance of Newey and West, over few lags, over that of independent rows, and its distance from 1 in
+        the standard errors that it has for independent rows, which may be of unlike variances; ``(d,)`` each.
+    """
+    values = np.asarray(influence, np.float64)
+    num_data = len(values)
+    lags = min(int(4.0 * (num_data / 100.0) ** (2.0 / 9.0)), num_data - 1)
+    earlier = np.zeros_like(values)
+    for lag in range(1, lags + 1):
+        earlier[lag:] += (1.0 - lag / (lags + 1)) * values[:-lag]
+    products = 2.0 * values * earlier
+    size = np.sum(np.square(values), axis=0)
+    size = np.where(size > 0, size, 1.0)
+    se = np.sqrt(np.sum(np.square(products), axis=0))
+    total = np.sum(products, axis=0)
+    return 1.0 + total / size, np.divide(total, se, out=np.zeros_like(total), where=se > 0)
