@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, TypeVar
 
 import jax
@@ -114,11 +115,16 @@ class refuse_subsampling(Messenger):
 KINKED = dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile
 
 
-def has_kink(fn: dist.Distribution) -> bool:
-    """Whether a distribution is one of Laplace's or made of one: masked, transformed, truncated, a mixture."""
+def is_made_of(fn: dist.Distribution, kinds: type | UnionType) -> bool:
+    """Whether a distribution is of these kinds or made of one: masked, transformed, truncated, a mixture."""
     parts = [getattr(fn, name, None) for name in ("base_dist", "component_distribution")]
     parts += getattr(fn, "component_distributions", ())
-    return isinstance(fn, KINKED) or any(has_kink(part) for part in parts if part is not None)
+    return isinstance(fn, kinds) or any(is_made_of(part, kinds) for part in parts if part is not None)
+
+
+def has_kink(fn: dist.Distribution) -> bool:
+    """Whether a distribution is one of Laplace's or made of one."""
+    return is_made_of(fn, KINKED)
 
 
 def log_prob_of_each(site: Site) -> Array:

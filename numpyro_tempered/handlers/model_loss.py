@@ -24,6 +24,7 @@ from numpyro_tempered.handlers.likelihood import (
     weight,
 )
 from numpyro_tempered.handlers.numpyro_private import Unpacks, unpacker
+from numpyro_tempered.handlers.robust import BetaLikelihood
 
 
 def model_loss(
@@ -139,6 +140,9 @@ def model_loss(
 def _kinks_of(site: Site, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Location and outcome of each datum of a site with a kink; NaN of another."""
     fn = base_distribution(site["fn"])
+    if isinstance(fn, BetaLikelihood):
+        # Its slope jumps where that of the density does.
+        fn = base_distribution(fn.base_dist)
     # What is made of a Laplace distribution has its kinks elsewhere, which is at no predictor.
     locs = fn.loc if isinstance(fn, KINKED) else jnp.inf if has_kink(fn) else jnp.nan
     outcomes = site["value"] if isinstance(fn, KINKED) else jnp.nan

@@ -22,6 +22,9 @@ LOG_2PI = math.log(2.0 * math.pi)
 # Counts on either side of the mean, a third of a standard deviation apart, or 1 where that is less than 2: in
 # such strides the sum of a smooth function has an error below 1e-16, and they reach 8 standard deviations.
 _NUM_COUNTS = 48
+# Standard deviations of counts from which on their log-probabilities are taken for those of a normal density: the
+# integral is off by less than a thousandth of their inverse square, a sum in single precision by more.
+_LARGE = {4: 20.0, 8: 1e4}
 # Of a double exponential quadrature.
 _NUM_QUANTILES, _END = 121, 3.2
 
@@ -72,8 +75,31 @@ def _of_base(fn: Any, beta: float) -> Array:
     raise NoIntegral(type(fn).__name__)
 
 
+def log_prob_of_counts(fn: dist.Distribution, value: Array) -> Array:
+    """``fn.log_prob(value)``, with the digits that large Poisson counts lose there.
+
+    The terms of a Poisson log-probability are as large as the counts, their sum is a deviance and the logarithm
+    of a standard deviation: C. Loader, *Fast and accurate computation of binomial probabilities*, 2000.
+    """
+    if type(fn) is not dist.Poisson:
+        return fn.log_prob(value)
+    count = jnp.asarray(value, jnp.result_type(float))
+    large = (count > 100.0) & (fn.rate > 100.0)
+    safe_count, rate = jnp.where(large, count, 100.0), jnp.where(large, fn.rate, 100.0)
+    # With y = rate (1 + t) the deviance is rate ((1 + t) log(1 + t) - t).
+    t = (safe_count - rate) / rate
+    series = sum((-t) ** k / (k * (k - 1)) for k in range(9, 1, -1))
+    near = jnp.abs(t) < 0.1
+    far = jnp.where(near, 1.0, t)
+    deviance = rate * jnp.where(near, series, (1.0 + far) * jnp.log1p(jnp.maximum(far, -0.99)) - far)
+    by_deviance = -deviance - 0.5 * (LOG_2PI + jnp.log(safe_count)) - 1.0 / (12.0 * safe_count)
+    return jnp.where(large, by_deviance, fn.log_prob(jnp.where(large, 100.0, value)))
+
+
 def _by_window(fn: Any, mean: Array, sd: Array, most: Array | float, beta: float) -> Array:
     """The sum over counts around the mean, with longer strides where the standard deviation is large."""
+    large = sd > _LARGE[jnp.dtype(jnp.result_type(float)).itemsize]
+    by_density = -beta * (jnp.log(jnp.where(large, sd, 1.0)) + 0.5 * LOG_2PI) - 0.5 * jnp.log1p(beta)
     mean, sd = jax.lax.stop_gradient((mean, sd))
     stride = jnp.maximum(1.0, jnp.floor(sd / 3.0))
     offsets = jnp.arange(-_NUM_COUNTS, _NUM_COUNTS + 1).reshape((-1,) + (1,) * len(fn.batch_shape))
@@ -81,7 +107,9 @@ def _by_window(fn: Any, mean: Array, sd: Array, most: Array | float, beta: float
     is_count = (counts >= 0) & (counts <= most)
     # Gradients at what is no count must be finite too.
     log_probs = fn.log_prob(jnp.where(is_count, counts, jnp.round(mean)))
-    return logsumexp(jnp.where(is_count, (1.0 + beta) * log_probs, -jnp.inf), axis=0) + jnp.log(stride)
+    log_probs = jnp.where(large, 0.0, log_probs)
+    by_sum = logsumexp(jnp.where(is_count, (1.0 + beta) * log_probs, -jnp.inf), axis=0) + jnp.log(stride)
+    return jnp.where(large, by_density, by_sum)
 
 
 def _by_quantiles(fn: Any, beta: float) -> Array:

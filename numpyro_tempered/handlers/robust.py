@@ -1,9 +1,11 @@
 """Effect handlers: ``robust`` puts the beta-divergence in the place of the log-likelihood of a NumPyro model."""
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger, get_mask
@@ -12,7 +14,19 @@ from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers import effects, observed, powers
 from numpyro_tempered.handlers.numpyro_private import STACK
-from numpyro_tempered.handlers.power_integral import NoIntegral, log_power_integral, num_measured
+from numpyro_tempered.handlers.power_integral import (
+    NoIntegral,
+    log_power_integral,
+    log_prob_of_counts,
+    num_measured,
+)
+
+# The power of a density below exp of this is 0 beside 1 in any precision.
+FAR = -80.0
+# Log-densities of more coordinates add to powers of 0 or infinity.
+MOST_COORDINATES = 20
+# On the message of a site that was observed inside, under whatever name.
+SEEN = "numpyro_tempered_robust"
 
 
 class Divergence(NamedTuple):
@@ -54,9 +68,30 @@ class BetaLikelihood(dist.Distribution):
     def log_prob(self, value: Array) -> Array:
         """Minus the loss of a datum, which is the log-density at beta = 0."""
         shift = num_measured(self.base_dist) * self.log_unit
-        fit = self.beta * (self.base_dist.log_prob(value) + shift)
         size = log_power_integral(self.base_dist, self.beta) + self.beta * shift
-        return jnp.expm1(fit) / self.beta - jnp.expm1(size) / (1.0 + self.beta)
+        of_datum = self._powered(value, shift)
+        return of_datum / self.beta - jnp.expm1(size) / (1.0 + self.beta)
+
+    def _powered(self, value: Array, shift: Array) -> Array:
+        """(u^d f(y))^beta - 1; of a datum so far out that the power is 0 a constant, as its slope is infinite."""
+
+        def of(value: Array) -> Array:
+            return self.beta * (log_prob_of_counts(self.base_dist, value) + shift)
+
+        if self.is_discrete:
+            return jnp.expm1(of(value))
+        is_far = ~(jax.lax.stop_gradient(of(value)) > FAR)
+        columns = jnp.reshape(is_far, is_far.shape + (1,) * len(self.event_shape))
+        return jnp.where(is_far, -1.0, jnp.expm1(of(jnp.where(columns, self._inside(), value))))
+
+    def _inside(self) -> Array:
+        """A value that is possible, for each datum."""
+        feasible = self.support.feasible_like(jnp.zeros(self.batch_shape + self.event_shape))
+        try:
+            mean = jax.lax.stop_gradient(self.mean)
+        except NotImplementedError:
+            return feasible
+        return jnp.where(jnp.isfinite(mean), mean, feasible)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of the distribution."""
@@ -117,6 +152,8 @@ class robust(effects.PickledByName, Messenger):
 
             - a continuous site has no unit, or a mapping does not name an observed site,
             - the distribution of a site has neither closed form nor quadrature, or the site is a factor,
+            - one datum of a site, which is robust as a whole, has more than 20 coordinates: rows of data are
+              batch dimensions, of a plate or a vector, without ``to_event``,
             - a handler outside observes the site, or SVI's guide keeps a model that is not robust,
             - discrete latents of plates are summed out, whose sum has another divergence than its terms.
 
@@ -153,7 +190,6 @@ class robust(effects.PickledByName, Messenger):
         self.beta = _check(beta, "beta", "[0, inf)" if isinstance(beta, Mapping) else "(0, inf)")
         self.unit = None if unit is None else _check(unit, "unit", "(0, inf)")
         self._sites: set[str] = set()
-        self._observed: set[str] = set()
         if any(isinstance(part, robust) for part in effects.handler_chain(fn)):
             raise ValueError("the model is robust already: name its sites with their own beta in one mapping.")
         super().__init__(fn)
@@ -168,7 +204,7 @@ class robust(effects.PickledByName, Messenger):
 
     def __enter__(self) -> None:
         """Start to replace."""
-        self._sites, self._observed = set(), set()
+        self._sites = set()
         super().__enter__()
 
     def __exit__(
@@ -204,7 +240,7 @@ class robust(effects.PickledByName, Messenger):
         self._sites.add(msg["name"])
         if not msg["is_observed"] or (msg.get("_control_flow_done") and observed.is_fixed_by_gibbs(msg)):
             return
-        self._observed.add(msg["name"])
+        msg[SEEN] = True
         if effects.is_unit(msg):
             self._check_factor(msg)
             return
@@ -218,7 +254,7 @@ class robust(effects.PickledByName, Messenger):
             return
         name = msg["name"]
         if msg["is_observed"]:
-            is_seen = name in self._observed or effects.is_unit(msg) or msg.get(effects.PRIOR_FACTOR)
+            is_seen = msg.get(SEEN) or effects.is_unit(msg) or msg.get(effects.PRIOR_FACTOR)
             if not (is_seen or self._of(self.beta, name) == 0.0 or observed.is_fixed_latent(msg)):
                 raise ValueError(
                     f"site {name!r} is observed by a handler outside of robust, which leaves it as it is: write "
@@ -244,6 +280,12 @@ class robust(effects.PickledByName, Messenger):
             raise ValueError(
                 f"site {name!r} has continuous data, whose density has a unit: pass unit= about the size of "
                 "their residuals, or unit=1.0 for the loss in the unit of the data."
+            )
+        if (size := math.prod(fn.event_shape)) > MOST_COORDINATES:
+            raise ValueError(
+                f"a datum of site {name!r} has {size} coordinates, and is robust as a whole: its density to the "
+                f"power beta is 0, or infinite, with more than {MOST_COORDINATES}. Rows of data are batch "
+                "dimensions: put them in a plate, without to_event."
             )
         powers.check_kept_model(self, f"beta = {beta}")
         try:

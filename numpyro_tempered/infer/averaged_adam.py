@@ -35,6 +35,11 @@ FIRST_BATCH = 2
 NUM_VALUES = 256
 # Problems of at most this many parameters run side by side; the factors of larger ones, one for each, cost more.
 SIDE_BY_SIDE = 2000
+# The share of the steps of a stage that may be rejected: to leave draws out is to select among them.
+MOST_REJECTED = 0.05
+# The largest standard error of a value, in roots of the number of coordinates: of a start that is worth its
+# steps, and of an end. A Gaussian near its optimum has log-ratios that scatter by about one such root.
+WORST_START, WORST_END = 100.0, 5.0
 # Adam's memory of squared gradients: far shorter than a stage, so that a far start is forgotten.
 DECAY = 0.99
 
@@ -207,6 +212,8 @@ def descend(
         advance(loops)
         batches = [advance(loops) for _ in range(NUM_BATCHES)]
         stage, first = _judge(descent, batches, starts, inputs, value_key, tolerance)
+        rejected = np.mean(np.isnan(np.concatenate(losses[-NUM_BATCHES * loops :], axis=1)), axis=1)
+        stage = stage._replace(is_falling=stage.is_falling | (rejected > MOST_REJECTED))
         stages.append(stage)
         size, batch = step_size, 2 * batch
         if np.any(stage.is_falling):
@@ -254,8 +261,24 @@ def _judge(
     falls = draws[:, 0] - draws[:, NUM_BATCHES - 1]
     fall, error = np.mean(falls, axis=1), np.std(falls, axis=1) / math.sqrt(falls.shape[1])
     # Batches scatter by NUM_BATCHES times the noise of their average. What is NaN counts as falling.
-    is_falling = ~(fall <= tolerance + NUM_BATCHES * noise + 2.0 * error)
+    is_settled = fall <= tolerance + NUM_BATCHES * noise + 2.0 * error
+    is_falling = ~(is_settled & _is_known(draws[:, NUM_BATCHES], starts, WORST_END))
     return _Stage(average, value, noise, fall, is_falling), first
+
+
+def is_worth_its_steps(descent: Descent, starts: PyTree, inputs: PyTree, rng_key: Array) -> np.ndarray:
+    """Of each run whether its start has a value at all, as none that is a plateau of the density has."""
+    points = jax.tree.map(lambda leaf: jnp.stack([leaf] * (NUM_BATCHES + 2), axis=1), starts)
+    draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
+    return _is_known(draws[:, 0], starts, WORST_START)
+
+
+def _is_known(draws: np.ndarray, starts: PyTree, worst: float) -> np.ndarray:
+    """Whether the mean of draws ``(K, N)`` is finite, and its standard error no larger than it may be."""
+    num_coordinates = sum(leaf[0].size for leaf in jax.tree.leaves(starts))
+    with np.errstate(all="ignore"):
+        error = np.std(draws, axis=1) / math.sqrt(draws.shape[1])
+    return error <= worst * math.sqrt(1.0 + num_coordinates)
 
 
 def compile_descent(

@@ -142,7 +142,8 @@ def model_objective(
         affine = _is_affine(loss, q, args, kwargs)
         linearised = not affine and not draws
         # Then all priors are known too.
-        exact = affine and (priors.is_smooth or loss.kinks is not None) and not (needs_draws or draws)
+        is_known = (priors.is_smooth or loss.kinks is not None) and priors.is_concave
+        exact = affine and is_known and not (needs_draws or draws)
         gaussian = priors.kinks is None and not priors.scalars
         certified = exact and gaussian and loss.shared is None and _is_convex(loss, q, args, kwargs)
     return FreeEnergy(
@@ -252,7 +253,7 @@ def _is_affine(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
 
 
 def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
-    """Whether each datum's loss has no negative curvature on a grid of predictors from -50 to 50."""
+    """Whether each datum's loss has no negative curvature on a grid of predictors."""
     predict, weighted = weigh(loss).by_predictor()
     u = predict(q.loc, args, kwargs)
     if u.ndim != 1:
@@ -260,17 +261,20 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
     slopes = jax.grad(lambda v: jnp.sum(weighted(v, q.loc, args, kwargs)[0]))
 
     def curvature(at: Array) -> Array:
-        v = jnp.full_like(u, 0.0) + at
-        return jax.jvp(slopes, (v,), (jnp.ones_like(v),))[1]
+        return jax.jvp(slopes, (at,), (jnp.ones_like(at),))[1]
 
-    # Off the kinks that a loss may have at whole numbers.
-    grid = jnp.asarray(np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013)
-    grid = grid.astype(u.dtype)
+    # Off the kinks that a loss may have at whole numbers, and around each predictor in any unit.
+    wide = np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013
+    near = np.geomspace(1e-6, 1e6, 81)
+    grid = jnp.concatenate(
+        [
+            jnp.broadcast_to(jnp.asarray(wide, u.dtype)[:, None], (len(wide), *u.shape)),
+            u + jnp.asarray(np.concatenate([-near, near]), u.dtype)[:, None],
+        ]
+    )
     curvatures = compile_once(lambda points: jax.lax.map(curvature, points), grid)(grid)
     curvatures = jnp.where(jnp.isfinite(curvatures), curvatures, 0.0)
-    return bool(
-        jnp.all(curvatures >= -1e-5 * jnp.maximum(jnp.max(jnp.abs(curvatures), axis=0, keepdims=True), 1.0))
-    )
+    return bool(jnp.all(curvatures >= -1e-5 * jnp.max(jnp.abs(curvatures), axis=0, keepdims=True)))
 
 
 def weigh(model: ModelLoss) -> ModelLoss:

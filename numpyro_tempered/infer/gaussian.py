@@ -1,5 +1,6 @@
 """Batch Gaussian variational inference on a NumPyro model."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -160,7 +161,9 @@ def fit_gaussian(
         known_elbo=partial(quadrature_elbo, result, energy),
     )
     by_draws = energy.objective.needs_key
-    warn_of_mismatch(float(result.elbo), fit, num_draws if by_draws else None, energy.linearised)
+    if warn_of_mismatch(float(result.elbo), fit, num_draws if by_draws else None, energy.linearised):
+        # What was maximised is not the ELBO, wherever it is stationary.
+        result = result._replace(converged=jnp.zeros_like(result.converged))
     return fit._replace(convergence=result)
 
 
@@ -190,8 +193,8 @@ def warn_unless_converged(result: Result, tolerance: float, *, by_draws: bool) -
         )
 
 
-def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linearised: bool) -> None:
-    """Warn where the maximised ELBO is not that of fresh draws."""
+def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linearised: bool) -> bool:
+    """Warn where the maximised ELBO is not that of fresh draws; whether it did."""
     value, se = fit.elbo.value, fit.elbo.se
     if linearised:
         # A Gaussian that is wrong has heavy tails of log-ratios: a large standard error excuses nothing.
@@ -204,9 +207,13 @@ def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linea
         # The maximised value has the noise of its draws, and is the best of them.
         noise = 0.0 if num_draws is None else 1.0 + 5.0 * se * np.sqrt(NUM_PARTICLES / num_draws)
         mismatch = abs(elbo - value) > 0.5 + 5.0 * se + noise
-        advice = "Take more num_draws, or another start."
+        nodes = "more num_nodes of gauss_hermite" if num_draws is None else "more num_draws"
+        advice = f"Take {nodes}, or another start."
+    mismatch = mismatch or not (math.isfinite(value) and math.isfinite(se))
     if mismatch:
         warnings.warn(
             f"the ELBO that was maximised is {elbo:.4g}, and {value:.4g} ± {se:.2g} by fresh draws. {advice}",
+            ConvergenceWarning,
             stacklevel=3,
         )
+    return mismatch

@@ -1,7 +1,7 @@
 """The priors of a model on its unconstrained scale, as far as a Gaussian's expectation of them is known."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,23 @@ from numpyro_tempered.gaussian.descent.scalar_prior import derivatives_of_scalar
 from numpyro_tempered.gaussian.expectations.differentiate import which_depend
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.arguments import feasible_trace
 from numpyro_tempered.handlers.effects import LOCAL, PRIOR_FACTOR, Trace, base_distribution
+from numpyro_tempered.handlers.robust import BetaLikelihood
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.online_checks import trace_unconstrained
 
+_FIXED_SUPPORTS = (
+    dist.constraints.real,
+    dist.constraints.positive,
+    dist.constraints.unit_interval,
+    dist.constraints.real_vector,
+    dist.constraints.simplex,
+    dist.constraints.corr_cholesky,
+    dist.constraints.lower_cholesky,
+)
+# Their log-densities are concave near the data alone.
+_SHOULDERED = dist.StudentT | dist.Cauchy | dist.MixtureGeneral | dist.MixtureSameFamily | BetaLikelihood
 # Minus the log-density of each element of an unconstrained value, flat.
 Potential = Callable[[Array], Array]
 
@@ -56,6 +69,7 @@ class Priors(NamedTuple):
         names: The sites of these priors.
         has_factors: Whether the prior has factors besides.
         is_smooth: Whether no likelihood has a kink.
+        is_concave: Whether no likelihood is of a kind with shoulders, which quadrature under a wide q may miss.
     """
 
     term: GaussianTerm
@@ -64,6 +78,7 @@ class Priors(NamedTuple):
     names: frozenset[str]
     has_factors: bool
     is_smooth: bool
+    is_concave: bool
 
     def derivatives(self, q: Gaussian) -> list[Derivatives]:
         """Minus the expected log-density of these priors, in parts."""
@@ -91,6 +106,7 @@ def closed_priors(
 
     one = trace_at(q.loc)
     check_trace(one, latents)
+    check_supports(one, trace_at, q.loc)
     # By the traced program: values that agree at two points may still depend on other latents.
     depends = which_depend(parameters, q.loc)
     (d,), dtype = q.loc.shape, q.loc.dtype
@@ -131,9 +147,11 @@ def closed_priors(
     for site in likelihoods if by_draws else ():
         refuse_kink(site)
     is_smooth = not any(likelihood.has_kink(site["fn"]) for site in likelihoods)
+    is_concave = not any(likelihood.is_made_of(site["fn"], _SHOULDERED) for site in likelihoods)
     term = GaussianTerm(*(jnp.asarray(leaf, dtype) for leaf in (np.where(rate > 0, 0.0, loc), matrix, constant)))
-    kinks = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
-    return Priors(term, kinks if rate.any() else None, tuple(scalars), frozenset(exact), has_factors, is_smooth)
+    laplace = LaplaceTerm(*(jnp.asarray(leaf, dtype) for leaf in (loc, rate, kink_constant)))
+    kinks = laplace if rate.any() else None
+    return Priors(term, kinks, tuple(scalars), frozenset(exact), has_factors, is_smooth, is_concave)
 
 
 def check_trace(trace: Trace, latents: Latents) -> None:
@@ -158,6 +176,59 @@ def check_trace(trace: Trace, latents: Latents) -> None:
                 f"latent {name!r} is in a local plate, whose part in model and guide is tempered: one flat "
                 "Gaussian cannot hold that. Integrate it out of the model, or use fit_svi with AutoNormal."
             )
+
+
+def check_supports(trace: Trace, trace_at: Callable[[Any], Trace], at: Any) -> None:
+    """Refuse latents whose support depends on others: NumPyro's guides keep that of their set-up.
+
+    Args:
+        trace: Of the model.
+        trace_at: The same at unconstrained values of its latents.
+        at: Such values.
+
+    Raises:
+        ValueError: With the sites, and how to write them.
+    """
+    sites = likelihood.latent_sites(trace)
+    # The support of most distributions is one object, whatever their parameters.
+    varying = [
+        name
+        for name, site in sites.items()
+        if not (site["fn"].is_discrete or site["fn"].support in _FIXED_SUPPORTS)
+    ]
+
+    def supports(at: Any) -> dict[str, Array]:
+        of_site = likelihood.latent_sites(trace_at(at))
+        return {name: biject_to(of_site[name]["fn"].support)(_origin(sites[name])) for name in varying}
+
+    if varying and (moving := [name for name, flag in which_depend(supports, at).items() if flag]):
+        raise ValueError(
+            f"the support of latent {moving[0]!r} depends on other latents, and the guide would keep that of its "
+            "set-up: sample it on a fixed scale, such as a share u of the unit interval, and compute it from u, "
+            "low + (high - low) * u; or run NUTS."
+        )
+
+
+def refuse_moving_supports(model: Model, args: tuple, kwargs: dict) -> None:
+    """:func:`check_supports` of a model whose latents have no flat vector."""
+    trace = feasible_trace(model, args, kwargs)
+    values = {
+        name: biject_to(site["fn"].support).inv(site["value"])
+        for name, site in likelihood.latent_sites(trace).items()
+        if not site["fn"].is_discrete
+    }
+
+    def trace_at(values: Params) -> Trace:
+        with handlers.block(), handlers.seed(rng_seed=0):
+            return trace_unconstrained(model, values, args, kwargs)
+
+    check_supports(trace, trace_at, values)
+
+
+def _origin(site: likelihood.Site) -> Array:
+    """The origin of the unconstrained scale of a site."""
+    value = jnp.asarray(site["value"], float)
+    return jnp.zeros_like(biject_to(site["fn"].support).inv(value))
 
 
 def refuse_kink(site: likelihood.Site) -> None:

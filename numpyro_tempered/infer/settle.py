@@ -13,7 +13,14 @@ from numpyro.optim import Adam
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
-from numpyro_tempered.infer.averaged_adam import Objective, Settled, minimise
+from numpyro_tempered.infer.averaged_adam import (
+    Descent,
+    Settled,
+    compile_descent,
+    descend,
+    is_worth_its_steps,
+    select,
+)
 from numpyro_tempered.infer.coordinates import Coordinates, at_the_mode
 
 # The first step size: in posterior standard deviations where the mode is known.
@@ -81,10 +88,17 @@ class Start(NamedTuple):
 
 
 def start_of(
-    rng_key: Array, model: temper, guide: Guide, args: tuple, kwargs: dict, *, loss: ELBO | None = None
+    rng_key: Array,
+    model: temper,
+    guide: Guide,
+    args: tuple,
+    kwargs: dict,
+    *,
+    loss: ELBO | None = None,
+    at_mode: bool = True,
 ) -> Start | None:
     """Where a fit of a guide starts; None where model or guide keep a state, such as that of a network."""
-    coordinates = at_the_mode(rng_key, model, guide, args, kwargs)
+    coordinates = at_the_mode(rng_key, model, guide, args, kwargs) if at_mode else None
     if coordinates is not None:
         return Start(guide, coordinates, at_mode=True)
     svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic() if loss is None else loss)
@@ -137,11 +151,18 @@ def settle(
         start = start_of(start_key, model, build(), args, kwargs, loss=loss)
         if start is None:
             return None
-        objective = _objective(model, start, args, kwargs, loss)
+        descent, starts = _descent(run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps)
+        if start.at_mode and not is_worth_its_steps(descent, starts, (), value_key)[0]:
+            # Where a density falls to a plateau, Newton's method ends on it, and curvature says nothing there.
+            start = start_of(start_key, model, start.guide, args, kwargs, loss=loss, at_mode=False)
+            if start is None:
+                return None
+            descent, starts = _descent(run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps)
         with tqdm(total=num_steps, disable=not progress_bar) as bar:
-            run = minimise(
-                objective,
-                start.coordinates.start,
+            run = descend(
+                descent,
+                starts,
+                (),
                 run_key,
                 value_key=value_key,
                 step_size=STEP_SIZE,
@@ -149,15 +170,22 @@ def settle(
                 tolerance=tolerance,
                 report=bar.update,
             )
-        runs.append((start, run))
+        runs.append((start, select(run, 0)))
     return _best_of(runs, tolerance)
 
 
-def _objective(model: temper, start: Start, args: tuple, kwargs: dict, loss: ELBO | None) -> Objective:
-    """The loss as a function of the coordinates and a key."""
+def _descent(
+    rng_key: Array, model: temper, start: Start, args: tuple, kwargs: dict, *, loss: ELBO | None, num_steps: int
+) -> tuple[Descent, PyTree]:
+    """The programs of one fit, and its start with a leading axis of 1."""
     guide, (coordinates, to_params) = model.guide(start.guide), start.coordinates
     elbo = default_loss(coordinates) if loss is None else loss
-    return lambda z, key: elbo.loss(key, to_params(z), model, guide, *args, **kwargs)
+
+    def objective(z: PyTree, key: Array, inputs: PyTree) -> Array:
+        return elbo.loss(key, to_params(z), model, guide, *args, **kwargs)
+
+    starts = jax.tree.map(lambda leaf: leaf[None], coordinates)
+    return compile_descent(objective, starts, (), rng_key, num_steps), starts
 
 
 def default_loss(coordinates: PyTree) -> Antithetic:

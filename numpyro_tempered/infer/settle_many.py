@@ -13,7 +13,7 @@ from numpyro.optim import Adam
 from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
-from numpyro_tempered.infer.averaged_adam import Descent, compile_descent, descend, select
+from numpyro_tempered.infer.averaged_adam import Descent, compile_descent, descend, is_worth_its_steps, select
 from numpyro_tempered.infer.coordinates import frame_of
 from numpyro_tempered.infer.settle import STEP_SIZE, Convergence, default_loss, evidence_of
 
@@ -72,7 +72,8 @@ class Settler(NamedTuple):
         axes, starts = (() if ends is None else ends[0]), self.starts
         if self.axes_of is not None:
             new, flags = self.axes_of(inputs)
-            is_mode = np.asarray(flags)
+            keyed = self.descent, self.starts, (inputs, new), value_key
+            is_mode = np.asarray(flags) & is_worth_its_steps(*keyed)
             # Any axes are coordinates: those of an earlier fit, or of the nearest that has a mode.
             nearest = _nearest(is_mode)
             axes = (

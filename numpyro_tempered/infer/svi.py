@@ -32,6 +32,7 @@ from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
+from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import Convergence, settle, warn_unless_settled
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 
@@ -214,6 +215,8 @@ def fit_svi(
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
     fitted = None
+    if isinstance(instance, AutoGuide) and not isinstance(instance, AutoSpikeAndSlab):
+        refuse_moving_supports(tempered, args, kwargs)
     if optim is None and not isinstance(instance, AutoSpikeAndSlab):
         _check_data(likelihood.likelihood_sites(feasible_trace(tempered, args, kwargs)))
         guides = iter([instance])

@@ -18,7 +18,10 @@ from numpyro.infer.util import log_density, potential_energy
 from scipy import integrate, stats
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.power_integral import log_power_integral
+from numpyro_tempered.handlers.robust import BetaLikelihood
 from numpyro_tempered.report.arviz import group
+from numpyro_tempered.select.alpha.base import Task
 
 KEY, BETA = jax.random.key(0), 0.3
 Y = np.array([-1.2, 0.4, 0.9, -0.3, 0.1, 0.6, -0.5, 1.4, 0.2, -0.8, 30.0])
@@ -334,3 +337,88 @@ def test_factors_stay_where_sites_are_named(x64):
 
     want = prior(0.4) + np.sum(minus_losses(0.4, Y)) - 3.0
     assert density_of(nt.robust(both, {"y": BETA}, unit=1.0), 0.4, Y) == pytest.approx(want, rel=1e-10)
+
+
+def gumbel(y):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+    numpyro.sample("y", dist.Gumbel(loc, 1.0), obs=y)
+
+
+def test_a_datum_that_is_far_out_has_no_slope():
+    """Its density to the power is 0, and 0 times an infinite slope is none."""
+    robust = nt.robust(gumbel, BETA, unit=1.0)
+    y = np.random.default_rng(0).gumbel(size=40).astype(np.float32)
+
+    def slope(outlier):
+        data = np.append(y, np.float32(outlier))
+        return float(jax.grad(lambda p: potential_energy(robust, (data,), {}, p))({"loc": jnp.array(0.0)})["loc"])
+
+    assert np.isfinite(slope(-20.0))
+    for outlier in (-100.0, -1e6, 1e20, 3e38):
+        assert slope(outlier) == pytest.approx(slope(-20.0), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dist.Normal(0.0, 1.0),
+        lambda: dist.Cauchy(0.0, 1.0),
+        lambda: dist.LogNormal(0.0, 0.1),
+        lambda: dist.Weibull(2.0, 5.0),
+        lambda: dist.Gamma(20.0, 20.0),
+        lambda: dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
+        lambda: dist.Normal(jnp.zeros(2), 1.0).to_event(1),
+    ],
+)
+def test_the_value_far_out_is_the_limit(make):
+    fn = make()
+    robust = BetaLikelihood(fn, BETA, jnp.log(1.0))
+    far = jnp.full(fn.event_shape, 1e8)
+    limit = -1.0 / BETA - jnp.expm1(log_power_integral(fn, BETA)) / (1.0 + BETA)
+    assert float(robust.log_prob(far)) == pytest.approx(float(limit), rel=2e-2)
+    assert np.all(np.isfinite(jax.grad(lambda y: jnp.sum(robust.log_prob(y)))(far)))
+
+
+def test_rows_that_are_one_event_are_refused():
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(b * x, 1.0).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match=r"a datum of site 'y' has 100 coordinates.*put them in a plate"):
+        handlers.seed(nt.robust(model, BETA, unit=1.0), KEY)(np.ones(100), np.ones(100))
+
+
+def test_a_scope_around_renames_and_hides_nothing():
+    def inner(y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+    scoped = handlers.scope(nt.robust(inner, BETA, unit=1.0), prefix="a")
+    got = float(log_density(scoped, (Y,), {}, {"a/loc": jnp.asarray(0.4)})[0])
+    assert got == pytest.approx(prior(0.4) + np.sum(minus_losses(0.4, Y)), rel=1e-5)
+
+
+@pytest.mark.full
+def test_a_kink_is_where_that_of_the_density_is():
+    """Quadrature knows the jump of the slope, as draws and their Hessians do not: the optimum is SVI's."""
+
+    def laplace(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Laplace(numpyro.deterministic("eta", x @ b), 0.7), obs=y)
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 2)).astype(np.float32)
+    y = (x @ np.array([1.0, -0.5]) + 0.7 * rng.laplace(size=40)).astype(np.float32)
+    robust, eta = nt.robust(laplace, BETA, unit=1.0), nt.expectations.gauss_hermite(predictor="eta")
+    fit = nt.fit_gaussian(KEY, robust, AutoNormal, x, y, expectation=eta)
+    by_steps = nt.fit_svi(KEY, robust, AutoNormal, x, y)
+    assert fit.converged
+    assert fit.elbo.value == pytest.approx(by_steps.elbo.value, abs=0.1)
+    np.testing.assert_allclose(fit.params["b_auto_scale"], by_steps.params["b_auto_scale"], rtol=0.1)
+
+
+@pytest.mark.parametrize("diagnostic", [nt.alpha.held_out(2), nt.alpha.loo()])
+def test_predictive_densities_of_a_loss_are_refused(diagnostic):
+    task = Task(nt.robust(model, BETA, unit=1.0), KEY, (Y,), {})
+    with pytest.raises(ValueError, match=r"sites \['y'\] have a divergence for their loss"):
+        diagnostic.plan(KEY, task) if diagnostic.plan else diagnostic.decide(KEY, task, np.ones(1), None)

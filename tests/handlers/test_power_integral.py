@@ -9,7 +9,12 @@ import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
 
-from numpyro_tempered.handlers.power_integral import NoIntegral, log_power_integral, num_measured
+from numpyro_tempered.handlers.power_integral import (
+    NoIntegral,
+    log_power_integral,
+    log_prob_of_counts,
+    num_measured,
+)
 
 BETA = 0.3
 REAL, POSITIVE = (-np.inf, 0.3, np.inf), (0.0, 0.3, np.inf)
@@ -50,6 +55,27 @@ def test_of_a_density_it_is_the_integral(name, x64):
 
     pieces = [integrate.quad(power, low, high, limit=300)[0] for low, high in itertools.pairwise(ends)]
     assert float(log_power_integral(fn, BETA)) == pytest.approx(np.log(sum(pieces)), abs=1e-8)
+
+
+@pytest.mark.parametrize("rate", [399.0, 1e3, 1e5, 1e7])
+def test_of_large_counts_in_single_precision(rate):
+    """The terms of their log-probabilities lose all digits; the integral is that of a normal density."""
+    want = -0.5 * BETA * np.log(2.0 * np.pi * rate) - 0.5 * np.log1p(BETA)
+    value, slope = jax.value_and_grad(lambda rate: log_power_integral(dist.Poisson(rate), BETA))(rate)
+    assert float(value) == pytest.approx(want, abs=3e-4)
+    assert float(slope) * rate == pytest.approx(-0.5 * BETA, rel=2e-2)
+
+
+COUNTS = [(1e7, 1e7), (1e7, 1.001e7), (1e7, 2e7), (1e5, 9.9e4), (150.0, 101.0), (150.0, 300.0), (50.0, 60.0)]
+
+
+@pytest.mark.parametrize(("rate", "count"), COUNTS)
+def test_a_large_count_in_single_precision(rate, count):
+    fn, count = dist.Poisson(jnp.float32(rate)), jnp.float32(count)
+    want = stats.poisson.logpmf(float(count), rate)
+    assert float(log_prob_of_counts(fn, count)) == pytest.approx(want, rel=3e-6, abs=2e-5)
+    slope = jax.grad(lambda rate: log_prob_of_counts(dist.Poisson(rate), count))(jnp.float32(rate))
+    assert float(slope) == pytest.approx(float(count) / rate - 1.0, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 3.0, 63.9, 64.1, 1e3, 1e5])

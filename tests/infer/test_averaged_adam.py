@@ -69,6 +69,21 @@ def test_gradients_that_are_not_finite_move_nothing():
     assert not settled.converged
 
 
+def test_steps_that_are_left_out_by_what_they_would_do_are_no_convergence():
+    """Draws that pull one way have no gradient: the iterates settle, elsewhere."""
+
+    def one_sided(z, key):
+        noise = jax.random.normal(key, z["z"].shape)
+        shift = z["z"] - OPTIMUM
+        loss = 0.5 * jnp.sum(CURVATURE * shift**2) + jnp.sum(shift * noise)
+        # The value is known, its derivative is not.
+        return loss + jnp.sqrt(jnp.where(noise[0] > 0.0, 0.0 * z["z"][0], 1.0))
+
+    settled = run(one_sided, tolerance=0.05)
+    assert 0.3 < np.mean(np.isnan(settled.losses)) < 0.7
+    assert not settled.converged
+
+
 @pytest.mark.full
 def test_a_start_that_is_better_than_what_follows_is_the_end():
     settled = run(start=OPTIMUM, num_steps=50, step_size=1.0)

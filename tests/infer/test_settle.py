@@ -307,3 +307,21 @@ def test_a_model_may_take_objects():
     y = jnp.asarray(rng.normal(np.repeat([0.0, 5.0, 9.0], 10), 1.0), float)
     fit = nt.fit_svi(KEY, levels, AutoNormal, y, group, {"sd": 1.0, "what": object()})
     np.testing.assert_allclose(fit.params["means_auto_loc"], np.array(y).reshape(3, 10).mean(1), atol=0.2)
+
+
+def test_a_plateau_is_no_mode():
+    """One datum of a scale of its own: as the scale falls, the density does, and Newton's method ends far out."""
+    y, group = jnp.array([0.3, -1.2, 0.8, 0.4, 1.9, 0.1]), np.array([0, 0, 0, 1, 1, 2])
+
+    def model(y):
+        with numpyro.plate("groups", 3):
+            m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+            s = numpyro.sample("s", dist.HalfNormal(1.0))
+        numpyro.sample("y", dist.Normal(m[group], s[group]), obs=y)
+
+    guide = AutoNormal(nt.temper(model))
+    assert at_the_mode(jax.random.key(3), nt.temper(model), guide, (y,), {}) is not None
+    fit = nt.fit_svi(jax.random.key(3), model, AutoNormal, y)
+    assert fit.converged
+    assert not fit.convergence.starts_at_mode
+    assert fit.elbo.value == pytest.approx(-11.12, abs=0.2)

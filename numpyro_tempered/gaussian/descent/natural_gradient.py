@@ -1,19 +1,22 @@
 """Natural-gradient steps on a Gaussian (KL17)."""
 
-import functools
+from functools import lru_cache, partial
 
+import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.gaussian.descent.base import Derivatives, Method, diagonal, newton_direction
+from numpyro_tempered.gaussian.descent.base import Derivatives, Method, diagonal, newton_direction, whitened
 from numpyro_tempered.gaussian.families.base import Gain, Gaussian, Q, family_of
 
 # The largest number of coordinates for which a mean-field q takes the whole Hessian.
 _DENSE = 1000
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: bool | None = None) -> Method:
     r"""Natural-gradient steps in the natural parameters of a Gaussian.
 
@@ -22,8 +25,9 @@ def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: boo
     .. math:: P' = (1 - \rho) P + \rho H, \qquad m' = m - \rho\, P'^{-1} g
 
     where ρ is the ``damping``. ρ = 1 is exact in one step on a conjugate model, and fast near the optimum of
-    others; away from it a step may overshoot, or lead to no positive precision where the target is not
-    log-concave. Backtracking halves ρ until the ELBO rises.
+    others; away from it a step may overshoot, and backtracking halves ρ until the ELBO rises. Where the target is
+    not log-concave and P' would not be positive definite, the step takes the part of H that is: without the
+    negative eigenvalues in the coordinates in which q is standard, or the negative entries of a diagonal.
 
     For a mean-field q the precision and H are diagonals, and a mean that moves by the diagonal P'^-1 crawls where
     coordinates correlate. With the whole H at hand (``dense``) it moves by -ρ H^-1 g instead, to the same
@@ -64,12 +68,33 @@ def natural_gradient(damping: float = 0.5, *, backtrack: bool = True, dense: boo
 
 
 def natural_step(q: Q, derivatives: Derivatives, size: Array) -> Q:
-    """One step of damping ``size``; NaN where the new precision is not positive definite."""
+    """One step of damping ``size``."""
     family, gain = family_of(q), Gain(step=size, keep=1.0 - size)
-    hessian = diagonal(derivatives.hessian) if family.diagonal_only else derivatives.hessian
-    proposal, _ = family.natural_step(family.start(q), q, q, derivatives.grad, 0.5 * hessian, gain)
+
+    def step(hessian: Array) -> Q:
+        return family.natural_step(family.start(q), q, q, derivatives.grad, 0.5 * hessian, gain)[0]
+
     if not family.diagonal_only:
-        return family.canonical(proposal)
+        plain = family.canonical(step(derivatives.hessian))
+        is_gaussian = jnp.isfinite(jnp.sum(family.witness(plain)))
+
+        def convex() -> Q:
+            return family.canonical(step(positive_part(q, derivatives)))
+
+        return jax.lax.cond(is_gaussian, lambda: plain, convex)
+    curvatures = diagonal(derivatives.hessian)
+    plain = step(curvatures)
+    is_gaussian = jnp.isfinite(jnp.sum(family.witness(plain)))
+    proposal = jax.tree.map(partial(jnp.where, is_gaussian), plain, step(jnp.maximum(curvatures, 0.0)))
     direction = newton_direction(derivatives, jnp.full_like(q.loc, jnp.nan))
     newton = q.loc - size * direction
     return proposal._replace(loc=jnp.where(jnp.all(jnp.isfinite(direction)), newton, proposal.loc))
+
+
+def positive_part(q: Gaussian, derivatives: Derivatives) -> Array:
+    """The Hessian ``(d, d)`` without its negative eigenvalues, in the coordinates in which q is standard."""
+    lower = family_of(q).root(q)
+    values, vectors = jnp.linalg.eigh(whitened(q, derivatives)[1])
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
+    columns = solve_triangular(lower, root, lower=True, trans=1)
+    return matmul(columns, columns.T)

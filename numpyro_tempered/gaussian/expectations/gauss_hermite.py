@@ -99,8 +99,9 @@ def quadrature(
     weights = jnp.asarray(np.append(masses, 0.0), dtype)[:, None, None]
     s, spread = base.standard_deviation(variance)
     # A mean may sit on a kink of the loss as written, where automatic differentiation picks a side (NumPyro's
-    # Bernoulli by logits at 0 is one): nodes stay some roundings off it.
-    off = 8.0 * jnp.finfo(dtype).eps * jnp.maximum(jnp.abs(mean), 1.0)
+    # Bernoulli by logits at 0 is one): nodes stay some roundings off it, whatever the unit of the predictor.
+    info = jnp.finfo(dtype)
+    off = jnp.maximum(8.0 * info.eps * jnp.maximum(jnp.abs(mean), s), jnp.sqrt(info.tiny))
     width = jnp.maximum(jnp.where(spread, s, 0.0), off)
     u = mean[None, :] + width[None, :] * nodes
 
@@ -112,9 +113,12 @@ def quadrature(
         second = jnp.sum(weights * jnp.square(first), axis=0)
     else:
         stein = jnp.sum(weights * first * nodes[:, None, :], axis=0) / width[None, :]
-        # For a narrow q the quotient loses its digits; the derivative beside the mean has them.
-        narrow = jnp.maximum(jnp.sqrt(jnp.finfo(dtype).eps), 8.0 * off)
-        second = jnp.where(width[None, :] > narrow[None, :], stein, _curvature(losses, mean, off))
+        # For a narrow q the quotient loses its digits; the derivative beside the mean has them. It is taken where
+        # the two differ by no more than rounding, of the slopes and of the nodes, makes of the quotient.
+        beside = _curvature(losses, mean, off)
+        size = jnp.sum(weights * jnp.abs(first * nodes[:, None, :]), axis=0) + jnp.abs(mean[None, :] * beside)
+        rounding = 16.0 * info.eps * size / width[None, :]
+        second = jnp.where(jnp.abs(stein - beside) <= rounding, beside, stein)
     at_mean, expected = jnp.sum(values[-1], axis=0), jnp.sum(weights * values, axis=(0, 1))
     slope, second = jnp.sum(scale[-1] * slope, axis=0), jnp.sum(scale[-1] * second, axis=0)
     tempered = jnp.sum(scale[-1] * jnp.sum(weights * values, axis=0), axis=0)

@@ -81,11 +81,14 @@ def curvature_rows(jacobian: Array, blocks: Array) -> tuple[Array, Array]:
     """The matrix Σ_i J_iᵀ B_i J_i as rows ``(nK, d)`` and weights ``(nK,)``, by the eigenvectors of B_i."""
     if blocks.ndim == 1:
         return jacobian, blocks
-    values, vectors = jnp.linalg.eigh(blocks)
+    # Predictors may have units of their own: in those of their curvatures no eigenvalue is small for its unit.
+    size = jnp.max(jnp.abs(jnp.diagonal(blocks, axis1=-2, axis2=-1)), axis=0)
+    scale = jnp.sqrt(jnp.where(size > 0, size, 1.0))
+    values, vectors = jnp.linalg.eigh(blocks / (scale[:, None] * scale[None, :])[None])
     # Rounding makes tiny negative eigenvalues of a singular block.
     tiny = values.shape[-1] * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
     values = jnp.where(jnp.abs(values) <= tiny, 0.0, values)
-    rows = jnp.matmul(jnp.swapaxes(vectors, -1, -2), jacobian)
+    rows = jnp.matmul(jnp.swapaxes(vectors, -1, -2), scale[None, :, None] * jacobian)
     return jnp.reshape(rows, (-1, jacobian.shape[-1])), jnp.ravel(values)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
 
 REFUSAL = (
@@ -45,6 +46,7 @@ def held_out(num_folds: int = 5) -> Criterion:
         return np.asarray(jax.random.permutation(rng_key, num_data)) % num_folds
 
     def plan(rng_key: Array, task: Task) -> Plan:
+        _refuse_losses(task)
         fold = folds(rng_key, task.num_data)
 
         def reduce(draws: Draws) -> Array:
@@ -81,6 +83,7 @@ def loo() -> Criterion:
     """
 
     def decide(rng_key: Array, task: Task, grid: np.ndarray, log_lik: np.ndarray) -> Verdict:
+        _refuse_losses(task)
         from numpyro_tempered.report.arviz import assemble, dataset
         from numpyro_tempered.select.loo import loo as loo_of
 
@@ -96,6 +99,15 @@ def loo() -> Criterion:
         return verdict
 
     return Criterion("loo", "none", None, decide, REFUSAL.format(name="loo()"), pointwise=True)
+
+
+def _refuse_losses(task: Task) -> None:
+    """Refuse a robust model, whose loss is no log-density."""
+    if losses := divergences(task.trace):
+        raise ValueError(
+            f"the sites {sorted(losses)} have a divergence for their loss, of which no predictive density is "
+            "known: leave this diagnostic out, or compare the losses of safe_bayes()."
+        )
 
 
 def _verdict(name: str, scores: np.ndarray, se: np.ndarray, grid: np.ndarray) -> Verdict:

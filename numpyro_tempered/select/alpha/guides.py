@@ -24,6 +24,7 @@ from numpyro_tempered.handlers.likelihood import Trace, latent_sites
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settler
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import Convergence
 from numpyro_tempered.infer.settle_many import Fitted, ModelOf, Settler, settler
 from numpyro_tempered.infer.svi import TemperedFit, finish
@@ -141,6 +142,8 @@ def build_settler(
         )
     one, two, key = jax.random.split(rng_key, 3)
     set_up((one, two), data, guide)
+    if isinstance(guide, AutoGuide):
+        refuse_moving_supports(data.model, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
     is_full = isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS
     if options.expectation is not None or (is_full and options.loss is None):

@@ -135,7 +135,8 @@ def find_coverage(task: Task) -> Estimate | str:
     try:
         return estimate_of(task)
     except ValueError as error:
-        return str(error)
+        # The reason, without what to do instead of a criterion that was not asked for.
+        return str(error).split(". ")[0] + "."
 
 
 def advise_on_coverage(alpha: float, powers: Powers) -> str:

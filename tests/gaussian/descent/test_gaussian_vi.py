@@ -512,7 +512,7 @@ class TestTargetsThatAreNotLogConcave:
         assert not bool(result.converged)
         assert result.reason == REASONS[3]
         assert float(result.posterior.factor[0, 0]) == 0.5
-        mended = vi.minimise(f, start, method=METHODS["natural"], max_evaluations=120)
+        mended = vi.minimise(f, start, method=vi.natural_gradient(1.0), max_evaluations=120)
         assert float(mended.elbo) > float(result.elbo)
         assert np.isfinite(float(mended.elbo))
         # The trials that led to no Gaussian are counted and recorded.
