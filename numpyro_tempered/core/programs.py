@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable
     jaxpr = traced.replace(constvars=(), invars=[*traced.constvars, *traced.invars])
     # What is transformed belongs to the transformation.
     inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
-    program = _program(jaxpr) if inside else _equal_program(jaxpr)
+    program = _program(jaxpr, None) if inside else _equal_program(jaxpr)
     return lambda *args: jax.tree.unflatten(tree, program(consts, jax.tree.leaves(args)))
 
 
@@ -71,12 +72,17 @@ def run_program(function: Callable[..., Values], *args: PyTree) -> Values:
     return compile_once(function, *args)(*args)
 
 
-def _program(jaxpr: Any) -> jax.stages.Wrapped:
-    @jax.jit
+def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:
     def program(consts: list[Array], leaves: list[Array]) -> list[Array]:
         return jax.core.eval_jaxpr(jaxpr, (), *consts, *leaves)
 
-    return program
+    return jax.jit(program, compiler_options=options)
+
+
+def _compiler_options() -> dict[str, int] | None:
+    """On a CPU the passes of LLVM's first level alone: a third less to compile, and as fast."""
+    is_set = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
+    return None if is_set or jax.default_backend() != "cpu" else {"xla_backend_optimization_level": 1}
 
 
 def _equal_program(jaxpr: Any) -> jax.stages.Wrapped:
@@ -85,9 +91,9 @@ def _equal_program(jaxpr: Any) -> jax.stages.Wrapped:
         key = _key_of_jaxpr(jaxpr)
         hash(key)
     except (_NoKey, TypeError):
-        return _program(jaxpr)
+        return _program(jaxpr, _compiler_options())
     program = _PROGRAMS.pop(key, None)
-    _PROGRAMS[key] = program = _program(jaxpr) if program is None else program
+    _PROGRAMS[key] = program = _program(jaxpr, _compiler_options()) if program is None else program
     if len(_PROGRAMS) > _SIZE:
         _PROGRAMS.popitem(last=False)
     return program

@@ -79,10 +79,15 @@ def other_scale(site: Site) -> float:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
+def power_of(site: Site) -> Any:
+    """The power of a site, a float, or in lists where its data have their own."""
+    return np.asarray(site.get(ALPHA, 1.0), float).tolist()
+
+
 def common_alpha(trace: Trace) -> float | dict[str, Any]:
     """The power of all likelihood sites; by name where they differ, in lists where data have their own."""
     sites = likelihood_sites(trace)
-    alphas = {name: np.asarray(site.get(ALPHA, 1.0), float).tolist() for name, site in sites.items()}
+    alphas = {name: power_of(site) for name, site in sites.items()}
     first = next(iter(alphas.values()), 1.0)
     return first if isinstance(first, float) and all(a == first for a in alphas.values()) else alphas
 
@@ -135,6 +140,16 @@ def log_prob_of_each(site: Site) -> Array:
     """
     check_shape(site)
     return untempered_log_prob(site)
+
+
+def check_values(site: Site) -> None:
+    """Refuse values that do not fit the distribution of a site, without computing anything.
+
+    Raises:
+        ValueError: If they broadcast against each other to more, or not at all.
+    """
+    check_shape(site)
+    jax.eval_shape(lambda: untempered_log_prob(site))
 
 
 def check_likelihood(trace: Trace, *, prior_factors: bool = False) -> None:

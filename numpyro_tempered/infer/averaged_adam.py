@@ -19,34 +19,23 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.example_libraries.optimizers import adam
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.programs import compile_once
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.infer.descent_programs import NUM_BATCHES, Descent, as_float, compile_descent
 
-NUM_BATCHES = 4
-# Steps of one compiled loop, and loops of a batch in the first stage.
-CHUNK = 50
+# Loops of a batch in the first stage.
 FIRST_BATCH = 2
-# Draws for values of the objective.
-NUM_VALUES = 256
-# Problems of at most this many parameters run side by side; the factors of larger ones, one for each, cost more.
-SIDE_BY_SIDE = 2000
 # The share of the steps of a stage that may be rejected: to leave draws out is to select among them.
 MOST_REJECTED = 0.05
 # The largest standard error of a value, in roots of the number of coordinates: of a start that is worth its
 # steps, and of an end. A Gaussian near its optimum has log-ratios that scatter by about one such root.
 WORST_START, WORST_END = 100.0, 5.0
-# Adam's memory of squared gradients: far shorter than a stage, so that a far start is forgotten.
-DECAY = 0.99
 
 # (z, rng_key) -> a scalar, unbiased for the objective.
 Objective = Callable[[PyTree, Array], Array]
-# The same of one of several problems, which have inputs.
-ObjectiveOf = Callable[[PyTree, Array, PyTree], Array]
 
 
 class Report(Protocol):
@@ -88,20 +77,6 @@ class _Stage(NamedTuple):
     noise: np.ndarray
     fall: np.ndarray
     is_falling: np.ndarray
-
-
-class Descent(NamedTuple):
-    """The compiled parts of K runs side by side.
-
-    Attributes:
-        chunk: ``(state, rng_key, step_size, inputs) -> (state, mean, losses)`` over a few steps.
-        values: ``(points (K, P, ...), rng_key, inputs) -> (K, P, NUM_VALUES)``, the objective with draws.
-        length: Steps of a chunk.
-    """
-
-    chunk: Callable[..., tuple]
-    values: Callable[..., Array]
-    length: int
 
 
 def minimise(
@@ -183,8 +158,10 @@ def descend(
         A :class:`Settled` with a leading axis of K.
     """
     length, left, batch = descent.length, num_steps // descent.length, FIRST_BATCH
+    # On the host, where nothing is compiled, is all that is done between the programs.
+    starts = jax.device_get(starts)
     num_problems = len(jax.tree.leaves(starts)[0])
-    state = (jnp.zeros(num_problems, jnp.int32), adam(step_size)[0](starts))
+    state = (np.zeros(num_problems, np.int32), run_program(adam(1.0)[0], starts))
     losses: list[Array] = []
 
     def advance(loops: int) -> PyTree:
@@ -193,13 +170,13 @@ def descend(
         averages = []
         for _ in range(loops):
             rng_key, key = jax.random.split(rng_key)
-            state, average, chunk_losses = descent.chunk(state, key, jnp.asarray(step_size, float), inputs)
+            state, average, chunk_losses = descent.chunk(state, key, as_float(step_size), inputs)
             averages.append(average)
             losses.append(chunk_losses)
             if report is not None:
                 report(length)
         left -= loops
-        return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / loops, *averages)
+        return _mean(jax.device_get(averages))
 
     unknown = np.full(num_problems, np.inf)
     stages: list[_Stage] = []
@@ -240,10 +217,10 @@ def _best(stages: list[_Stage], starts: PyTree, first: np.ndarray) -> tuple[PyTr
     # Where nothing has a value, the steps are all there is.
     is_start = first < values.min(axis=0)
     runs = np.arange(len(best))
-    averages = jax.tree.map(lambda *leaves: jnp.stack(leaves)[best, runs], *[stage.average for stage in stages])
+    averages = jax.tree.map(lambda *leaves: np.stack(leaves)[best, runs], *[stage.average for stage in stages])
 
-    def pick(start: Array, average: Array) -> Array:
-        return jnp.where(is_start.reshape(-1, *(1,) * (start.ndim - 1)), start, average)
+    def pick(start: np.ndarray, average: np.ndarray) -> np.ndarray:
+        return np.where(is_start.reshape(-1, *(1,) * (start.ndim - 1)), start, average)
 
     value = np.stack([stage.value for stage in stages])[best, runs]
     return jax.tree.map(pick, starts, averages), np.where(is_start, first, value)
@@ -253,8 +230,8 @@ def _judge(
     descent: Descent, batches: list[PyTree], starts: PyTree, inputs: PyTree, rng_key: Array, tolerance: float
 ) -> tuple[_Stage, np.ndarray]:
     """What the batches of a stage say of each run, and the values at the starts."""
-    average = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / NUM_BATCHES, *batches)
-    points = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *batches, average, starts)
+    average = _mean(batches)
+    points = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *batches, average, starts)
     draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
     *each, value, first = np.mean(draws, axis=2).T
     noise = np.maximum(np.mean(each, axis=0) - value, 0.0) / (NUM_BATCHES - 1)
@@ -268,9 +245,14 @@ def _judge(
 
 def is_worth_its_steps(descent: Descent, starts: PyTree, inputs: PyTree, rng_key: Array) -> np.ndarray:
     """Of each run whether its start has a value at all, as none that is a plateau of the density has."""
-    points = jax.tree.map(lambda leaf: jnp.stack([leaf] * (NUM_BATCHES + 2), axis=1), starts)
+    points = jax.tree.map(lambda leaf: np.stack([leaf] * (NUM_BATCHES + 2), axis=1), jax.device_get(starts))
     draws = np.asarray(descent.values(points, rng_key, inputs), np.float64)
     return _is_known(draws[:, 0], starts, WORST_START)
+
+
+def _mean(trees: list[PyTree]) -> PyTree:
+    """The mean of trees of arrays on the host."""
+    return jax.tree.map(lambda *leaves: np.mean(leaves, axis=0, dtype=leaves[0].dtype), *trees)
 
 
 def _is_known(draws: np.ndarray, starts: PyTree, worst: float) -> np.ndarray:
@@ -279,61 +261,3 @@ def _is_known(draws: np.ndarray, starts: PyTree, worst: float) -> np.ndarray:
     with np.errstate(all="ignore"):
         error = np.std(draws, axis=1) / math.sqrt(draws.shape[1])
     return error <= worst * math.sqrt(1.0 + num_coordinates)
-
-
-def compile_descent(
-    objective: ObjectiveOf, starts: PyTree, inputs: PyTree, rng_key: Array, num_steps: int
-) -> Descent:
-    """The programs of K objectives, for runs of at most ``num_steps``."""
-    length = max(1, min(CHUNK, num_steps // (NUM_BATCHES + 1)))
-
-    def chunk(state: PyTree, rng_key: Array, step_size: Array, inputs: PyTree) -> tuple:
-        _, update, get = adam(step_size, b2=DECAY)
-
-        def step(carry: tuple, key: Array) -> tuple[tuple, Array]:
-            number, state, total = carry
-            loss, grads = jax.value_and_grad(objective)(get(state), key, inputs)
-            finite = jnp.isfinite(loss)
-            for leaf in jax.tree.leaves(grads):
-                finite &= jnp.all(jnp.isfinite(leaf))
-            proposal = update(number, grads, state)
-            state = jax.tree.map(lambda new, old: jnp.where(finite, new.astype(old.dtype), old), proposal, state)
-            total = jax.tree.map(jnp.add, total, get(state))
-            return (number + finite, state, total), jnp.where(finite, loss, jnp.nan)
-
-        number, state = state
-        zeros = jax.tree.map(jnp.zeros_like, get(state))
-        carry, each = jax.lax.scan(step, (number, state, zeros), jax.random.split(rng_key, length))
-        return carry[:2], jax.tree.map(lambda leaf: leaf / length, carry[2]), each
-
-    def values(points: PyTree, rng_key: Array, inputs: PyTree) -> Array:
-        keys = jax.random.split(rng_key, NUM_VALUES)
-        # Point by point: a triangular factor for each draw costs far more than one for all.
-        return jax.lax.map(lambda z: map_batches(lambda key: objective(z, key, inputs), keys, 32), points)
-
-    def chunks(state: PyTree, rng_key: Array, step_size: Array, inputs: PyTree) -> tuple:
-        return _over_problems(lambda state, inputs: chunk(state, rng_key, step_size, inputs), state, inputs)
-
-    def all_values(points: PyTree, rng_key: Array, inputs: PyTree) -> Array:
-        return _over_problems(lambda points, inputs: values(points, rng_key, inputs), points, inputs)
-
-    num_problems = len(jax.tree.leaves(starts)[0])
-    state = (jnp.zeros(num_problems, jnp.int32), adam(1.0)[0](starts))
-    points = jax.tree.map(lambda leaf: jnp.stack([leaf] * (NUM_BATCHES + 2), axis=1), starts)
-    return Descent(
-        compile_once(chunks, state, rng_key, jnp.ones(()), inputs),
-        compile_once(all_values, points, rng_key, inputs),
-        length,
-    )
-
-
-def _over_problems(function: Callable[..., PyTree], *parts: PyTree) -> PyTree:
-    """A function of one problem, over the leading axis of its parts."""
-    leaves = jax.tree.leaves(parts[0])
-    num_problems = len(leaves[0])
-    if num_problems == 1:
-        one = function(*jax.tree.map(lambda leaf: leaf[0], parts))
-        return jax.tree.map(lambda leaf: leaf[None], one)
-    if sum(leaf.size for leaf in leaves) <= SIDE_BY_SIDE * num_problems:
-        return jax.vmap(function)(*parts)
-    return jax.lax.map(lambda part: function(*part), parts)

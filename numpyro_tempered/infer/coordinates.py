@@ -77,8 +77,13 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
     frame = frame_of(rng_key, model, guide, args, kwargs)
     if frame is None:
         return None
-    mode = run_program(lambda loc: frame._replace(loc=loc).find_mode(model, args, kwargs), frame.loc)
-    return Coordinates(frame.start, partial(frame.to_params, frame.axes(mode))) if bool(mode.is_mode) else None
+
+    def find(loc: Array) -> tuple[PyTree, Array]:
+        mode = frame._replace(loc=loc).find_mode(model, args, kwargs)
+        return frame.axes(mode), mode.is_mode
+
+    axes, is_mode = run_program(find, frame.loc)
+    return Coordinates(frame.start, partial(frame.to_params, axes)) if bool(is_mode) else None
 
 
 def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict) -> Frame | None:

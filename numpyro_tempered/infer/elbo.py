@@ -17,8 +17,9 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 
-from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_choice, check_record, is_traced
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
@@ -156,10 +157,16 @@ def evaluate_elbo(
     observed = set(likelihood.likelihood_sites(model_trace))
     loss = _analytic_where_valid(model_trace, guide_trace)
 
+    powers = {name: likelihood.power_of(site) for name, site in likelihood.likelihood_sites(model_trace).items()}
+    # One power above 0 for all data of a site leaves its untempered log-likelihood in the loss.
+    is_plain = all(isinstance(power, float) and power > 0.0 for power in powers.values())
+
     def particle(key: Array) -> tuple[Array, Array, Array]:
         parts = {k: -v for k, v in loss.loss(key, params, model, guide, *args, **kwargs).items()}
         weighted = sum((v for k, v in parts.items() if k in observed), jnp.zeros(()))
         kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
+        if is_plain:
+            return weighted - kl, sum((parts[name] / power for name, power in powers.items()), jnp.zeros(())), kl
         # The same split of the key as in NumPyro's losses, so the same draws.
         model_key, guide_key = jax.random.split(key)
         draw = trace_guide(guide_key, guide, params, args, kwargs)
@@ -167,8 +174,10 @@ def evaluate_elbo(
         log_liks = (likelihood.other_scale(site) * likelihood.untempered_log_prob(site) for site in sites)
         return weighted - kl, sum((jnp.sum(log_lik) for log_lik in log_liks), jnp.zeros(())), kl
 
-    keys = jax.random.split(rng_key, num_particles)
-    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in compiled_map(particle, keys, 32))
+    def particles(key: Array) -> tuple[Array, Array, Array]:
+        return map_batches(particle, jax.random.split(key, num_particles), 32)
+
+    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in run_program(particles, rng_key))
     with np.errstate(invalid="ignore"):  # a draw without a density makes the error NaN
         se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
     if has_point_mass(rng_key, guide, params, args, kwargs):

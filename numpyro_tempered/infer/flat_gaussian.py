@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpyro
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 
@@ -31,7 +32,8 @@ def read_guide(
     if not (full or online or isinstance(guide, AutoDiagonalNormal) or type(guide) is AutoNormal):
         raise other
     try:
-        with handlers.block(), handlers.trace() as trace:
+        # What the model gives its distributions has been looked at, value by value, where it was traced.
+        with numpyro.validation_enabled(False), handlers.block(), handlers.trace() as trace:
             handlers.seed(guide, rng_key)(*args, **kwargs)
     except RuntimeError as error:
         raise ValueError(

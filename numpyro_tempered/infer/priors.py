@@ -162,7 +162,7 @@ def check_trace(trace: Trace, latents: Latents) -> None:
     """
     likelihood.check_likelihood(trace, prior_factors=True)
     for site in likelihood.likelihood_sites(trace).values():
-        likelihood.log_prob_of_each(site)
+        likelihood.check_values(site)
     if unknown := sorted(set(likelihood.latent_sites(trace)) ^ set(latents.names)):
         raise ValueError(f"latent sites {unknown} are not in model and guide: build the guide on this model.")
     for name in latents.names:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import numpyro
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
@@ -13,15 +14,9 @@ from numpyro.optim import Adam
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
-from numpyro_tempered.infer.averaged_adam import (
-    Descent,
-    Settled,
-    compile_descent,
-    descend,
-    is_worth_its_steps,
-    select,
-)
+from numpyro_tempered.infer.averaged_adam import Settled, descend, is_worth_its_steps, select
 from numpyro_tempered.infer.coordinates import Coordinates, at_the_mode
+from numpyro_tempered.infer.descent_programs import Descent, compile_descent
 
 # The first step size: in posterior standard deviations where the mode is known.
 STEP_SIZE = 0.05
@@ -102,7 +97,8 @@ def start_of(
     if coordinates is not None:
         return Start(guide, coordinates, at_mode=True)
     svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic() if loss is None else loss)
-    state = svi.init(rng_key, *args, **kwargs)
+    with numpyro.validation_enabled(False):
+        state = svi.init(rng_key, *args, **kwargs)
     if state.mutable_state is not None:
         return None
     return Start(guide, Coordinates(svi.optim.get_params(state.optim_state), svi.constrain_fn), at_mode=False)
@@ -184,7 +180,7 @@ def _descent(
     def objective(z: PyTree, key: Array, inputs: PyTree) -> Array:
         return elbo.loss(key, to_params(z), model, guide, *args, **kwargs)
 
-    starts = jax.tree.map(lambda leaf: leaf[None], coordinates)
+    starts = jax.tree.map(lambda leaf: np.asarray(leaf)[None], coordinates)
     return compile_descent(objective, starts, (), rng_key, num_steps), starts
 
 

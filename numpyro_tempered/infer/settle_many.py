@@ -13,8 +13,9 @@ from numpyro.optim import Adam
 from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
-from numpyro_tempered.infer.averaged_adam import Descent, compile_descent, descend, is_worth_its_steps, select
+from numpyro_tempered.infer.averaged_adam import descend, is_worth_its_steps, select
 from numpyro_tempered.infer.coordinates import frame_of
+from numpyro_tempered.infer.descent_programs import Descent, compile_descent
 from numpyro_tempered.infer.settle import STEP_SIZE, Convergence, default_loss, evidence_of
 
 # From the inputs of one problem to its model: the same sites and shapes for all.

@@ -259,7 +259,7 @@ def _check_data(sites: Trace) -> None:
     if not sites:
         raise ValueError("the model has no observed site: pass the data that it conditions on.")
     for site in sites.values():
-        likelihood.log_prob_of_each(site)
+        likelihood.check_values(site)
 
 
 def finish(

@@ -10,7 +10,7 @@ import pytest
 
 from numpyro_tempered.core import programs
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.programs import compile_once, run_program
+from numpyro_tempered.core.programs import compile_once, run_program, trace_once
 
 SCALE = np.float32(0.1)
 TABLE = jnp.arange(3.0)
@@ -21,7 +21,7 @@ def count(monkeypatch):
     """How many programs were built; the cache is empty at the start."""
     built = []
     original = programs._program
-    monkeypatch.setattr(programs, "_program", lambda closed: built.append(closed) or original(closed))
+    monkeypatch.setattr(programs, "_program", lambda *args: built.append(args) or original(*args))
     monkeypatch.setattr(programs, "_PROGRAMS", type(programs._PROGRAMS)())
     return lambda: len(built)
 
@@ -129,3 +129,31 @@ def test_a_program_does_not_hold_the_data_of_its_first_run(count):
     del array
     gc.collect()
     assert held() is None
+
+
+def test_flags_that_are_set_stand(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
+    assert programs._compiler_options() is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    on_cpu = jax.default_backend() == "cpu"
+    assert programs._compiler_options() == ({"xla_backend_optimization_level": 1} if on_cpu else None)
+
+
+def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):
+    """A program with it differs from one of other data by its operands alone."""
+    traces = []
+
+    def sum_of_squares(array):
+        def function(x):
+            traces.append(None)
+            return jnp.sum(jnp.square(x - array))
+
+        once = trace_once(function, jnp.ones(()))
+        return run_program(lambda x: (once(x), jax.grad(once)(x), jax.hessian(once)(x)), jnp.ones(()))
+
+    for scale in (1.0, 2.0):
+        value, slope, curvature = sum_of_squares(scale * jnp.arange(3.0))
+        shifts = 1.0 - scale * np.arange(3.0)
+        np.testing.assert_allclose([value, slope, curvature], [np.sum(shifts**2), 2.0 * np.sum(shifts), 6.0])
+    assert len(traces) == 2
+    assert count() == 1

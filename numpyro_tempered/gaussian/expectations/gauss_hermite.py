@@ -115,10 +115,10 @@ def quadrature(
         stein = jnp.sum(weights * first * nodes[:, None, :], axis=0) / width[None, :]
         # For a narrow q the quotient loses its digits; the derivative beside the mean has them. It is taken where
         # the two differ by no more than rounding, of the slopes and of the nodes, makes of the quotient.
-        beside = _curvature(losses, mean, off)
-        size = jnp.sum(weights * jnp.abs(first * nodes[:, None, :]), axis=0) + jnp.abs(mean[None, :] * beside)
+        pointwise = _curvature(losses, mean, off)
+        size = jnp.sum(weights * jnp.abs(first * nodes[:, None, :]), axis=0) + jnp.abs(mean[None, :] * pointwise)
         rounding = 16.0 * info.eps * size / width[None, :]
-        second = jnp.where(jnp.abs(stein - beside) <= rounding, beside, stein)
+        second = jnp.where(jnp.abs(stein - pointwise) <= rounding, pointwise, stein)
     at_mean, expected = jnp.sum(values[-1], axis=0), jnp.sum(weights * values, axis=(0, 1))
     slope, second = jnp.sum(scale[-1] * slope, axis=0), jnp.sum(scale[-1] * second, axis=0)
     tempered = jnp.sum(scale[-1] * jnp.sum(weights * values, axis=0), axis=0)
