@@ -144,7 +144,7 @@ def fit_gaussian(
     result = result._replace(optima=distinct([float(run[0].elbo) for run in runs], APART))
     used = int(result.num_evaluations)
     # On the host, as a slice on the device compiles for each number of evaluations.
-    result = result._replace(trace=jax.tree.map(lambda c: jnp.asarray(np.asarray(c)[:used]), result.trace))
+    result = result._replace(trace=jax.tree.map(lambda c: np.asarray(c)[:used], result.trace))
     warn_unless_converged(result, tolerance, by_draws=energy.objective.needs_key)
     losses = -np.asarray(result.trace.elbo)[np.asarray(result.trace.accepted)]
     params = to_params(result.posterior)

@@ -12,6 +12,7 @@ from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_number
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import (
     DataSummary,
     Run,
@@ -329,7 +330,11 @@ def sample_posterior(fit: TemperedFit, rng_key: Array, num_samples: int) -> dict
     draw = trace_guide(rng_key, guide, params, args, kwargs)
     names = likelihood.latent_sites(trace_model(rng_key, fit.model, draw, params, args, kwargs))
     if isinstance(guide, AutoGuide):
-        draws = guide.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
+
+        def of_guide(key: Array, params: Params) -> Params:
+            return guide.sample_posterior(key, params, *args, sample_shape=(num_samples,), **kwargs)
+
+        draws = run_program(of_guide, rng_key, params)
     else:
 
         def one(key: Array) -> Params:

@@ -1,0 +1,68 @@
+"""Second calls with other data of the same shapes compile nothing."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from conftest import tiered
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+
+import numpyro_tempered as nt
+
+ETA = nt.expectations.gauss_hermite(predictor="eta")
+COMPILED = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: COMPILED.append(event) if "backend_compile" in event else None
+)
+
+
+def data(number):
+    rng = np.random.default_rng(number)
+    x = rng.normal(size=(60, 2))
+    return x, x @ np.array([1.0, -0.5]) + rng.normal(size=60)
+
+
+def model(x, y, scale=3.0):
+    b = numpyro.sample("b", dist.Normal(0.0, scale).expand([2]).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(3.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ b), s), obs=y)
+
+
+def compare(key, number):
+    fits = {scale: nt.fit_svi(key, model, AutoNormal, *data(number), scale) for scale in (1.0, 3.0)}
+    return nt.compare(fits)
+
+
+CALLS = {
+    "fit_svi": lambda key, k: nt.fit_svi(key, model, AutoNormal, *data(k)),
+    "fit_gaussian, draws": lambda key, k: nt.fit_gaussian(key, model, AutoMultivariateNormal, *data(k)),
+    "fit_gaussian, quadrature": lambda key, k: nt.fit_gaussian(
+        key, model, AutoMultivariateNormal, *data(k), expectation=ETA
+    ),
+    "select_alpha": lambda key, k: nt.select_alpha(
+        key, model, AutoNormal, *data(k), alphas=[0.5, 1.0], criterion=nt.alpha.safe_bayes(blocks=2)
+    ),
+    "temper_path": lambda key, k: nt.temper_path(key, model, AutoNormal, *data(k), alphas=[0.5, 1.0]),
+    "calibrated_powers": lambda key, k: nt.alpha.calibrated_powers(key, model, *data(k)),
+    "compare": compare,
+    "to_inference_data": lambda key, k: nt.to_inference_data(nt.fit_svi(key, model, AutoNormal, *data(k))),
+    "ppca": lambda key, k: nt.ppca.fit(
+        key, data(k)[0] @ np.ones((2, 4)) + data(k + 9)[0] @ np.eye(2, 4), num_factors=1
+    ),
+    "sparse.fit_linear": lambda key, k: nt.sparse.fit_linear(key, *data(k), inclusion_prob=0.5, slab_scale=1.0),
+    "sparse.fit_logistic": lambda key, k: nt.sparse.fit_logistic(
+        key, data(k)[0], (data(k)[1] > 0).astype(int), inclusion_prob=0.5, slab_scale=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", tiered(CALLS, unit=["fit_svi", "calibrated_powers"]))
+def test_a_second_call_compiles_nothing(name):
+    call = CALLS[name]
+    # The first three: a loop of another number of rounds may meet a program that the first did not.
+    for number in range(3):
+        COMPILED.clear()
+        call(jax.random.key(number), number)
+    assert not COMPILED
