@@ -47,6 +47,7 @@ class Frame(NamedTuple):
 
     Attributes:
         loc: The guide's own start on the flat unconstrained scale, ``(d,)``.
+        scale: Its standard deviations there, ``(d,)``; None of a point.
         unpack: From there to values by site.
         start: The start in the coordinates.
         axes: From the mode to what ``to_params`` needs of it.
@@ -54,10 +55,17 @@ class Frame(NamedTuple):
     """
 
     loc: Array
+    scale: Array | None
     unpack: Callable[[Array], Params]
     start: PyTree
     axes: Callable[[Mode], PyTree]
     to_params: Callable[[PyTree, PyTree], Params]
+
+    def without_mode(self) -> tuple[PyTree, PyTree]:
+        """Axes of unit length at the guide's own start, and that start in them: for posteriors without a mode."""
+        ones = jnp.ones_like(self.loc)
+        axes = self.axes(Mode(self.loc, jnp.diag(ones), ones, jnp.array(False), jnp.array(0, jnp.int32)))
+        return axes, self.start | ({} if self.scale is None else {"log_scale": jnp.log(self.scale)})
 
     def find_mode(self, model: Model, args: tuple, kwargs: dict) -> Mode:
         """The mode of the posterior of a model, from the guide's own start; pure."""
@@ -120,14 +128,17 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
         return mode
 
     if is_point:
-        return Frame(loc, unpack, {"loc": zeros}, same, lambda mode, z: {f"{guide.prefix}_loc": mean(mode, z)})
+        name = f"{guide.prefix}_loc"
+        return Frame(loc, None, unpack, {"loc": zeros}, same, lambda axes, z: {name: mean(axes, z)})
     start, family = {"loc": zeros, "log_scale": zeros}, family_of(q)
+    root = family.root(q)
+    scale = root if root.ndim == 1 else jnp.diagonal(root)
     if family.diagonal_only:
 
         def diagonal(mode: Mode, z: dict[str, Array]) -> Params:
             return to_params(family.with_root(mean(mode, z), mode.scale * jnp.exp(z["log_scale"])))
 
-        return Frame(loc, unpack, start, same, diagonal)
+        return Frame(loc, scale, unpack, start, same, diagonal)
 
     def triangular(mode: Mode) -> tuple[Mode, Array]:
         factor = jnp.linalg.qr(mode.root.T, mode="r").T
@@ -139,7 +150,7 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
         return to_params(family.with_root(mean(mode, z), matmul(factor, inner)))
 
     start |= {"lower": jnp.zeros((loc.size, loc.size), loc.dtype)}
-    return Frame(loc, unpack, start, triangular, full)
+    return Frame(loc, scale, unpack, start, triangular, full)
 
 
 def _has_density(trace: Trace, names: set[str]) -> bool:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.differentiation import hessian_product
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
 
@@ -65,7 +66,7 @@ def find_mode(f: Callable[[Array], Array], start: Array) -> Mode:
     def at(theta: Array) -> _Point:
         value, grad = jax.value_and_grad(f)(theta)
         basis = jnp.eye(theta.shape[0], dtype=theta.dtype)
-        hessian = map_batches(lambda v: jax.jvp(jax.grad(f), (theta,), (v,))[1], basis, 32)
+        hessian = map_batches(lambda v: hessian_product(jax.grad(f), theta, v), basis, 32)
         hessian = 0.5 * (hessian + hessian.T)
         scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(theta.dtype).tiny))
         values, vectors = jnp.linalg.eigh(hessian / scale / scale[:, None])

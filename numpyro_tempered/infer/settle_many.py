@@ -45,6 +45,7 @@ class Settler(NamedTuple):
 
     Attributes:
         starts: Where they start, in their coordinates ``(K, ...)``.
+        without_mode: Axes and starts of problems of which none has a mode, ``(K, ...)`` each.
         axes_of: From the inputs to the axes of the coordinates and whether they are those of a mode, ``(K, ...)``
             each; None where coordinates are the guide's own.
         params_of: From axes and points in them to parameters.
@@ -54,6 +55,7 @@ class Settler(NamedTuple):
     """
 
     starts: PyTree
+    without_mode: tuple[PyTree, PyTree]
     axes_of: Callable[[tuple], tuple[PyTree, Array]] | None
     params_of: ParamsOf
     descent: Descent
@@ -70,20 +72,17 @@ class Settler(NamedTuple):
         """
         run_key, value_key = jax.random.split(rng_key)
         is_mode = np.zeros(len(inputs[0]), bool)
-        axes, starts = (() if ends is None else ends[0]), self.starts
+        axes, starts = self.without_mode if ends is None else ends
         if self.axes_of is not None:
             new, flags = self.axes_of(inputs)
             keyed = self.descent, self.starts, (inputs, new), value_key
             is_mode = np.asarray(flags) & is_worth_its_steps(*keyed)
             # Any axes are coordinates: those of an earlier fit, or of the nearest that has a mode.
-            nearest = _nearest(is_mode)
-            axes = (
-                jax.tree.map(lambda leaf: leaf[nearest], new)
-                if ends is None
-                else jax.tree.map(lambda a, b: jnp.where(_column(is_mode, a), a, b), new, axes)
-            )
-        elif ends is not None:
-            starts = ends[1]
+            if ends is None and np.any(is_mode):
+                nearest = _nearest(is_mode)
+                axes, starts = jax.tree.map(lambda leaf: leaf[nearest], new), self.starts
+            else:
+                axes, starts = _where(is_mode, (new, self.starts), (axes, starts))
         run = descend(
             self.descent,
             starts,
@@ -137,7 +136,7 @@ def settler(
 
         axes_of = compile_once(jax.vmap(of_one), inputs)
         axes, flags = axes_of(inputs)
-        start, to_params = frame.start, frame.to_params
+        start, without_mode, to_params = frame.start, frame.without_mode(), frame.to_params
         axes_of = axes_of if bool(jnp.any(flags)) else None
     if axes_of is None:
         svi = SVI(last, guide, Adam(STEP_SIZE), default_loss({}) if loss is None else loss)
@@ -148,6 +147,7 @@ def settler(
                 "alpha by fit_svi."
             )
         axes, start = (), svi.optim.get_params(state.optim_state)
+        without_mode = ((), start)
 
         def to_params(axes: PyTree, z: PyTree) -> Params:
             return svi.constrain_fn(z)
@@ -158,13 +158,15 @@ def settler(
         differing, axes = inputs
         return elbo.loss(key, to_params(axes, z), model_of(*differing), guide, *args, **kwargs)
 
-    starts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), start)
+    starts, without_mode = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), (start, without_mode)
+    )
     descent = compile_descent(objective, starts, (inputs, axes), rng_key, num_steps)
 
     def params_of(axes: PyTree, z: PyTree) -> Params:
         return run_program(jax.vmap(to_params), axes, z)
 
-    return Settler(starts, axes_of, params_of, descent, num_steps, tolerance)
+    return Settler(starts, without_mode, axes_of, params_of, descent, num_steps, tolerance)
 
 
 def _nearest(is_mode: np.ndarray) -> np.ndarray:
@@ -174,5 +176,10 @@ def _nearest(is_mode: np.ndarray) -> np.ndarray:
     return modes[np.argmin(distance, axis=1)]
 
 
-def _column(flags: np.ndarray, leaf: Array) -> Array:
-    return jnp.reshape(flags, (-1, *(1,) * (leaf.ndim - 1)))
+def _where(flags: np.ndarray, one: PyTree, other: PyTree) -> PyTree:
+    """Of each problem the leaves of one tree or of the other."""
+
+    def pick(a: Array, b: Array) -> Array:
+        return jnp.where(jnp.reshape(flags, (-1, *(1,) * (jnp.ndim(a) - 1))), a, b)
+
+    return jax.tree.map(pick, one, other)

@@ -153,7 +153,7 @@ def plot_alpha(choice: "HoldsData | ArviZData", axes: "TwoAxes | None" = None) -
         ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
         >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)
         >>> choice = nt.select_alpha(
-        ...     jax.random.key(0), model, AutoNormal, y, criterion=nt.alpha.lyddon(), num_steps=500
+        ...     jax.random.key(0), model, AutoNormal, y, criterion=nt.alpha.lyddon()
         ... )
         >>> left, right = nt.plots.plot_alpha(choice)
         >>> right.get_xlabel()

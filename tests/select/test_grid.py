@@ -9,8 +9,8 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
+from numpyro_tempered.infer import settle_many
 from numpyro_tempered.infer.fixed_steps import full_size_steps
-from numpyro_tempered.infer.settle_many import _nearest
 from numpyro_tempered.select.alpha.base import Plan, Query, Task
 from numpyro_tempered.select.alpha.driver import insert_row
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, check_converged
@@ -101,6 +101,17 @@ def test_all_powers_end_at_their_optimum(method, options):
         check_converged(ALPHAS, fitted, "all data", options)
 
 
+def test_without_a_mode_fits_start_where_the_guide_does(monkeypatch):
+    """Both where none of the first fits has one, and where later ones have none."""
+    monkeypatch.setattr(settle_many, "is_worth_its_steps", lambda descent, starts, inputs, key: np.zeros(2, bool))
+    for fitted, y in zip(settled(AutoNormal), (Y, Y[:2]), strict=True):
+        precision = 1.0 + len(y) * ALPHAS
+        shift = (fitted.params["theta_auto_loc"] - ALPHAS * y.sum() / precision) * np.sqrt(precision)
+        assert np.all(np.abs(shift) < 0.2)
+        np.testing.assert_allclose(fitted.params["theta_auto_scale"], precision**-0.5, rtol=0.2)
+        assert not any(evidence.starts_at_mode for evidence in fitted.evidence)
+
+
 def test_fits_that_have_not_converged_are_refused_with_their_alphas():
     short = OPTIONS._replace(num_steps=10)
     fitted, _ = settled(AutoNormal, short)
@@ -109,7 +120,9 @@ def test_fits_that_have_not_converged_are_refused_with_their_alphas():
 
 
 def test_a_power_without_a_mode_takes_the_axes_of_the_nearest_that_has_one():
-    np.testing.assert_array_equal(_nearest(np.array([False, True, False, False, True])), [1, 1, 1, 4, 4])
+    np.testing.assert_array_equal(
+        settle_many._nearest(np.array([False, True, False, False, True])), [1, 1, 1, 4, 4]
+    )
 
 
 def test_each_plan_gets_its_own_posteriors():

@@ -6,6 +6,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.differentiation import forward_else_reverse
 from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.typing import Array, PyTree
 
@@ -40,11 +41,16 @@ def with_jacobian(predict: Callable[[Array], Array], theta: Array) -> tuple[Arra
     """Predictors u, and their derivatives ``(*u.shape, d)``, without intermediate matrices."""
     (d,) = theta.shape
     u, pull = jax.vjp(predict, theta)
-    if u.size > d:
+
+    def by_columns() -> Array:
         units = jnp.eye(d, dtype=theta.dtype)
-        return u, jax.vmap(lambda unit: jax.jvp(predict, (theta,), (unit,))[1], out_axes=-1)(units)
-    (rows,) = jax.vmap(pull)(jnp.reshape(jnp.eye(u.size, dtype=u.dtype), (-1, *u.shape)))
-    return u, jnp.reshape(rows, (*u.shape, d))
+        return jax.vmap(lambda unit: jax.jvp(predict, (theta,), (unit,))[1], out_axes=-1)(units)
+
+    def by_rows() -> Array:
+        (rows,) = jax.vmap(pull)(jnp.reshape(jnp.eye(u.size, dtype=u.dtype), (-1, *u.shape)))
+        return jnp.reshape(rows, (*u.shape, d))
+
+    return u, (forward_else_reverse(by_columns, by_rows) if u.size > d else by_rows())
 
 
 def hessian_products(losses: LossesOfPredictors, u: Array) -> Callable[[Array], Array]:

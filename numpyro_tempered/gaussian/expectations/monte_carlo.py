@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.differentiation import hessian_product
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations import base, differentiate
 from numpyro_tempered.gaussian.expectations.predictors import curvature_rows
@@ -170,7 +171,7 @@ def _hessian(value: _Value, theta: Array, data: PyTree, memory_budget: int, diag
     (d,) = theta.shape
 
     def product(tangent: Array) -> Array:
-        return jax.jvp(jax.grad(lambda t: value(t)[0]), (theta,), (tangent,))[1]
+        return hessian_product(jax.grad(lambda t: value(t)[0]), theta, tangent)
 
     if d > MAX_DIMENSION:
         raise ValueError(f"the exact Hessian is for d <= {MAX_DIMENSION}, got d = {d}: {_ALTERNATIVES}.")

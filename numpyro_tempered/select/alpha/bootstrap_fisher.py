@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
 from numpyro_tempered.select.alpha.data_weights import over_resamples
 from numpyro_tempered.select.alpha.dependence import resample_counts
 from numpyro_tempered.select.alpha.minimise import minimise
-from numpyro_tempered.select.alpha.sandwich import Flat, coverage_verdict, estimate_of
+from numpyro_tempered.select.alpha.sandwich import Flat, coverage_verdict, estimate_of, run_differentiated
 
 
 class FisherParts(NamedTuple):
@@ -90,7 +90,7 @@ def bootstrap_fisher(*, num_bootstrap: int = 500) -> Criterion:
         def compute(point: Array, counts: Array) -> FisherParts:
             return fisher_parts(estimate.flat, point, counts)
 
-        parts = jax.device_get(run_program(compute, estimate.sandwich.minimum.point, counts))
+        parts = jax.device_get(run_differentiated(compute, estimate.sandwich.minimum.point, counts))
         check_converged(parts.converged)
         numerator, denominator = (np.asarray(part, np.float64) for part in parts[:2])
         alpha = float(numerator.sum() / denominator.sum())
@@ -113,7 +113,7 @@ def fisher_parts(flat: Flat, point: Array, counts: Array) -> FisherParts:
 
     def of_resample(counts: Array) -> FisherParts:
         minimum = minimise(lambda theta: counts * flat.losses(theta), point)
-        slope, laplacian = slope_of(minimum.point), jnp.trace(jax.jacfwd(slope_of)(minimum.point))
+        slope, laplacian = slope_of(minimum.point), jnp.trace(jacobian(slope_of, minimum.point))
         pull = jax.grad(flat.log_prior)(minimum.point)
         return FisherParts(pull @ slope + laplacian, slope @ slope, minimum.converged)
 

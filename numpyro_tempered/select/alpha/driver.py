@@ -30,15 +30,8 @@ from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.mcmc import MCMCOptions, sample_all
 from numpyro_tempered.select.alpha.model_data import Method, build_method, check_alphas
 from numpyro_tempered.select.alpha.online import Streams
-from numpyro_tempered.select.alpha.powers import (
-    Powers,
-    advise_on_coverage,
-    find_coverage,
-    powers_dataset,
-    powers_of,
-)
+from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage, find_coverage, powers_dataset
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
-from numpyro_tempered.select.alpha.sandwich import Estimate
 from numpyro_tempered.select.evidence import mean_se
 
 DEFAULT_GRID = np.geomspace(2.0**-6, 1.0, 10)
@@ -185,8 +178,8 @@ def select_alpha(
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     algorithm = build_method(method, task.model, online=True)
-    coverage = find_coverage(task)
-    warn_of_dependence(task, coverage if isinstance(coverage, Estimate) else None, stacklevel=2)
+    estimate, coverage = find_coverage(task)
+    warn_of_dependence(task, estimate, stacklevel=2)
     judges = list(zip((criterion, *diagnostics), keys, strict=True))
     verdicts: list[Verdict] = []
     if criterion.plan is None and criterion.stream is None:
@@ -222,8 +215,7 @@ def select_alpha(
     columns["selected"] = grid == verdict.alpha
     fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
     posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit)
-    powers = powers_of(task, coverage) if isinstance(coverage, Estimate) else None
-    advice = verdict.advice
+    advice, powers = verdict.advice, None if isinstance(coverage, str) else coverage
     if powers is None:
         advice += f" Whether its intervals cover what they say is not known: {coverage}"
     elif criterion.aim != "coverage":

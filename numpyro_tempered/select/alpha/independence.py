@@ -1,13 +1,12 @@
 """Signs that rows of data are not independent of each other."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.sandwich import Estimate
 
@@ -47,7 +46,7 @@ def warn_of_dependence(task: Task, estimate: Estimate | None, stacklevel: int) -
                 f"the scores of successive rows are correlated ({z[k]:.1f} standard errors): estimates vary "
                 f"{ratio[k]:.2g} times as much as those of independent rows, at least. For a series take "
                 'block="auto", for rows of the same unit groups=; for rows sorted by a covariate look at the '
-                "mean of the model"
+                "mean of the model; rows sorted by what is observed, as those of a table, are to be shuffled"
             )
     if signs:
         warnings.warn(
@@ -60,16 +59,17 @@ def warn_of_dependence(task: Task, estimate: Estimate | None, stacklevel: int) -
 
 def _columns(task: Task) -> list[np.ndarray]:
     """The rows of all arrays of a task, ``(n, k)`` each: what the model observes, and its arguments."""
-    observed = _with_rows(task.observed.values(), task.dim, task.num_data)
-    arguments = _with_rows(jax.tree.leaves((task.args, task.kwargs)), 0, task.num_data)
-    rows = [np.moveaxis(value, task.dim, 0) for value in observed] + arguments
-    return [np.reshape(value, (task.num_data, -1)) for value in rows]
-
-
-def _with_rows(values: Iterable[ArrayLike], axis: int, num_data: int) -> list[np.ndarray]:
-    """The arrays that have the data along an axis."""
-    arrays = [np.asarray(value) for value in values if jnp.result_type(value) != jax.dtypes.prng_key]
-    return [a for a in arrays if -a.ndim <= axis < a.ndim and a.shape[axis] == num_data]
+    # Batch dimensions are counted from those of events.
+    observed = [(value, task.dim - task.trace[name]["fn"].event_dim) for name, value in task.observed.items()]
+    arguments = [(value, 0) for value in jax.tree.leaves((task.args, task.kwargs))]
+    rows = []
+    for value, axis in observed + arguments:
+        if jnp.result_type(value) == jax.dtypes.prng_key:
+            continue
+        array = np.asarray(value)
+        if -array.ndim <= axis < array.ndim and array.shape[axis] == task.num_data:
+            rows.append(np.reshape(np.moveaxis(array, axis, 0), (task.num_data, -1)))
+    return rows
 
 
 def num_repeats(arrays: Sequence[np.ndarray]) -> int:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 
+from numpyro_tempered.core.differentiation import forward_else_reverse
 from numpyro_tempered.core.typing import Array
 
 MAX_ITER = 100
@@ -81,7 +82,9 @@ def minimise(terms: Callable[[Array], Array], start: Array) -> Minimum:
         return slope, (values, slope)
 
     def evaluate(theta: Array) -> tuple[Array, Array, Array]:
-        curvature, (values, slope) = jax.jacfwd(gradient, has_aux=True)(theta)
+        curvature, (values, slope) = forward_else_reverse(
+            lambda: jax.jacfwd(gradient, has_aux=True)(theta), lambda: jax.jacrev(gradient, has_aux=True)(theta)
+        )
         return values, slope, curvature
 
     def proceed(state: _State) -> Array:

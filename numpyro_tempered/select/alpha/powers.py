@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 from numpyro.infer.util import constrain_fn
 
+from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.arguments import check_key_and_model, model_arguments
@@ -128,15 +129,17 @@ def calibrated_powers(
     return by_parameter(columns, powers, {}).to_dataframe()
 
 
-def find_coverage(task: Task) -> Estimate | str:
-    """The sandwich of a task, or why it has none."""
+def find_coverage(task: Task) -> tuple[Estimate | None, Powers | str]:
+    """The sandwich of a task, and its powers or why it has none."""
     if task.dim_latent * task.num_data > MOST_SCORES:
-        return f"{task.dim_latent} latents and {task.num_data} data have too many scores"
+        return None, f"{task.dim_latent} latents and {task.num_data} data have too many scores."
+    estimate = None
     try:
-        return estimate_of(task)
+        estimate = estimate_of(task)
+        return estimate, powers_of(task, estimate)
     except ValueError as error:
         # The reason, without what to do instead of a criterion that was not asked for.
-        return str(error).split(". ")[0] + "."
+        return estimate, str(error).split(". ")[0] + "."
 
 
 def advise_on_coverage(alpha: float, powers: Powers) -> str:
@@ -197,7 +200,7 @@ def powers_of(task: Task, estimate: Estimate) -> Powers:
     power, se = power[:-1], se[:-1]
 
     def moments(point: Array, curvature: Array) -> tuple[Array, Array]:
-        slopes = jax.jacfwd(values)(point).T
+        slopes = jacobian(values, point).T
         shifts = cho_solve((jnp.linalg.cholesky(curvature), True), slopes)
         return values(point), jnp.sqrt(jnp.sum(slopes * shifts, axis=0) / task.num_data)
 
@@ -212,7 +215,7 @@ def power_of(values: Callable[[Array], Array]) -> Functional:
     """The powers of K functions of the flat latents, as a functional."""
 
     def power(theta: Array, curvature: Array, variance: Array) -> Array:
-        slopes = jax.jacfwd(values)(theta).T
+        slopes = jacobian(values, theta).T
         shifts = cho_solve((jnp.linalg.cholesky(curvature), True), slopes)
         model = jnp.sum(slopes * shifts, axis=0)
         samples = jnp.sum(shifts * (variance @ shifts), axis=0)

@@ -13,11 +13,13 @@ from numpyro_tempered.online.base import Losses
 from numpyro_tempered.select.alpha.base import Criterion, Draws, Plan, Summary, Task, Verdict
 from numpyro_tempered.select.alpha.dependence import Dependence, se_of_sum
 
+NUM_BLOCKS = 8
+
 
 def safe_bayes(
     loss: str | Callable[[dict[str, Array]], Array] = "gibbs",
     *,
-    blocks: int | Sequence[int] = 8,
+    blocks: int | Sequence[int] | None = None,
     rule: str = "one_se",
     permutations: int | None = None,
 ) -> Criterion:
@@ -54,8 +56,9 @@ def safe_bayes(
         loss: ``"gibbs"`` (R-log, the default), ``"plugin"`` (I-log), or a function from one draw of the
             latents by site to the losses of all data ``(n,)``, such as squared errors; the criterion takes its
             posterior expectation.
-        blocks: Number of blocks of equal size; or the sizes n_1 < n_2 < ... < n of the data on which the
-            posterior is refitted, the last block ending at n. Of data in groups they count groups.
+        blocks: Number of blocks of equal size, 8 by default or as many as there are data; or the sizes
+            n_1 < n_2 < ... < n of the data on which the posterior is refitted, the last block ending at n. Of
+            data in groups they count groups.
         rule: ``"one_se"``, or ``"min"`` for the alpha of the least cumulative loss.
         permutations: Number of random orders of the data, or of their groups, to average over, at least 1; 0 for
             the order of the data themselves. The default is 1, because a file is often sorted by class or time,
@@ -197,12 +200,14 @@ def judge(
     return Verdict(alpha, columns, {"safe_bayes_rule": rule, "safe_bayes_loss": loss}, advice)
 
 
-def block_edges(blocks: int | Sequence[int], num_data: int) -> np.ndarray:
+def block_edges(blocks: int | Sequence[int] | None, num_data: int) -> np.ndarray:
     """Numbers of data at which the posterior is refitted, ``(B,)``.
 
     Raises:
         ValueError: If they do not increase from at least 1 to below ``num_data``.
     """
+    if blocks is None:
+        blocks = min(NUM_BLOCKS, num_data)
     if isinstance(blocks, int | np.integer):
         check_count(blocks, "blocks", 2, num_data, hint="There is a datum in each block.")
         return np.asarray([num_data * k // blocks for k in range(1, blocks)])

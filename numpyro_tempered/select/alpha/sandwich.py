@@ -1,15 +1,16 @@
 """The losses of a model at their minimiser: curvature, variance of the scores, and what forbids using them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program, trace_once
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.select.alpha.base import Task, Verdict
 from numpyro_tempered.select.alpha.dependence import Dependence, bandwidth, describe, num_units, sum_of_dependent
 from numpyro_tempered.select.alpha.minimise import Minimum, minimise
@@ -23,6 +24,7 @@ DATA_PER_DIMENSION = 5
 LossFunction = Callable[[Array], Array]
 # Of the minimiser, J and I.
 Functional = Callable[[Array, Array, Array], Array]
+Values = TypeVar("Values")
 
 
 class Sandwich(NamedTuple):
@@ -96,7 +98,7 @@ class Estimate(NamedTuple):
             value = functional(sandwich.minimum.point, sandwich.curvature, sandwich.variance)
             return value, sampling_se(self.flat.losses, sandwich, functional, self.dependence)
 
-        value, se = jax.device_get(run_program(compute, self.sandwich))
+        value, se = jax.device_get(run_differentiated(compute, self.sandwich))
         return np.asarray(value, np.float64), np.asarray(se, np.float64)
 
 
@@ -125,6 +127,21 @@ def flat_task(task: Task) -> Flat:
     )
 
 
+def run_differentiated(function: Callable[..., Values], *args: PyTree) -> Values:
+    """:func:`run_program` for a function that differentiates a log-likelihood, two times or more.
+
+    Raises:
+        ValueError: If JAX cannot.
+    """
+    try:
+        return run_program(function, *args)
+    except TypeError as error:
+        raise ValueError(
+            f"JAX cannot differentiate the log-likelihood as often as this needs ({error}). Take safe_bayes(), "
+            "or solve differential equations by a method that has derivatives in forward mode."
+        ) from error
+
+
 def variance_of_scores(scores: Array, counts: Array, dependence: Dependence, lags: Array) -> Array:
     """I of data that occur ``counts`` ``(n,)`` times, from their scores ``(n, d)``."""
     product = (counts[:, None] * scores).T @ sum_of_dependent(dependence, scores, lags)
@@ -138,7 +155,7 @@ def sandwich(losses: LossFunction, start: Array, dependence: Dependence | None =
     dependence = Dependence(num_data) if dependence is None else dependence
     curvature = minimum.hessian / num_data
     factor = jnp.linalg.cholesky(curvature)
-    scores = jax.jacfwd(losses)(minimum.point)
+    scores = jacobian(losses, minimum.point)
     lags = bandwidth(dependence, solve_triangular(factor, scores.T, lower=True).T)
     variance = variance_of_scores(scores, jnp.ones(num_data, start.dtype), dependence, lags)
     half = solve_triangular(factor, variance, lower=True)
@@ -160,18 +177,18 @@ def sampling_se(
     dependence = Dependence(num_data) if dependence is None else dependence
 
     def value(counts: Array, theta: Array) -> Array:
-        curvature = jax.jacfwd(jax.grad(lambda t: counts @ losses(t)))(theta) / num_data
-        variance = variance_of_scores(jax.jacfwd(losses)(theta), counts, dependence, estimate.lags)
+        curvature = jacobian(jax.grad(lambda t: counts @ losses(t)), theta) / num_data
+        variance = variance_of_scores(jacobian(losses, theta), counts, dependence, estimate.lags)
         return functional(theta, curvature, variance)
 
     at, pull = jax.vjp(value, jnp.ones(num_data, point.dtype), point)
-    factor = jnp.linalg.cholesky(estimate.minimum.hessian)
+    factor, scores = jnp.linalg.cholesky(estimate.minimum.hessian), jacobian(losses, point)
 
     def standard_error(cotangent: Array) -> Array:
         by_count, by_theta = pull(cotangent)
         # d theta / d count_i = - (sum of Hessians)^-1 score_i.
         shift = cho_solve((factor, True), by_theta)
-        influence = by_count - jax.jvp(losses, (point,), (shift,))[1]
+        influence = by_count - scores @ shift
         variance = jnp.sum(influence * sum_of_dependent(dependence, influence, estimate.lags))
         return jnp.sqrt(jnp.maximum(variance, 0.0))
 
@@ -198,11 +215,11 @@ def _estimate(flat: Flat, dependence: Dependence) -> Estimate:
         totals = jax.vmap(lambda theta: jnp.sum(flat.losses(theta)))(points)
         totals = jnp.where(jnp.isfinite(totals), totals, jnp.inf)
         of_losses = sandwich(flat.losses, points[jnp.argmin(totals)], dependence)
-        scores = jax.jacfwd(flat.losses)(of_losses.minimum.point)
+        scores = jacobian(flat.losses, of_losses.minimum.point)
         influence = cho_solve((jnp.linalg.cholesky(of_losses.curvature), True), scores.T).T
         return jnp.min(totals), of_losses, influence
 
-    least, of_losses, influence = jax.device_get(run_program(compute, flat.start))
+    least, of_losses, influence = jax.device_get(run_differentiated(compute, flat.start))
     if not np.isfinite(least):
         raise ValueError(
             "the log-likelihood is finite neither at a draw from the prior nor at the unconstrained origin: look "

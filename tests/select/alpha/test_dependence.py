@@ -341,6 +341,18 @@ def test_copies_are_noticed():
     silent(Task(location, KEY, (COPIES,), {}, groups=GROUPS))
 
 
+def test_copies_of_vectors_that_the_model_holds_are_noticed():
+    rows = np.repeat(np.random.default_rng(8).normal(size=(20, 3)), 2, axis=0)
+
+    def model():
+        mean = numpyro.sample("mean", dist.Normal(0.0, 5.0).expand([3]).to_event(1))
+        with numpyro.plate("n", len(rows)):
+            numpyro.sample("y", dist.MultivariateNormal(mean, jnp.eye(3)), obs=rows)
+
+    with pytest.warns(nt.alpha.DependenceWarning, match="20 of 40 rows repeat others exactly"):
+        warn_of_dependence(Task(model, KEY, (), {}), None, stacklevel=1)
+
+
 @pytest.mark.parametrize(
     ("rows", "repeats"),
     [

@@ -195,6 +195,11 @@ def test_bad_blocks(blocks):
         block_edges(blocks, 60)
 
 
+def test_few_data_or_groups_have_a_block_each():
+    np.testing.assert_array_equal(block_edges(None, 80), block_edges(8, 80))
+    np.testing.assert_array_equal(block_edges(None, 6), [1, 2, 3, 4, 5])
+
+
 def test_discrete_latents_have_no_plugin_loss(key):
     def discrete(y):
         side = numpyro.sample("side", dist.Bernoulli(0.5))

@@ -1,5 +1,7 @@
 """select_alpha: its report in both generations of ArviZ, its diagnostics, and what it refuses."""
 
+from unittest import mock
+
 import arviz as az
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import group, group_names
 from numpyro_tempered.select.alpha.base import Task
+from numpyro_tempered.select.alpha.powers import find_coverage
 
 matplotlib.use("agg")
 ALPHAS = [0.25, 0.5, 1.0]
@@ -294,3 +297,57 @@ def test_a_loss_that_sums_before_it_weighs_is_refused(key):
 
     with pytest.raises(ValueError, match="TraceEnum_ELBO"):
         nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), loss=TraceEnum_ELBO())
+
+
+@pytest.mark.full
+def test_centred_hierarchies_are_fitted(key):
+    """Their densities have no mode."""
+    rng = np.random.default_rng(1)
+    school = np.repeat(np.arange(8), 10)
+    y = rng.normal(size=8)[school] + rng.normal(size=80)
+
+    def hierarchy(school, y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = numpyro.sample("tau", dist.HalfNormal(2.0))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(5.0))
+        with numpyro.plate("schools", 8):
+            theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        with numpyro.plate("pupils", len(y)):
+            numpyro.sample("y", dist.Normal(theta[school], sigma), obs=y)
+
+    choice = nt.select_alpha(
+        key,
+        hierarchy,
+        AutoNormal,
+        school,
+        y,
+        alphas=[0.5, 1.0],
+        criterion=nt.alpha.safe_bayes(blocks=2),
+        plate="pupils",
+    )
+    alone = nt.fit_svi(key, hierarchy, AutoNormal, school, y, alpha=choice.alpha)
+    assert choice.fit.convergence.converged
+    assert choice.fit.elbo.value == pytest.approx(alone.elbo.value, abs=0.2)
+
+
+def test_likelihoods_with_one_derivative_have_no_coverage(key):
+    """A criterion that needs two says so; the report of the others says that coverage is not known."""
+
+    def no_derivative(res, slope):
+        raise TypeError("no second derivative")
+
+    slope_of = jax.custom_vjp(lambda theta: 2.0 * theta)
+    slope_of.defvjp(lambda theta: (2.0 * theta, None), no_derivative)
+    square = jax.custom_vjp(jnp.square)
+    square.defvjp(lambda theta: (jnp.square(theta), theta), lambda theta, slope: (slope * slope_of(theta),))
+
+    def squares(y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(square(theta), 1.0), obs=y)
+
+    task = Task(squares, key, (jnp.asarray(Y),), {})
+    with pytest.raises(ValueError, match="JAX cannot differentiate the log-likelihood as often"):
+        nt.alpha.magnitude().decide(key, task, np.ones(1), None)
+    assert find_coverage(task) == (None, mock.ANY)
+    assert "no second derivative" in find_coverage(task)[1]
