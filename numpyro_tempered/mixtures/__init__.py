@@ -3,7 +3,7 @@
 from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
 from numpyro_tempered.mixtures.bridges.model import numpyro_guide, numpyro_model
 from numpyro_tempered.mixtures.bridges.polish import polish
-from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.components.base import Component, Location
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
 from numpyro_tempered.mixtures.components.categorical import categorical
 from numpyro_tempered.mixtures.components.checking import check_component
@@ -45,6 +45,7 @@ __all__ = [
     "Column",
     "Component",
     "ComponentSelection",
+    "Location",
     "MixtureEM",
     "MixtureFit",
     "RobbinsMonro",

@@ -18,6 +18,10 @@ from numpyro_tempered.mixtures.prepare import check_counts
 T = TypeVar("T")
 
 
+# Nats below the best objective at which a start has reached it.
+NEAR = 0.1
+
+
 class Visit(NamedTuple, Generic[T]):
     """The state of an algorithm whose passes over the data evaluate the objective where they start.
 
@@ -68,15 +72,23 @@ class History(NamedTuple):
 
     trace: np.ndarray
     objectives: np.ndarray
+    num_best: int
     converged: bool
     num_iter: int
 
     @classmethod
-    def of(cls, state: Ascent[Visit[T]], best: int, objectives: np.ndarray) -> "History":
-        """The history of the best restart, with the objectives of all."""
+    def of(cls, state: Ascent[Visit[T]], best: int, objectives: np.ndarray, num_restarts: int) -> "History":
+        """The history of the best start, with the objectives of all, restarts first."""
         num_iter = int(state.num_iter[best])
         trace = np.asarray(state.trace[:num_iter, best])
-        return cls(trace, objectives, bool(state.converged[best]), num_iter)
+        num_best = count_best(objectives, num_restarts, float(trace[-1]))
+        return cls(trace, objectives, num_best, bool(state.converged[best]), num_iter)
+
+
+def count_best(objectives: np.ndarray, num_restarts: int, value: float = -np.inf) -> int:
+    """Starts within ``NEAR`` of the best objective, or of a better value; those behind the restarts are one."""
+    is_near = objectives >= max(float(objectives.max()), value) - NEAR
+    return int(is_near[:num_restarts].sum()) + int(is_near[num_restarts:].any())
 
 
 def begin(factors: T, max_iter: int) -> Ascent[Visit[T]]:
@@ -84,26 +96,26 @@ def begin(factors: T, max_iter: int) -> Ascent[Visit[T]]:
     return ascent.begin(Visit(factors, factors), max_iter)
 
 
-def step_of(visit: Callable[[T], tuple[Array, T]], rounding: Array) -> Step[Visit[T]]:
-    """The step of R restarts, from the pass of one: factors to their objective and their update."""
+def step_of(visit: Callable[[T], tuple[Array, Array, T]]) -> Step[Visit[T]]:
+    """The step of R restarts, from the pass of one: factors to their objective, its rounding and their update."""
 
     def step(point: Visit[T]) -> Iterate[Visit[T]]:
-        objective, update = jax.vmap(visit)(point.update)
+        objective, rounding, update = jax.vmap(visit)(point.update)
         return Iterate(Visit(point.update, update), objective, rounding)
 
     return step
 
 
-def rounding_error(base: Array, total: Array, alpha: Array | float = 1.0) -> Array:
+def rounding_error(total: Array, *terms: Array, alpha: Array | float = 1.0) -> Array:
     """The rounding of an objective: a sum of n terms whose coefficients are rounded, and log-gammas of n.
 
     Args:
-        base: The sum of log h.
         total: The sum of the weights n.
+        *terms: What the objective is the sum of.
         alpha: Power on the likelihood; below 1 the log-gammas of n are left.
     """
-    size = jnp.abs(base) + total * (1.0 + jnp.log1p(total))
-    return 32.0 * jnp.finfo(total.dtype).eps * jnp.maximum(1.0, alpha) * size
+    size = sum(map(jnp.abs, terms)) + jnp.maximum(1.0, alpha) * total * (1.0 + jnp.log1p(total))
+    return 32.0 * jnp.finfo(total.dtype).eps * size
 
 
 def ascend(

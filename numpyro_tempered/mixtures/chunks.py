@@ -14,17 +14,25 @@ from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Limits, Visit, for_restarts
+from numpyro_tempered.mixtures.ascent import Limits, Visit
 from numpyro_tempered.mixtures.components.base import Component, check_is_component, missing_form
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, objective, update
-from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, weight_of
-from numpyro_tempered.mixtures.source import array_source
+from numpyro_tempered.mixtures.factors import (
+    Factors,
+    MixtureProblem,
+    centres_of,
+    coefficients,
+    objective_and_rounding,
+    update,
+)
+from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, spacing_of, weight_of
+from numpyro_tempered.mixtures.source import Init, array_source
 from numpyro_tempered.mixtures.starts import Start
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
 Block: TypeAlias = tuple[np.ndarray, np.ndarray]
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class ChunkSource(NamedTuple):
@@ -80,12 +88,21 @@ class ChunkSource(NamedTuple):
         """The sums of a pass at factors with leading axis R."""
         return self.sum_over(_sweeps, factors)
 
-    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
-        """The sums under first responsibilities of the sample, scaled to all data, with leading axis R."""
-        sample = array_source(self.data, num_components * num_restarts)
-        sums = sample.first_sums(rng_key, num_components, start, num_restarts)
+    def begin(
+        self,
+        rng_key: Array,
+        init: Init[P, T],
+        problem: P,
+        num_components: int,
+        start: Start,
+        num_restarts: int,
+        *,
+        parent: Factors | None = None,
+    ) -> T:
+        """``init`` of first responsibilities of the sample, weighted as all data, with leading axis R."""
         scale = self.data.total / float(np.sum(np.asarray(self.data.weight), dtype=np.float64))
-        return jax.tree.map(lambda leaf: scale * leaf, sums)
+        sample = array_source(self.data._replace(weight=scale * self.data.weight), num_components * num_restarts)
+        return sample.begin(rng_key, init, problem, num_components, start, num_restarts, parent=parent)
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
@@ -173,7 +190,7 @@ def chunk_source(
     num_start_rows, size = check_count(num_start_rows, "num_start_rows"), check_count(size, "size", 2)
     generator = np.random.default_rng(np.asarray(jax.random.bits(rng_key, (4,), jnp.uint32)))
     form = component
-    num_rows, total = 0, 0.0
+    num_rows, total, spacing = 0, 0.0, 0.0
     mass = moment = np.zeros(())
     sample: list[np.ndarray] = []
     for rows, weight in read_checked(chunks, component):
@@ -189,12 +206,13 @@ def chunk_source(
             least = np.argpartition(sample[3], num_start_rows)[:num_start_rows]
             sample = [each[least] for each in sample]
         num_rows, total = num_rows + len(rows), total + float(weight.sum(dtype=np.float64))
+        spacing = max(spacing, spacing_of(rows))
     if num_rows == 0:
         raise ValueError("the chunks hold no row.")
     rows, weight = (each[np.argsort(sample[2])] for each in sample[:2])
     sample_weight = jnp.asarray(weight, jax.dtypes.canonicalize_dtype(rows.dtype))
-    centre = None if component.translate is None else moment / np.where(mass > 0, mass, 1.0)
-    data = centre_data(component, form, rows, sample_weight, centre, total)
+    centre = None if component.location is None else moment / np.where(mass > 0, mass, 1.0)
+    data = centre_data(component, form, rows, sample_weight, centre, total=total, spacing=spacing)
     multiple_of = min(multiple_of, num_rows)
     size = max(-(-min(size, num_rows) // multiple_of) * multiple_of, 2)
     return ChunkSource(data, chunks, num_rows, size, sweep.block_size(size, num_together))
@@ -235,7 +253,10 @@ def _after_pass(
     component: Component,
 ) -> Ascent[Visit[Factors]]:
     """The state of the ascent after a pass over the data with these sums, leading axis R."""
-    value = for_restarts(objective, component, problem, state.point.update, sums)
-    following = for_restarts(update, component, problem, sums)
-    rounding = ascent.rounding_error(problem.base, total, problem.alpha)
+
+    def visit(factors: Factors, sums: sweep.Sums) -> tuple[Array, Array, Factors]:
+        value, rounding = objective_and_rounding(component, problem, factors, sums, total)
+        return value, rounding, update(component, problem, sums, centres_of(component, factors))
+
+    value, rounding, following = jax.vmap(visit)(state.point.update, sums)
     return record(state, Iterate(Visit(state.point.update, following), value, rounding), tolerance * total)

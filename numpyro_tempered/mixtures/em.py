@@ -1,60 +1,31 @@
 """Maximum likelihood of a mixture by EM, the baseline of coordinate ascent."""
 
 import warnings
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import xlogy
 
-from numpyro_tempered.core.ascent import Ascent, Step
+from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures import ascent, sweep
+from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.ascent import Visit
-from numpyro_tempered.mixtures.components import base as components
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, as_dtype
-from numpyro_tempered.mixtures.evidence import aic, bic, icl
+from numpyro_tempered.mixtures.components.base import Component, as_dtype, move_parameters
+from numpyro_tempered.mixtures.evidence import aic, bic, check_resolution, icl, with_losses
+from numpyro_tempered.mixtures.likelihood import (
+    Point,
+    coefficients,
+    em_problem,
+    expectation_maximisation,
+    final_sums,
+    first_point,
+    rounding_loss,
+)
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.source import array_source, ascend
 from numpyro_tempered.mixtures.starts import Start, start_or_default
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums
-
-# Nats that rounding may take from the log density of a datum before a component counts as collapsed.
-RESOLUTION = 0.1
-
-
-class Point(NamedTuple):
-    """Parameters of a mixture.
-
-    Attributes:
-        log_weights: log p_j, ``(K,)``; -inf for a component without data.
-        parameters: Of the components by name, K first.
-    """
-
-    log_weights: Array
-    parameters: Parameters
-
-
-class EMProblem(NamedTuple):
-    """What the objective depends on apart from the responsibilities; all arrays.
-
-    Attributes:
-        prior: Of one component, for what is known of its parameters.
-        pseudo_data: Data that each component is given.
-        statistics: The mean of T(x), ``(F,)``: theirs.
-        sizes: The mean of |T(x)|, ``(F,)``.
-        base: The weighted sum of log h(x_i).
-    """
-
-    prior: Hyperparameters
-    pseudo_data: Array
-    statistics: Array
-    sizes: Array
-    base: Array
 
 
 class MixtureEM(NamedTuple):
@@ -64,7 +35,7 @@ class MixtureEM(NamedTuple):
         component: The family, without its prior.
         weights: p_j, ``(K,)``.
         parameters: Of the components by name, K first, in the data's own coordinates.
-        point: The same for data less ``centre``.
+        point: The same for data less ``centre`` and the centres of the components.
         centre: What is subtracted from the data, ``(d,)``, or None.
         log_likelihood: log L at the parameters, in double precision.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
@@ -74,6 +45,7 @@ class MixtureEM(NamedTuple):
         trace: The objective at every pass of the best restart, in the precision of the data: log L, and the
             share of the pseudo-data.
         objectives: That of every restart, ``(R,)``; -inf for one that collapsed.
+        num_best: Restarts that reach within 0.1 nat of the best.
         converged: Whether the best restart ended by the tolerance.
         num_iter: Passes over the data of the best restart.
         total: The sum of the weights of the data.
@@ -91,6 +63,7 @@ class MixtureEM(NamedTuple):
     pseudo_data: float
     trace: np.ndarray
     objectives: np.ndarray
+    num_best: int
     converged: bool
     num_iter: int
     total: float
@@ -137,12 +110,12 @@ def em(
     only what is known counts, such as a variance.
 
     The likelihood of a mixture of Gaussians has no maximum: it grows without bound as a component closes in on
-    one point. A restart whose component becomes so narrow that rounding takes more than 0.1 nat from a log
-    density has collapsed, and does not count. ``pseudo_data`` bounds the likelihood: each component is given
-    that number of data, spread as the data as a whole are, which is a penalty
+    one point. A restart whose component becomes so narrow that the rounding of the data takes more than 0.001 nat
+    from a log density has collapsed, and does not count. ``pseudo_data`` bounds the likelihood: each component is
+    given that number of data, spread as the data as a whole are, which is a penalty
     :math:`s \sum_j \frac{1}{n} \sum_i \log q_{\theta_j}(x_i)` on the parameters (not on the weights). Without it
-    each component is given a rounding error of a datum, 2e-16 in double precision, so that an empty component has
-    the parameters of the data as a whole and no probability is 0.
+    each component is given a rounding error of a datum, or its square where data may be moved, so that an empty
+    component has the parameters of the data as a whole and no probability is 0.
 
     Args:
         rng_key: Key of the starts.
@@ -191,14 +164,15 @@ def em(
     source = array_source(data, num_components * limits.num_restarts)
     dtype = data.rows.dtype
     share, total = jnp.asarray(pseudo_data, dtype), jnp.asarray(data.total, dtype)
-    problem = source.sum_over(em_problem, data.prior, share, total)
-    if not bool(is_resolved(data.component, problem)):
+    problem, is_resolved = em_problem(data.component, source.blocks, data.prior, share, total)
+    if not bool(is_resolved):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
-    sums = source.first_sums(rng_key, num_components, start_or_default(start), limits.num_restarts)
-    points = ascent.for_restarts(first_point, data.component, problem, sums)
+    points = source.begin(
+        rng_key, first_point, problem, num_components, start_or_default(start), limits.num_restarts
+    )
     state = ascend(source, problem, points, limits, expectation_maximisation)
     objectives = ascent.finite_or_least(state.objective)
     best = int(np.argmax(objectives))
@@ -208,7 +182,10 @@ def em(
     with double_precision():
         point64 = as_dtype(point, jnp.float64)
         log_likelihood, counts, entropy = source.sum_over(final_sums, point64)
-        parameters = move_parameters(data.component, data.prior, point64.parameters, data.centre)
+        _, spacing, losses = with_losses(coefficients, data.component, point64, data.centre, data.spacings)
+        check_resolution(data.component, spacing, losses, np.asarray(counts))
+        shift = None if data.centre is None else np.asarray(point64.centres) + data.centre
+        parameters = move_parameters(data.component, data.prior, point64.parameters, shift)
         weights = np.exp(np.asarray(point64.log_weights))
     return MixtureEM(
         component=data.component,
@@ -222,104 +199,8 @@ def em(
         num_parameters=num_components - 1 + data.component.num_parameters(num_components),
         pseudo_data=pseudo_data,
         total=data.total,
-        **ascent.History.of(state, best, objectives)._asdict(),
+        **ascent.History.of(state, best, objectives, limits.num_restarts)._asdict(),
     )
-
-
-def coefficients(component: Component, point: Point) -> Coefficients:
-    """Log p_j and log q_j, as a function linear in the statistics."""
-    return Coefficients(point.log_weights, *component.coefficients_at(point.parameters))
-
-
-def maximise(component: Component, problem: EMProblem, sums: Sums) -> Point:
-    """The M step."""
-    counts = sums.counts + problem.pseudo_data
-    statistics = sums.statistics + problem.pseudo_data * problem.statistics
-    parameters = component.maximum_likelihood(problem.prior, counts, statistics)  # type: ignore[misc]
-    return Point(jnp.log(sums.counts) - jnp.log(jnp.sum(sums.counts)), parameters)
-
-
-def rounding_loss(component: Component, problem: EMProblem, point: Point) -> Array:
-    """What rounding takes from the log density of a datum, in the worst component, in nats; may be NaN."""
-    mixture = coefficients(component, point)
-    size = jnp.max(jnp.sum(jnp.abs(mixture.weights) * problem.sizes, axis=-1))
-    return jnp.finfo(size.dtype).eps * size
-
-
-def expectation_maximisation(
-    component: Component, problem: EMProblem, blocks: Blocks, total: Array
-) -> Step[Visit[Point]]:
-    """EM for :func:`numpyro_tempered.core.ascent.advance`; the objective of collapsed components is NaN."""
-
-    def visit(point: Point) -> tuple[Array, Point]:
-        mixture = coefficients(component, point)
-        sums = sweep.sweep(component, mixture, blocks)
-        penalty = jnp.sum(mixture.constant + jnp.sum(mixture.weights * problem.statistics, axis=-1))
-        value = sums.log_sum + problem.base + problem.pseudo_data * penalty
-        objective = jnp.where(rounding_loss(component, problem, point) <= RESOLUTION, value, jnp.nan)
-        return objective, maximise(component, problem, sums)
-
-    return ascent.step_of(visit, ascent.rounding_error(problem.base, total))
-
-
-def em_problem(
-    component: Component, blocks: Blocks, prior: Hyperparameters, pseudo_data: Array, total: Array
-) -> EMProblem:
-    """The problem, by one pass over the data."""
-
-    def block_sums(columns: Array, weight: Array) -> tuple[Array, Array]:
-        statistics = component.statistics(columns)
-        return jnp.sum(weight * statistics, axis=1), jnp.sum(weight * jnp.abs(statistics), axis=1)
-
-    mean, sizes = (each / total for each in sweep.over_blocks(block_sums, blocks))
-    least = jnp.finfo(total.dtype).eps
-    return EMProblem(prior, jnp.maximum(pseudo_data, least), mean, sizes, sweep.base_sum(component, blocks))
-
-
-def final_sums(component: Component, blocks: Blocks, point: Point) -> tuple[Array, Array, Array]:
-    """Log L, the counts and the entropy of the responsibilities, in double precision."""
-    blocks = as_dtype(blocks, jnp.float64)
-    mixture = coefficients(component, point)
-    sums = sweep.sweep(component, mixture, blocks)
-    # A component without data has weight 0 and log weight -inf.
-    complete = jnp.sum(xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant)
-    entropy = sums.log_sum - complete - jnp.sum(sums.statistics * mixture.weights)
-    return sums.log_sum + sweep.base_sum(component, blocks), sums.counts, jnp.maximum(entropy, 0.0)
-
-
-@partial(jax.jit, static_argnames="component")
-def is_resolved(component: Component, problem: EMProblem) -> Array:
-    """Whether the data as a whole have a maximum."""
-    one = jnp.ones(1, problem.statistics.dtype)
-    point = maximise(component, problem, Sums(one[0], one, problem.statistics[None]))
-    is_finite = jnp.all(jnp.isfinite(coefficients(component, point).constant))
-    return (rounding_loss(component, problem, point) <= RESOLUTION) & is_finite
-
-
-def first_point(component: Component, problem: EMProblem, sums: Sums) -> Point:
-    """The first M step of a restart, with one pseudo-datum where it would collapse."""
-    point = maximise(component, problem, sums)
-    smooth_problem = problem._replace(pseudo_data=jnp.maximum(problem.pseudo_data, 1.0))
-    smooth_point = maximise(component, smooth_problem, sums)
-    resolved = rounding_loss(component, problem, point) <= RESOLUTION
-    return jax.tree.map(lambda a, b: jnp.where(resolved, a, b), point, smooth_point)
-
-
-def move_parameters(
-    component: Component, prior: Hyperparameters, parameters: Parameters, centre: np.ndarray | None
-) -> dict[str, np.ndarray]:
-    """Parameters of data with the centre added.
-
-    The family says how its hyperparameters move, and how parameters are drawn under them: the means of such draws
-    move as the parameters do.
-    """
-    if centre is not None:
-        num_components = jax.tree.leaves(parameters)[0].shape[0]
-        priors = components.broadcast_prior(as_dtype(prior, jnp.float64), num_components)
-        translated = components.translate_by(component, priors, jnp.asarray(centre))
-        before, after = (component.draw(lambda _, fn: fn.mean, q) for q in (priors, translated))
-        parameters = {name: value + (after[name] - before[name]) for name, value in parameters.items()}
-    return {name: np.asarray(value) for name, value in parameters.items()}
 
 
 def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:

@@ -1,8 +1,9 @@
 """What models are compared by: E1, a bound on the log evidence, by Monte Carlo; and information criteria."""
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,27 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import for_keys
+from numpyro_tempered.mixtures.ascent import Visit, for_keys
 from numpyro_tempered.mixtures.components.base import Component, Parameters, as_dtype
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, entropy, objective
+from numpyro_tempered.mixtures.factors import (
+    Factors,
+    MixtureProblem,
+    about,
+    centres_of,
+    coefficients,
+    distance,
+    entropy,
+    objective,
+    update,
+)
 from numpyro_tempered.mixtures.source import Source
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, sweep
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, rounding_losses, sweep
+
+T = TypeVar("T")
+# A component of less than one datum is empty.
+OCCUPIED = 1.0
+# Nats that the spacing of the data may take from the log density of a datum.
+RESOLUTION = 1e-3
 
 
 class BoundEstimate(NamedTuple):
@@ -50,10 +67,30 @@ class FinalSums(NamedTuple):
     log_likelihoods: Array
 
 
+class Evaluation(NamedTuple):
+    """What is evaluated in double precision.
+
+    Attributes:
+        objective: F.
+        rise: What the next step of the factors would raise it by, in double precision.
+        counts: N_j, ``(K,)``.
+        bound: E1; None without draws.
+    """
+
+    objective: float
+    rise: float
+    counts: np.ndarray
+    bound: BoundEstimate | None
+
+
 def evaluate(
     rng_key: Array, source: Source, problem: MixtureProblem, factors: Factors, num_samples: int
-) -> tuple[float, np.ndarray, BoundEstimate | None]:
-    """F, the counts and E1 at given factors, in double precision; without draws no E1."""
+) -> Evaluation:
+    """F, counts and E1 at given factors, in double precision.
+
+    Raises:
+        FloatingPointError: If a component is narrower than the spacing of its data.
+    """
     component, draws = source.data.component, None
     with double_precision():
         problem, factors = as_dtype((problem, factors), jnp.float64)
@@ -61,10 +98,14 @@ def evaluate(
             # Compiled by itself: samplers of gammas take longer to compile than the rest, and depend on no data.
             keys = jax.random.split(rng_key, num_samples)
             draws = for_keys(draw_coefficients, component, keys, factors)
-        final = source.sum_over(final_sums, _coefficients(component, factors), draws)
-        value, gaps = _objective_and_gaps(component, problem, factors, draws, final)
+        data = source.data
+        mixture, spacing, losses = with_losses(coefficients, component, factors, data.centre, data.spacings)
+        final = source.sum_over(final_sums, mixture, draws)
+        value, rise, gaps = _values(component, problem, factors, draws, final)
+        counts = np.asarray(final.sums.counts)
+        check_resolution(component, spacing, losses, counts)
         bound = BoundEstimate.of(float(value), np.asarray(gaps)) if num_samples else None
-        return float(value), np.asarray(final.sums.counts), bound
+        return Evaluation(float(value), float(rise), counts, bound)
 
 
 def final_sums(
@@ -77,20 +118,74 @@ def final_sums(
     return FinalSums(sweep(component, mixture, blocks), base_sum(component, blocks), log_likelihoods)
 
 
-_coefficients = jax.jit(coefficients, static_argnames="component")
+@partial(jax.jit, static_argnames=("coefficients", "component"))
+def with_losses(
+    coefficients: Callable[[Component, T], Coefficients],
+    component: Component,
+    state: T,
+    centre: np.ndarray | None,
+    spacings: tuple[float, float],
+) -> tuple[Coefficients, Array, Array]:
+    """Coefficients, the spacing of the data at each component, and what it takes from a log density.
+
+    Args:
+        coefficients: The state of an algorithm to those.
+        component: The family.
+        state: The state.
+        centre: What is subtracted from the data, or None.
+        spacings: Of the numbers near 1 that the data came as, and are held as.
+
+    Returns:
+        The coefficients, the spacing ``(K, d)``, and nats ``(K,)``.
+    """
+    mixture = coefficients(component, state)
+    if mixture.centres is None or centre is None:
+        nothing = jnp.zeros_like(mixture.log_weights)
+        return mixture, nothing[:, None], nothing
+    as_given, as_rows = spacings
+    spacing = jnp.maximum(as_given * jnp.abs(mixture.centres + centre), as_rows * jnp.abs(mixture.centres))
+    return mixture, spacing, rounding_losses(component, mixture, spacing)
+
+
+def check_resolution(component: Component, spacing: Array, losses: Array, counts: np.ndarray) -> None:
+    """Refuse a mixture whose log densities are rounding, in one of the components that hold data.
+
+    Raises:
+        FloatingPointError: If the spacing of the data takes more than ``RESOLUTION`` from a log density.
+    """
+    of_data = np.where(counts >= OCCUPIED, np.asarray(losses), 0.0)
+    if of_data.max() > RESOLUTION:
+        j = int(np.argmax(of_data))
+        raise FloatingPointError(
+            f"component {j} of {component.name!r} is too narrow for its place: numbers there are held to "
+            f"{np.max(spacing[j]):.2g}, which takes {of_data[j]:.2g} nats from the log density of a datum. Give "
+            "the data in float64 as a NumPy array, whose mean is subtracted before they are rounded, widen the "
+            "prior, or let jax have 64 bits."
+        )
+
+
+def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:
+    """What F loses by a step of the factors that is not taken in double precision."""
+    component = source.data.component
+    with double_precision():
+        problem, (factors, following) = as_dtype((problem, visit), jnp.float64)
+        mixture = coefficients(component, factors)
+        sums = source.sum_over(final_sums, mixture, None).sums
+        return float(distance(component, following, update(component, problem, sums, mixture.centres)))
 
 
 @partial(jax.jit, static_argnames="component")
-def _objective_and_gaps(
+def _values(
     component: Component, problem: MixtureProblem, factors: Factors, draws: Coefficients | None, final: FinalSums
-) -> tuple[Array, Array]:
-    """F, and E1 - F at each of S draws."""
+) -> tuple[Array, Array, Array]:
+    """F, the rise of its next step, and E1 - F at each of S draws."""
     sums, base, gaps = final
     value = objective(component, problem._replace(base=base), factors, sums)
     if draws is not None:
         gap = partial(bound_gap, problem, sums, entropy(component, factors, sums))
         gaps = jax.vmap(gap)(draws, final.log_likelihoods)
-    return value, gaps
+    after = update(component, problem, sums, centres_of(component, factors))
+    return value, distance(component, factors, after), gaps
 
 
 def bound_gap(
@@ -124,9 +219,10 @@ def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> t
 
 
 def draw_coefficients(rng_key: Array, component: Component, factors: Factors) -> Coefficients:
-    """One draw from rho as what a pass over the data reads."""
-    log_weights, parameters = draw_parameters(rng_key, component, factors)
-    return Coefficients(log_weights, *component.coefficients_at(parameters))
+    """One draw from rho as what a pass over the data reads, about the centres of the factors."""
+    centres = centres_of(component, factors)
+    log_weights, parameters = draw_parameters(rng_key, component, about(component, factors, centres))
+    return Coefficients(log_weights, *component.coefficients_at(parameters), centres)
 
 
 def aic(log_likelihood: float, num_parameters: int) -> float:

@@ -2,14 +2,15 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.ascent import Step
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Visit, rounding_error, step_of
 from numpyro_tempered.mixtures.components import special
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, sweep
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, sweep
 
 
 class Factors(NamedTuple):
@@ -40,16 +41,54 @@ class MixtureProblem(NamedTuple):
     base: Array
 
 
-def coefficients(component: Component, factors: Factors) -> Coefficients:
-    """E log p_j and E log q_j, as a function linear in the statistics."""
+def centres_of(component: Component, factors: Factors) -> Array | None:
+    """Where the components are, ``(K, d)``: what sums are taken about; None where the data may not be moved."""
+    return None if component.location is None else component.location.of(factors.posterior)
+
+
+def about(component: Component, factors: Factors, centres: Array | None) -> Factors:
+    """The factors of data less the centres of the components."""
+    if centres is None:
+        return factors
+    return factors._replace(posterior=translate(component, factors.posterior, -centres))
+
+
+def coefficients(component: Component, factors: Factors, centres: Array | None = None) -> Coefficients:
+    """E log p_j and E log q_j, linear in statistics about centres, which are those of the factors by default."""
+    centres = centres_of(component, factors) if centres is None else centres
     log_weights = special.dirichlet_expected_log(factors.concentration)
-    return Coefficients(log_weights, *component.coefficients(factors.posterior))
+    return Coefficients(
+        log_weights, *component.coefficients(about(component, factors, centres).posterior), centres
+    )
 
 
-def update(component: Component, problem: MixtureProblem, sums: Sums) -> Factors:
-    """The factors given responsibilities: each prior plus alpha times its weighted statistics."""
+def update(component: Component, problem: MixtureProblem, sums: Sums, centres: Array | None = None) -> Factors:
+    """The factors given responsibilities: each prior plus alpha times its sums about the centres."""
     counts, statistics = problem.alpha * sums.counts, problem.alpha * sums.statistics
-    return Factors(problem.concentration + counts, component.update(problem.prior, counts, statistics))
+    prior = problem.prior
+    if centres is not None:
+        prior = translate(component, broadcast_prior(prior, counts.shape[0]), -centres)
+    posterior = translate(component, component.update(prior, counts, statistics), centres)
+    return Factors(problem.concentration + counts, posterior)
+
+
+def first_sums(
+    component: Component, problem: MixtureProblem, responsibilities: Array, blocks: Blocks
+) -> tuple[Array | None, Sums]:
+    """Centres and sums about them under responsibilities ``(P, B, K, b)``: a pass each."""
+    sums = accumulate(component, responsibilities, blocks)
+    if component.location is None:
+        return None, sums
+    centres = centres_of(component, update(component, problem, sums))
+    return centres, accumulate(component, responsibilities, blocks, centres)
+
+
+def first_factors(
+    component: Component, problem: MixtureProblem, responsibilities: Array, blocks: Blocks
+) -> Factors:
+    """The factors given responsibilities ``(P, B, K, b)``."""
+    centres, sums = first_sums(component, problem, responsibilities, blocks)
+    return update(component, problem, sums, centres)
 
 
 def penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
@@ -58,9 +97,28 @@ def penalty(component: Component, problem: MixtureProblem, factors: Factors) -> 
     return weights + component.kl(factors.posterior, problem.prior)
 
 
+def distance(component: Component, factors: Factors, after: Factors) -> Array:
+    """KL(rho, rho after its step): what the step raises F by. A precision that is shared counts K times."""
+
+    def of_one(q: Hyperparameters, p: Hyperparameters) -> Array:
+        return component.kl(broadcast_prior(q, 1), p)
+
+    weights = special.dirichlet_kl(factors.concentration, after.concentration)
+    return weights + jnp.sum(jax.vmap(of_one)(factors.posterior, after.posterior))
+
+
 def objective(component: Component, problem: MixtureProblem, factors: Factors, sums: Sums) -> Array:
     """F after the step of the responsibilities, alpha Σ_i logsumexp_j l_ij - KL(rho, prior)."""
     return problem.alpha * (sums.log_sum + problem.base) - penalty(component, problem, factors)
+
+
+def objective_and_rounding(
+    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums, total: Array
+) -> tuple[Array, Array]:
+    """F, and its rounding error."""
+    divergence = penalty(component, problem, factors)
+    terms = problem.alpha * sums.log_sum, problem.alpha * problem.base, -divergence
+    return terms[0] + terms[1] + terms[2], rounding_error(total, *terms, alpha=problem.alpha)
 
 
 def entropy(component: Component, factors: Factors, sums: Sums) -> Array:
@@ -75,8 +133,10 @@ def tempered_cavi(
 ) -> Step[Visit[Factors]]:
     """CA18, Algorithm 1 for :func:`numpyro_tempered.core.ascent.advance`; ``total`` is the sum of the weights."""
 
-    def visit(factors: Factors) -> tuple[Array, Factors]:
-        sums = sweep(component, coefficients(component, factors), blocks)
-        return objective(component, problem, factors, sums), update(component, problem, sums)
+    def visit(factors: Factors) -> tuple[Array, Array, Factors]:
+        mixture = coefficients(component, factors)
+        sums = sweep(component, mixture, blocks)
+        value, rounding = objective_and_rounding(component, problem, factors, sums, total)
+        return value, rounding, update(component, problem, sums, mixture.centres)
 
-    return step_of(visit, rounding_error(problem.base, total, problem.alpha))
+    return step_of(visit)

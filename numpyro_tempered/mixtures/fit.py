@@ -9,7 +9,7 @@ from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import run
+from numpyro_tempered.mixtures.search import WarmStart, run
 from numpyro_tempered.mixtures.source import array_source
 from numpyro_tempered.mixtures.starts import Start
 
@@ -25,7 +25,7 @@ def fit(
     concentration: ArrayLike = 1.0,
     sample_weight: ArrayLike | None = None,
     start: Start | None = None,
-    warm_start: MixtureFit | None = None,
+    warm_start: WarmStart | None = None,
     num_restarts: int = 8,
     num_moves: int = 0,
     tolerance: float | None = None,
@@ -53,7 +53,9 @@ def fit(
         concentration: Dirichlet prior of the weights, one number or ``(K,)``.
         sample_weight: How often each row counts, ``(n,)``, not negative.
         start: First responsibilities, :func:`kmeans_plus_plus` by default.
-        warm_start: A fit of the same family and K, whose factors the first restart starts from.
+        warm_start: A fit of the same family, or several. The first restart starts from the factors of one of K
+            components. Of those of fewer the largest is a start beside the restarts: with empty components, at
+            their prior, and with parts of its components split off.
         num_restarts: Starts, ascended side by side; the one with the largest F is returned.
         num_moves: Rounds of moves from the best restart: each proposes as many merges, deaths and splits as there
             are restarts, ascends from all, and keeps the best if its F is larger.
@@ -102,7 +104,7 @@ def fit_chunks(
     alpha: float = 1.0,
     concentration: ArrayLike = 1.0,
     start: Start | None = None,
-    warm_start: MixtureFit | None = None,
+    warm_start: WarmStart | None = None,
     num_restarts: int = 8,
     tolerance: float | None = None,
     max_iter: int = 1000,
@@ -127,7 +129,7 @@ def fit_chunks(
         alpha: Power on the likelihood, positive.
         concentration: Dirichlet prior of the weights, one number or ``(K,)``.
         start: First responsibilities of the rows that starts see, :func:`kmeans_plus_plus` by default.
-        warm_start: A fit of the same family and K, whose factors the first restart starts from.
+        warm_start: As for :func:`fit`.
         num_restarts: Starts, ascended in the same passes; the one with the largest F is returned.
         tolerance: As for :func:`fit`.
         max_iter: Upper limit of iterations.

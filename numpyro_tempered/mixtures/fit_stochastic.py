@@ -113,9 +113,10 @@ def fit_stochastic(
     batch_size = min(batch_size, source.num_rows)
     component, problem = source.data.component, problem_of(source, settings.concentration, settings.alpha)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
-    sums = source.first_sums(start_key, settings.num_components, start_or_default(start), num_restarts)
-    totals = jnp.full(num_restarts, total)
-    states = jax.vmap(stochastic.start_state)(sums, totals)
+    first, totals = start_or_default(start), jnp.full(num_restarts, total)
+    states = source.begin(
+        start_key, stochastic.start_state, problem, settings.num_components, first, num_restarts
+    )
     generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
     num_blocks = num_passes * -(-source.num_rows // source.size)
     with ascent.progress(num_blocks, "blocks", progress_bar) as bar:
@@ -133,9 +134,12 @@ def fit_stochastic(
     objectives = ascent.finite_or_least(values)
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
-    history = ascent.History(objectives[best : best + 1].astype(total.dtype), objectives, False, num_passes)
+    trace, num_best = objectives[best : best + 1].astype(total.dtype), ascent.count_best(objectives, num_restarts)
+    history = ascent.History(trace, objectives, num_best, False, num_passes)
     factors = ascent.restart(factors, best)
-    return assemble(draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples)
+    return assemble(draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples)[
+        0
+    ]
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, update
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_factors
 from numpyro_tempered.mixtures.starts import draw_row, squared_distance
 from numpyro_tempered.mixtures.sweep import Blocks
 
@@ -72,7 +72,7 @@ def propose(
         return omega + change
 
     omega = jax.vmap(jax.vmap(after_split))(blocks.columns, sweep.in_blocks(second < first, size, shards))
-    return update(component, problem, sweep.accumulate(component, omega, blocks))
+    return first_factors(component, problem, omega, blocks)
 
 
 def affinities(component: Component, mixture: sweep.Coefficients, blocks: Blocks) -> Array:

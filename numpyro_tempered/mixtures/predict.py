@@ -4,11 +4,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_tempered.core.checks import check_count, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, Parameters, missing_form
+from numpyro_tempered.mixtures.components.base import Component, Parameters, missing_form, move_parameters
 from numpyro_tempered.mixtures.evidence import draw_parameters
 from numpyro_tempered.mixtures.factors import Factors, coefficients
 from numpyro_tempered.mixtures.prepare import automatic, move
@@ -118,7 +119,7 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
     """
     check_count(num_rows, "num_rows")
     rows, labels = _sample(jax.random.split(rng_key, num_rows), fit.component, fit.factors)
-    return (rows if fit.centre is None else rows + jnp.asarray(fit.centre, rows.dtype)), labels
+    return (rows if fit.centre is None else np.asarray(rows, np.float64) + fit.centre), labels
 
 
 @key_first
@@ -143,8 +144,12 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
         (7, 2, 1)
     """
     check_count(num_samples, "num_samples")
-    factors = Factors(fit.factors.concentration, fit.posterior)
-    return _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, factors)
+    parameters = _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, fit.factors)
+    if fit.centre is None:
+        return parameters
+    weights = parameters.pop("weights")
+    shift = np.broadcast_to(fit.centre, (fit.num_components, len(fit.centre)))
+    return {"weights": weights} | move_parameters(fit.component, fit.problem.prior, parameters, shift)
 
 
 def _rows(fit: MixtureFit, x: ArrayLike) -> tuple[Component, Array]:

@@ -22,6 +22,7 @@ class MixtureData(NamedTuple):
         weight: ``(n,)``; 0 for rows without an observed entry.
         centre: ``(d,)``; None where the data may not be moved.
         total: The sum of the weights of all data.
+        spacings: Of the numbers near 1 that the data came as, and that the rows are held as.
     """
 
     component: components.Component
@@ -30,6 +31,7 @@ class MixtureData(NamedTuple):
     weight: Array
     centre: np.ndarray | None
     total: float
+    spacings: tuple[float, float]
 
 
 def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayLike | None) -> MixtureData:
@@ -47,10 +49,9 @@ def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayL
     components.check_is_component(component)
     rows = component.check(automatic(x))
     weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows))
-    centre = None if component.translate is None else column_means(rows, weight)
-    return centre_data(
-        component, components.missing_form(component, rows), rows, weight, centre, float(jnp.sum(weight))
-    )
+    centre = None if component.location is None else column_means(rows, weight)
+    form, total = components.missing_form(component, rows), float(jnp.sum(weight))
+    return centre_data(component, form, rows, weight, centre, total=total, spacing=spacing_of(rows))
 
 
 def centre_data(
@@ -59,18 +60,30 @@ def centre_data(
     rows: components.Rows,
     weight: Array,
     centre: np.ndarray | None,
+    *,
     total: float,
+    spacing: float,
 ) -> MixtureData:
-    """The data moved to their mean, with the prior; ``form`` is the component's for missing entries.
+    """The data moved to their mean in columns that may move; ``form`` is the component's for missing entries.
 
     Raises:
         ValueError: If no row counts.
     """
     if not total > 0:
         raise ValueError("no row has both a positive weight and an observed entry.")
-    shift = None if centre is None else jnp.asarray(-centre, weight.dtype)
-    prior = components.translate_by(component, components.as_dtype(component.prior, weight.dtype), shift)
-    return MixtureData(form._replace(prior=None), prior, move(rows, centre), weight, centre, total)
+    prior, columns = component.prior, None if component.location is None else component.location.columns
+    if centre is not None:
+        movable = np.isin(np.arange(len(centre)), range(len(centre)) if columns is None else columns)
+        centre = np.where(movable, centre, 0.0)
+        prior = components.translate_on_host(component, prior, -centre)
+    prior = components.as_dtype(prior, weight.dtype)
+    rows = move(rows, centre)
+    return MixtureData(form._replace(prior=None), prior, rows, weight, centre, total, (spacing, spacing_of(rows)))
+
+
+def spacing_of(rows: components.Rows) -> float:
+    """The spacing near 1 of the numbers that rows are held as."""
+    return float(jnp.finfo(rows.dtype).eps)
 
 
 def column_means(rows: components.Rows, weight: components.Rows) -> np.ndarray:
@@ -95,7 +108,9 @@ def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
         return jnp.asarray(rows)
     if isinstance(rows, np.ndarray):
         return jnp.asarray((rows - centre).astype(jnp.asarray(rows[:1]).dtype))
-    return rows - jnp.asarray(centre, rows.dtype)
+    # The centre is a sum of two such numbers: far from 0 one has not its digits.
+    first = jnp.asarray(centre, rows.dtype)
+    return rows - first - jnp.asarray(centre - np.asarray(first, np.float64), rows.dtype)
 
 
 def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> Array:

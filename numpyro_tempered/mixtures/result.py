@@ -19,12 +19,9 @@ from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, WEIGHTS, mixture_guide, mixture_model
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_by
-from numpyro_tempered.mixtures.evidence import BoundEstimate
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
+from numpyro_tempered.mixtures.evidence import OCCUPIED, BoundEstimate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, penalty
-
-# A component of less than one datum is empty.
-OCCUPIED = 1.0
 
 
 class MixtureFit(NamedTuple):
@@ -41,7 +38,10 @@ class MixtureFit(NamedTuple):
             None without draws.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
         trace: F at every pass of the best restart, in the precision of the data.
-        objectives: F of every restart, ``(R,)``, in the precision of the data; -inf for one that failed.
+        objectives: F of every start, ``(R,)``, in the precision of the data; -inf for one that failed. Behind the
+            restarts are those from a warm start of fewer components.
+        num_best: Starts that reach within 0.1 nat of the best, moves included; those from fewer components count
+            as one. An optimum that one start alone reaches is not to be trusted.
         converged: Whether the best restart ended by the tolerance.
         num_iter: Passes over the data of the best restart; after a move, since it.
         num_moves: Moves that were accepted.
@@ -58,6 +58,7 @@ class MixtureFit(NamedTuple):
     counts: np.ndarray
     trace: np.ndarray
     objectives: np.ndarray
+    num_best: int
     converged: bool
     num_iter: int
     num_moves: int
@@ -75,7 +76,7 @@ class MixtureFit(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The best restart's F less the median's, in nats; 0 for one restart."""
+        """The best start's F less the median's, in nats; 0 for one start."""
         return float(self.objectives.max() - np.median(self.objectives))
 
     @property
@@ -87,13 +88,16 @@ class MixtureFit(NamedTuple):
 
     @property
     def posterior(self) -> Hyperparameters:
-        """Hyperparameters of the components ``(K, ...)``, in the data's own coordinates."""
-        return translate_by(self.component, self.factors.posterior, _shift(self))
+        """Hyperparameters of the components ``(K, ...)``, in the data's own coordinates.
+
+        Where data are moved to their mean, NumPy arrays in double precision, which hold a location far from 0.
+        """
+        return translate_on_host(self.component, self.factors.posterior, self.centre)
 
     @property
     def prior(self) -> Hyperparameters:
         """Hyperparameters of one component, in the data's own coordinates."""
-        return translate_by(self.component, self.problem.prior, _shift(self))
+        return translate_on_host(self.component, self.problem.prior, self.centre)
 
     def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
         """Draws of the factors with their NumPyro model, for :func:`to_inference_data`.
@@ -122,10 +126,6 @@ class MixtureFit(NamedTuple):
 
 
 _penalty = jax.jit(penalty, static_argnames="component")
-
-
-def _shift(fit: MixtureFit) -> Array | None:
-    return None if fit.centre is None else jnp.asarray(fit.centre, fit.factors.concentration.dtype)
 
 
 def check_fit(fit: object, name: str = "fit") -> None:

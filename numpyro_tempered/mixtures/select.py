@@ -28,8 +28,9 @@ class ComponentSelection(NamedTuple):
         fits: All fits by K.
         data: ArviZ data; group ``model_comparison`` has dim ``num_components``, the other groups are those of
             the selected fit. :func:`numpyro_tempered.table` turns the comparison into pandas.
-        uncertain: Whether the spread of restarts and the Monte Carlo error of the selected K or of the runner-up
-            exceed the margin between the two: raise ``num_restarts``, or ``num_samples``.
+        uncertain: Whether the error of the ELBO of the selected K or of the runner-up exceeds the margin between
+            the two: two Monte Carlo standard errors, and the spread of the starts where fewer than two of them
+            reach within 0.1 nat of the best. Raise ``num_restarts``, or ``num_samples``.
     """
 
     num_components: int
@@ -64,14 +65,18 @@ def select_num_components(
               E_1 = \alpha E_\rho[\log L] - \mathrm{KL}(\rho, \pi)
 
     No constant is dropped, so that the ELBOs of different K are comparable; the prior of a component must be the
-    same for all K. Columns of the comparison, by K:
+    same for all K. Each K also starts from the fit of the next smaller, with empty components, at their prior,
+    and with parts of its components split off. Therefore F(K) is not below
+    F(K - 1) + log((K - 1) / (K - 1 + alpha n)) for a concentration of 1; for others see the theory of mixtures.
+    Columns of the comparison, by K:
 
     - ``elbo`` (E1) with its Monte Carlo standard error ``se``, and ``objective`` (F, exact, below E1),
     - ``log_prior`` (log b_K), ``criterion`` their sum, ``rank`` (0 is selected), ``weight`` its softmax,
     - ``expected_log_lik``, untempered, and ``kl``,
-    - ``num_occupied``; ``spread``, the best restart's F less the median's; ``uncertain``, whether that and two
-      standard errors exceed the distance of the criterion to the selected K (of the selected to the
-      runner-up); ``converged``,
+    - ``num_occupied``; ``num_best``, the starts whose F is within 0.1 nat of the best, where those from the next
+      smaller K count as one; ``spread``, the best start's F less the median's; ``uncertain``, whether two
+      standard errors, plus the spread where ``num_best`` is below 2, exceed the distance of the criterion to the
+      selected K (of the selected to the runner-up); ``converged``,
     - with ``baselines``, of maximum likelihood by EM: ``log_lik``, ``bic`` and ``icl``, on the scale of -2 log L;
       NaN where the likelihood has no maximum.
 
@@ -84,7 +89,7 @@ def select_num_components(
         log_prior: log b_K by K, or a callable from the K to that; :func:`numpyro_tempered.dyadic` by default.
         label_multiplicity: Whether to add log(K! / (K - K₊)!), K₊ the occupied components: the labels'
             symmetry, which a bound around one labelling misses.
-        num_restarts: Starts for each K, of the ascent and of EM.
+        num_restarts: Random starts for each K, of the ascent and of EM.
         baselines: Whether to run EM.
         num_draws: Draws of the selected posterior.
         **options: Further arguments of :func:`fit`, such as ``num_moves`` or ``concentration``.
@@ -113,11 +118,10 @@ def select_num_components(
     orders = check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
     num_draws = check_count(num_draws, "num_draws")
+    check_options(options)
     keys = jax.random.split(rng_key, 2 * len(orders) + 1)
-    fits = {
-        k: fit(key, x, component, num_components=k, alpha=alpha, num_restarts=num_restarts, **options)
-        for k, key in zip(orders, keys, strict=False)
-    }
+    options = {"alpha": alpha, "num_restarts": num_restarts} | options
+    fits = fit_orders(keys[: len(orders)], x, component, orders, {}, **options)
     columns = criterion_columns(fits, log_weights, label_multiplicity)
     if baselines:
         columns |= baseline_columns(keys[len(orders) : -1], x, component, orders, num_restarts, options)
@@ -140,6 +144,35 @@ def select_num_components(
     )
     data = with_group(best, "model_comparison", comparison, attrs)
     return ComponentSelection(selected, fits[selected], fits, data, uncertain)
+
+
+def fit_orders(
+    keys: Array,
+    x: ArrayLike,
+    component: Component,
+    orders: Sequence[int],
+    others: dict[int, MixtureFit],
+    **options: Any,
+) -> dict[int, MixtureFit]:
+    """Fits by K, from the smallest up: each also starts from the next smaller, and from another of its own K."""
+    fits: dict[int, MixtureFit] = {}
+    for i in np.argsort(orders):
+        k = orders[i]
+        warm = [*list(fits.values())[-1:], *([others[k]] if k in others else [])]
+        fits[k] = fit(keys[i], x, component, num_components=k, warm_start=warm, **options)
+    return {k: fits[k] for k in orders}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse a ``warm_start``: the fits of other K are that.
+
+    Raises:
+        ValueError: If it is among the options.
+    """
+    if "warm_start" in options:
+        raise ValueError(
+            "each fit starts from that of the next smaller K, or larger alpha: leave warm_start out."
+        )
 
 
 def check_orders(num_components: Iterable[int]) -> list[int]:
@@ -174,7 +207,8 @@ def criterion_columns(
     spread = np.array([fitted.spread for fitted in fits.values()])
     se = np.array([bound.se for bound in bounds])
     kl = np.array([fitted.kl for fitted in fits.values()])
-    ranking = rank_models(elbo + labels, log_weights, error=spread + 2.0 * se)
+    num_best = np.array([fitted.num_best for fitted in fits.values()])
+    ranking = rank_models(elbo + labels, log_weights, error=np.where(num_best < 2, spread, 0.0) + 2.0 * se)
     return {
         "elbo": elbo,
         "se": se,
@@ -187,6 +221,7 @@ def criterion_columns(
         "expected_log_lik": (elbo + kl) / np.array([fitted.alpha for fitted in fits.values()]),
         "kl": kl,
         "num_occupied": np.array([fitted.num_occupied for fitted in fits.values()]),
+        "num_best": num_best,
         "spread": spread,
         "uncertain": ranking.uncertain,
         "converged": np.array([fitted.converged for fitted in fits.values()]),
@@ -233,7 +268,8 @@ def num_components_path(
     r"""The selected number of components along alpha, K̂(alpha).
 
     Under a wrong component family alpha = 1 asks for ever more components as data come in; the path shows which
-    are robust to that. For each K the fit at one alpha is a start of the next smaller.
+    are robust to that. For each K the fit at one alpha is a start of the next smaller alpha, and at each alpha
+    the fit of one K is a start of the next larger K, as in :func:`select_num_components`.
 
     Args:
         rng_key: Key of all fits.
@@ -269,8 +305,7 @@ def num_components_path(
     """
     orders = check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
-    if "warm_start" in options:
-        raise ValueError("a path starts each alpha from the next larger one: leave warm_start out.")
+    check_options(options)
     alphas = [alphas] if isinstance(alphas, int | float) else list(alphas)
     grid = sorted((float(a) for a in alphas), reverse=True)
     if not grid or len(set(grid)) < len(grid):
@@ -279,8 +314,8 @@ def num_components_path(
     tables = []
     options["num_restarts"] = num_restarts
     for key, alpha in zip(jax.random.split(rng_key, len(grid)), grid, strict=True):
-        for k, k_key in zip(orders, jax.random.split(key, len(orders)), strict=True):
-            fits[k] = fit(k_key, x, component, num_components=k, alpha=alpha, warm_start=fits.get(k), **options)
+        keys = jax.random.split(key, len(orders))
+        fits = fit_orders(keys, x, component, orders, fits, alpha=alpha, **options)
         tables.append(criterion_columns(fits, log_weights, label_multiplicity))
     tables.reverse()
     columns = {name: np.stack([table[name] for table in tables]) for name in tables[0]}

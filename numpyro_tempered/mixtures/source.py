@@ -13,14 +13,18 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Limits, Visit
 from numpyro_tempered.mixtures.components.base import Component, as_dtype
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, tempered_cavi
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, tempered_cavi
 from numpyro_tempered.mixtures.prepare import MixtureData
-from numpyro_tempered.mixtures.starts import Assign, Start
+from numpyro_tempered.mixtures.starts import Assign, Start, split_components
 
 T = TypeVar("T")
 P = TypeVar("P")
+# Component, problem, responsibilities ``(P, B, K, b)`` and blocks to the state of an algorithm.
+Init: TypeAlias = Callable[[Component, P, Array, sweep.Blocks], T]
 # Component, problem, blocks and the sum of the weights to the step of an ascent.
 Algorithm: TypeAlias = Callable[[Component, P, sweep.Blocks, Array], Step[Visit[T]]]
+# Splits of the components of a smaller mixture that a larger one starts from.
+NUM_SPLITS = 4
 # Passes between two updates of the progress bar.
 STRIDE = 20
 
@@ -35,8 +39,21 @@ class Source(Protocol):
     def sum_over(self, block_sums: Callable[..., T], *arguments: Any) -> T:
         """The sums ``block_sums(component, blocks, *arguments)`` of all rows, compiled."""
 
-    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
-        """The sums under first responsibilities, with leading axis R."""
+    def begin(
+        self,
+        rng_key: Array,
+        init: Init[P, T],
+        problem: P,
+        num_components: int,
+        start: Start,
+        num_restarts: int,
+        *,
+        parent: Factors | None = None,
+    ) -> T:
+        """``init(component, problem, responsibilities, blocks)`` of first responsibilities, with leading axis R.
+
+        With a ``parent`` of fewer components, those of ``NUM_SPLITS`` splits of its components follow.
+        """
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
         """All restarts to their ends, from factors with leading axis R."""
@@ -57,8 +74,18 @@ class ArraySource(NamedTuple):
         """The sums ``block_sums(component, blocks, *arguments)`` of all rows."""
         return _sum_over(block_sums, self.data.component, self.blocks, *arguments)
 
-    def first_sums(self, rng_key: Array, num_components: int, start: Start, num_restarts: int) -> sweep.Sums:
-        """The sums under first responsibilities, with leading axis R.
+    def begin(
+        self,
+        rng_key: Array,
+        init: Init[P, T],
+        problem: P,
+        num_components: int,
+        start: Start,
+        num_restarts: int,
+        *,
+        parent: Factors | None = None,
+    ) -> T:
+        """``init`` of first responsibilities, with leading axis R, and of splits of a parent's components.
 
         Raises:
             ValueError: If the start does not fit the data.
@@ -67,13 +94,19 @@ class ArraySource(NamedTuple):
         if not start.random:
             # Outside of what is compiled, where labels can be checked.
             start.assign(rng_key, start.data, data.rows, data.weight, num_components)
-        return _first_sums(
-            jax.random.split(rng_key, num_restarts),
+        keys = jax.random.split(rng_key, num_restarts)
+        if parent is not None:
+            keys = jnp.concatenate([keys, jax.random.split(jax.random.fold_in(rng_key, 1), NUM_SPLITS)])
+        return _begin(
+            keys,
+            problem,
             start.data,
             data.rows,
             data.weight,
             self.blocks,
+            parent=parent,
             component=data.component,
+            init=init,
             assign=start.assign,
             num_components=num_components,
         )
@@ -117,31 +150,47 @@ def _sum_over(block_sums: Callable[..., T], component: Component, blocks: sweep.
     return block_sums(component, blocks, *arguments)
 
 
-@partial(jax.jit, static_argnames=("component", "assign", "num_components"))
-def _first_sums(
+@partial(jax.jit, static_argnames=("component", "init", "assign", "num_components"))
+def _begin(
     keys: Array,
+    problem: P,
     start_data: object,
     rows: Array,
     weight: Array,
     blocks: sweep.Blocks,
     *,
+    parent: Factors | None,
     component: Component,
+    init: Init[P, T],
     assign: Assign,
     num_components: int,
-) -> sweep.Sums:
+) -> T:
     points = component.coordinates(rows)
     shards, _, size = blocks.weight.shape
 
-    def one(key: Array) -> sweep.Sums:
+    def from_start(key: Array) -> Array:
         labels = assign(key, start_data, points, weight, num_components)
         in_place = sweep.in_blocks(labels, size, shards)
         if labels.ndim == 1:
             numbers = jnp.arange(num_components, dtype=labels.dtype)[:, None]
             in_place = in_place[..., None, :] == numbers
-        return sweep.accumulate(component, in_place.astype(rows.dtype), blocks)
+        return in_place.astype(rows.dtype)
 
+    def from_parent(key: Array) -> Array:
+        omega = sweep.responsibilities(component, coefficients(component, parent), blocks)  # type: ignore[arg-type]
+        omega = sweep.out_of_blocks(omega, rows.shape[0]).T
+        first = omega.shape[0]
+        omega = jnp.pad(omega, [(0, num_components - first), (0, 0)])
+        return sweep.in_blocks(split_components(key, omega, points, weight, first).T, size, shards)
+
+    def one(key: Array, is_split: Array) -> T:
+        if parent is None:
+            return init(component, problem, from_start(key), blocks)
+        return init(component, problem, jax.lax.cond(is_split, from_parent, from_start, key), blocks)
+
+    num_starts = keys.shape[0] - (0 if parent is None else NUM_SPLITS)
     # One after the other: side by side their distances would take R times the memory of the data.
-    return jax.lax.map(one, keys)
+    return jax.lax.map(lambda each: one(*each), (keys, jnp.arange(keys.shape[0]) >= num_starts))
 
 
 @partial(jax.jit, static_argnames=("component", "algorithm"))

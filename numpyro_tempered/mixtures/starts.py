@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 
@@ -107,6 +108,28 @@ def nearest_centre(points: Array, centres: Array) -> Array:
     start = (jnp.zeros(points.shape[0], jnp.int32), jnp.full(points.shape[0], jnp.inf, points.dtype))
     numbers = jnp.arange(centres.shape[0], dtype=jnp.int32)
     return jax.lax.scan(closer, start, (numbers, centres))[0][0]
+
+
+def split_components(rng_key: Array, omega: Array, points: Array, weight: Array, first: int) -> Array:
+    """Responsibilities ``(K, n)`` after components from ``first`` on, which are empty, take parts of the others.
+
+    A seed is drawn as k-means++ would draw the next one, with probability proportional to the squared distance to
+    the means of the components; its component loses the rows that are nearer to the seed than to its own mean.
+    """
+    keys = jax.random.split(rng_key, omega.shape[0])
+
+    def split(j: Array, omega: Array) -> Array:
+        mass = omega * weight
+        counts = jnp.sum(mass, axis=1, keepdims=True)
+        means = matmul(mass, points) / jnp.where(counts > 0, counts, 1.0)
+        distances = jax.lax.map(lambda mean: squared_distance(points, mean), means)
+        seed = draw_row(keys[j], jnp.sum(mass * distances, axis=0))
+        parent = jnp.argmax(omega[:, seed])
+        is_nearer = squared_distance(points, points[seed]) < distances[parent]
+        part = jnp.where(is_nearer, omega[parent], 0.0)
+        return omega.at[j].set(part).at[parent].add(-part)
+
+    return jax.lax.fori_loop(first, omega.shape[0], split, omega)
 
 
 @lru_cache

@@ -11,9 +11,9 @@ from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import sweep
-from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate_by
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, update
-from numpyro_tempered.mixtures.prepare import check_settings, check_weight
+from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate, translate_on_host
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, update
+from numpyro_tempered.mixtures.prepare import check_settings, check_weight, move
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 
@@ -32,10 +32,12 @@ class StochasticState(NamedTuple):
 
     Attributes:
         counts: Responsibilities, averaged over the data, ``(K,)``.
-        statistics: omega_j T(x), averaged over the data, ``(K, F)``.
+        statistics: omega_j T(x - c_j), averaged over the data, ``(K, F)``.
         total_weight: The sum of the weights of the data so far.
         num_steps: Batches that counted, shape ().
         rejected: Batches left out, as they or their step size were not finite or out of range, shape ().
+        centres: c_j, where the components were under the first responsibilities, ``(K, d)``; None where the data
+            may not be moved.
     """
 
     counts: Array
@@ -43,6 +45,7 @@ class StochasticState(NamedTuple):
     total_weight: CompensatedSum
     num_steps: Array
     rejected: Array
+    centres: Array | None = None
 
 
 class Init(Protocol):
@@ -76,7 +79,8 @@ class StochasticRule(NamedTuple):
             serve the first responsibilities alone; they do not count as data.
         update: ``(state, x, sample_weight=None)`` to the state after a batch, and the batch's log density (see
             ``log_density``) under the factors before it.
-        factors: A state to the Dirichlet and the posteriors of the components, in the data's own coordinates.
+        factors: A state to the Dirichlet and the posteriors of the components, in the data's own coordinates;
+            with ``centre`` and outside of ``jit`` in double precision, which holds a location far from 0.
         log_density: ``(state, x, sample_weight=None)`` to the average of log Σ_j exp(l_ij), shape (): a lower
             bound on the expected log density of a datum, untempered; for held-out data.
     """
@@ -162,8 +166,10 @@ def stochastic(
         total: n, the sum of the weights of the data that the posterior is for.
         num_inner: How often the responsibilities and the step of a batch are computed, each time from the state
             before the batch.
-        centre: Subtracted from the data so that sums keep their digits, ``(d,)``, such as the mean of the first
-            batch; results are in the data's own coordinates.
+        centre: Subtracted from the data before they are rounded to jax's precision, ``(d,)``, such as the mean of
+            the first batch; results are in the data's own coordinates. Sums are taken about the place of each
+            component under the first responsibilities: one that moves from there by thousands of its standard
+            deviations loses the digits of its variance in float32.
         missing: Whether entries may be missing (NaN).
         start: First responsibilities, :func:`kmeans_plus_plus` by default.
 
@@ -198,22 +204,21 @@ def stochastic(
         check_number(total, "total", "(0, inf)")
     if missing and component.with_missing is None:
         raise ValueError(f"{component.name} does not marginalise missing entries.")
-    if centre is not None and component.translate is None:
+    if centre is not None and component.location is None:
         raise ValueError(f"{component.name}: data of this family may not be moved; leave out centre.")
     form = (component.with_missing() if missing and component.with_missing else component)._replace(prior=None)
-    shift = None if centre is None else jnp.asarray(centre, float)
-    prior = translate_by(component, component.prior, None if shift is None else -shift)
+    shift = None if centre is None else np.asarray(centre, np.float64)
+    prior = translate_on_host(component, component.prior, None if shift is None else -shift)
     start = start_or_default(start)
 
     def batch(x: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array, sweep.Blocks]:
         """Rows less the centre, their weights, and both in blocks."""
-        rows = jnp.asarray(component.check(x))
+        rows = move(component.check(x), shift)
         if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
             raise ValueError(f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True).")
         weight = jnp.ones(rows.shape[0], rows.dtype) if sample_weight is None else jnp.asarray(sample_weight)
         check_weight(weight, rows)
         weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight.astype(rows.dtype))
-        rows = rows if shift is None else rows - shift.astype(rows.dtype)
         return rows, weight, sweep.make_blocks(rows, weight, sweep.block_size(rows.shape[0], num_components))
 
     def problem(dtype: np.dtype) -> MixtureProblem:
@@ -226,7 +231,7 @@ def stochastic(
         if labels.ndim == 1:
             labels = jax.nn.one_hot(labels, num_components)
         omega = sweep.in_blocks(labels.astype(rows.dtype), blocks.weight.shape[-1])
-        return start_state(sweep.accumulate(form, omega, blocks), jnp.sum(weight))
+        return start_state(form, problem(rows.dtype), omega, blocks)
 
     def step(
         state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None
@@ -238,21 +243,25 @@ def stochastic(
 
     def factors(state: StochasticState) -> Factors:
         result = factors_at(form, problem(state.counts.dtype), state, total)
-        return result._replace(posterior=translate_by(form, result.posterior, shift))
+        back = translate if is_traced(result) else translate_on_host
+        return result._replace(posterior=back(form, result.posterior, shift))
 
     def log_density(state: StochasticState, x: ArrayLike, sample_weight: ArrayLike | None = None) -> Array:
         rows, weight, blocks = batch(x, sample_weight)
-        mixture = coefficients(form, factors_at(form, problem(rows.dtype), state, total))
+        mixture = coefficients(form, factors_at(form, problem(rows.dtype), state, total), state.centres)
         return (sweep.sweep(form, mixture, blocks).log_sum + sweep.base_sum(form, blocks)) / jnp.sum(weight)
 
     return StochasticRule(init, step, factors, log_density)
 
 
-def start_state(sums: sweep.Sums, total: Array) -> StochasticState:
-    """The state before the first batch, of sums under first responsibilities of data of weight ``total``."""
-    zero = jnp.zeros((), jnp.int32)
+def start_state(
+    component: Component, problem: MixtureProblem, responsibilities: Array, blocks: sweep.Blocks
+) -> StochasticState:
+    """The state before the first batch, of first responsibilities ``(P, B, K, b)``."""
+    zero, total = jnp.zeros((), jnp.int32), jnp.sum(blocks.weight)
     nothing = CompensatedSum.start(jnp.zeros_like(total))
-    return StochasticState(sums.counts / total, sums.statistics / total, nothing, zero, zero)
+    centres, sums = first_sums(component, problem, responsibilities, blocks)
+    return StochasticState(sums.counts / total, sums.statistics / total, nothing, zero, zero, centres)
 
 
 def factors_at(
@@ -260,7 +269,8 @@ def factors_at(
 ) -> Factors:
     """The factors of a state, for ``total`` data or, without it, for those so far."""
     n = state.total_weight.value if total is None else jnp.asarray(total, state.counts.dtype)
-    return update(component, problem, sweep.Sums(problem.base, n * state.counts, n * state.statistics))
+    sums = sweep.Sums(problem.base, n * state.counts, n * state.statistics)
+    return update(component, problem, sums, state.centres)
 
 
 def stochastic_step(
@@ -292,14 +302,17 @@ def stochastic_step(
         before = state._replace(total_weight=CompensatedSum.start(n))
 
     def sums_at(at: StochasticState) -> sweep.Sums:
-        return sweep.sweep(component, coefficients(component, factors_at(component, problem, at, total)), blocks)
+        mixture = coefficients(component, factors_at(component, problem, at, total), at.centres)
+        return sweep.sweep(component, mixture, blocks)
 
     def towards(sums: sweep.Sums) -> StochasticState:
         def average(old: Array, new: Array) -> Array:
             return (1.0 - rate) * old + rate * (new / weight)
 
         counts, statistics = average(state.counts, sums.counts), average(state.statistics, sums.statistics)
-        return StochasticState(counts, statistics, total_weight, state.num_steps + 1, state.rejected)
+        return StochasticState(
+            counts, statistics, total_weight, state.num_steps + 1, state.rejected, state.centres
+        )
 
     sums = sums_at(before)
     log_density = (sums.log_sum + sweep.base_sum(component, blocks)) / weight

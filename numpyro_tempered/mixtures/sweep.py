@@ -1,6 +1,7 @@
 """One pass over the data: blocks of rows, responsibilities, and the sums that follow from them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -66,26 +67,30 @@ def out_of_blocks(values: Array, num_rows: int) -> Array:
 
 
 class Coefficients(NamedTuple):
-    r"""A mixture as a linear function of the statistics, l_ij = log_weights_j + constant_j + ⟨weights_j, T(x_i)⟩.
+    r"""A mixture as a linear function of statistics.
+
+    It is l_ij = log_weights_j + constant_j + ⟨weights_j, T(x_i - c_j)⟩.
 
     Attributes:
         log_weights: E log p_j, ``(K,)``.
         constant: ``(K,)``.
         weights: ``(K, F)``.
+        centres: c_j, ``(K, d)``; None for 0.
     """
 
     log_weights: Array
     constant: Array
     weights: Array
+    centres: Array | None = None
 
 
 class Sums(NamedTuple):
-    """What a pass over the data leaves; sums of two passes add.
+    """What a pass over the data leaves; sums of two passes about the same centres add.
 
     Attributes:
         log_sum: The weighted sum of logsumexp_j l_ij, without log h, shape ().
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
-        statistics: The weighted sums of omega_ij T(x_i), ``(K, F)``.
+        statistics: The weighted sums of omega_ij T(x_i - c_j), ``(K, F)``.
     """
 
     log_sum: Array
@@ -95,35 +100,63 @@ class Sums(NamedTuple):
 
 def log_joint(component: Component, mixture: Coefficients, columns: Array) -> Array:
     """l_ij without log h, for columns ``(d, n)``: shape ``(K, n)``."""
-    linear = matmul(mixture.weights, component.statistics(columns))
+    if mixture.centres is None:
+        linear = matmul(mixture.weights, component.statistics(columns))
+    else:
+        linear = component.location.linear(mixture.weights, columns - mixture.centres[..., None])  # type: ignore[union-attr]
     return linear + (mixture.log_weights + mixture.constant)[:, None]
 
 
+def weighted_statistics(component: Component, omega: Array, columns: Array, centres: Array | None) -> Array:
+    """Σ_i omega_ji T(x_i - c_j), ``(K, F)``, of responsibilities ``(K, n)`` and columns ``(d, n)``."""
+    if centres is None:
+        return contract(omega, component.statistics(columns))
+    return component.location.sums(omega, columns - centres[..., None])  # type: ignore[union-attr]
+
+
+def rounding_losses(component: Component, mixture: Coefficients, spacing: Array) -> Array:
+    """What data that are off by ``spacing`` ``(K, d)`` take from a log density, ``(K,)``, in nats."""
+    change = component.statistics(spacing.T) - component.statistics(jnp.zeros_like(spacing.T))
+    return jnp.sum(jnp.abs(mixture.weights * change.T), axis=-1)
+
+
+def normalise(joint: Array, weight: Array) -> tuple[Array, Array]:
+    """Responsibilities omega_ij ∝ exp(l_ij) times the weights, ``(K, n)``, and the sum of logsumexp_j l_ij."""
+    # A maximum has no part in derivatives, but its own derivative would cost.
+    peak = jax.lax.stop_gradient(jnp.max(joint, axis=0))
+    unnormalised = jnp.exp(joint - peak)
+    total = jnp.sum(unnormalised, axis=0)
+    return unnormalised * (weight / total), jnp.sum(weight * (peak + jnp.log(total)))
+
+
+def responsibilities(component: Component, mixture: Coefficients, blocks: Blocks) -> Array:
+    """Responsibilities in blocks, ``(P, B, K, b)``."""
+
+    def of_block(columns: Array) -> Array:
+        return jax.nn.softmax(log_joint(component, mixture, columns), axis=0)
+
+    return jax.vmap(partial(jax.lax.map, of_block))(blocks.columns)
+
+
 def sweep(component: Component, mixture: Coefficients, blocks: Blocks) -> Sums:
-    """Responsibilities omega_ij ∝ exp(l_ij), and the sums under them (CA18, Algorithm 1)."""
+    """Responsibilities, and the sums under them about the mixture's centres (CA18, Algorithm 1)."""
 
     def block_sums(columns: Array, weight: Array) -> Sums:
-        joint = log_joint(component, mixture, columns)
-        # A maximum has no part in derivatives, but its own derivative would cost.
-        peak = jax.lax.stop_gradient(jnp.max(joint, axis=0))
-        unnormalised = jnp.exp(joint - peak)
-        total = jnp.sum(unnormalised, axis=0)
-        omega = unnormalised * (weight / total)
-        return Sums(
-            jnp.sum(weight * (peak + jnp.log(total))),
-            jnp.sum(omega, axis=1),
-            contract(omega, component.statistics(columns)),
-        )
+        omega, log_sum = normalise(log_joint(component, mixture, columns), weight)
+        statistics = weighted_statistics(component, omega, columns, mixture.centres)
+        return Sums(log_sum, jnp.sum(omega, axis=1), statistics)
 
     return over_blocks(block_sums, blocks)
 
 
-def accumulate(component: Component, responsibilities: Array, blocks: Blocks) -> Sums:
+def accumulate(
+    component: Component, responsibilities: Array, blocks: Blocks, centres: Array | None = None
+) -> Sums:
     """The sums under given responsibilities ``(P, B, K, b)``; their ``log_sum`` is 0."""
 
     def block_sums(columns: Array, weight: Array, omega: Array) -> Sums:
         weighted = omega * weight
-        statistics = contract(weighted, component.statistics(columns))
+        statistics = weighted_statistics(component, weighted, columns, centres)
         return Sums(jnp.zeros((), weight.dtype), jnp.sum(weighted, axis=1), statistics)
 
     return over_blocks(block_sums, blocks, responsibilities)

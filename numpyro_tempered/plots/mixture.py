@@ -50,9 +50,14 @@ def plot_mixture(
     return ax
 
 
+def _may_move(fit: MixtureFit) -> bool:
+    """Whether all columns may be moved, as real numbers without a bound may."""
+    return fit.component.location is not None and fit.component.location.columns is None
+
+
 def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
     x = x[~np.isnan(x)]
-    whole = fit.component.translate is None and bool(np.all(x == np.round(x)))
+    whole = not _may_move(fit) and bool(np.all(x == np.round(x)))
     if whole:
         grid = np.arange(x.min(), x.max() + 1)
         mass = np.array([np.mean(x == value) for value in grid])
@@ -60,7 +65,7 @@ def _plot_one_column(fit: MixtureFit, x: np.ndarray, ax: "Axes") -> None:
     else:
         margin = 0.08 * np.ptp(x) or 1.0
         # Data without translations may have a bound, such as 0.
-        lower = x.min() if fit.component.translate is None else x.min() - margin
+        lower = x.min() - margin if _may_move(fit) else x.min()
         grid = np.linspace(lower, x.max() + margin, 500)
         # The interquartile range that the rule goes by spans the modes: twice as many bins.
         bins = 2 * (len(np.histogram_bin_edges(x, "fd")) - 1) if len(x) > 1 else 1
@@ -84,7 +89,7 @@ def _plot_two_columns(fit: MixtureFit, rows: np.ndarray, columns: tuple[int, int
         members = rows[labels == k]
         if len(members):
             ax.scatter(members[:, i], members[:, j], s=10, alpha=0.7, color=f"C{rank % 10}")
-    if rows.shape[1] == 2 and fit.component.translate is not None:
+    if rows.shape[1] == 2 and _may_move(fit):
         low, high = np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
         margin = np.where(high > low, 0.1 * (high - low), 1.0)
         one, two = (np.linspace(low[c] - margin[c], high[c] + margin[c], 120) for c in (i, j))

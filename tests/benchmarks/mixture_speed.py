@@ -36,8 +36,8 @@ from scipy.special import digamma, gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures.ascent import begin, for_restarts
-from numpyro_tempered.mixtures.factors import tempered_cavi, update
+from numpyro_tempered.mixtures.ascent import begin
+from numpyro_tempered.mixtures.factors import first_factors, tempered_cavi
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.source import array_source, compiled_ascent, problem_of
 
@@ -96,8 +96,7 @@ def ours(x, k, dtype, restarts=1):
     dtype = data.rows.dtype
     source = array_source(data, k * restarts)
     problem = problem_of(source, np.ones(k), 1.0)
-    sums = source.first_sums(jax.random.key(0), k, nt.mixtures.kmeans_plus_plus(), restarts)
-    factors = for_restarts(update, data.component, problem, sums)
+    factors = source.begin(jax.random.key(0), first_factors, problem, k, nt.mixtures.kmeans_plus_plus(), restarts)
 
     def run(passes, tolerance=NEVER):
         state = begin(factors, 1000)

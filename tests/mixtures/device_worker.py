@@ -49,14 +49,26 @@ def fitted(rows, **options):
     )
 
 
+def grown(rows):
+    """From a fit of one component, with an empty one and with splits."""
+    import jax
+
+    import numpyro_tempered as nt
+
+    component = nt.mixtures.known_variance(2, prior_scale=10.0)
+    options = {"num_restarts": 1, "num_samples": 4, "tolerance": 1e-5}
+    parent = nt.mixtures.fit(jax.random.key(0), rows, component, num_components=1, **options)
+    return nt.mixtures.fit(jax.random.key(0), rows, component, num_components=2, warm_start=parent, **options)
+
+
 def collectives(rows):
     """The instructions of the compiled ascent that move data between devices."""
     import jax
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
-    from numpyro_tempered.mixtures.ascent import begin, for_restarts
-    from numpyro_tempered.mixtures.factors import MixtureProblem, tempered_cavi, update
+    from numpyro_tempered.mixtures.ascent import begin
+    from numpyro_tempered.mixtures.factors import MixtureProblem, first_factors, tempered_cavi
     from numpyro_tempered.mixtures.prepare import prepare
     from numpyro_tempered.mixtures.source import array_source, compiled_ascent
 
@@ -64,8 +76,8 @@ def collectives(rows):
     source = array_source(prepared, 4)
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
-    sums = source.first_sums(jax.random.key(0), 2, nt.mixtures.kmeans_plus_plus(), 2)
-    state = begin(for_restarts(update, prepared.component, problem, sums), 10)
+    factors = source.begin(jax.random.key(0), first_factors, problem, 2, nt.mixtures.kmeans_plus_plus(), 2)
+    state = begin(factors, 10)
     lowered = compiled_ascent.lower(
         state,
         problem,
@@ -106,7 +118,7 @@ def on_forced_devices(fewer):
         print(json.dumps({n: summary(fitted(over_devices(n)[1])) for n in fewer}))
         return
     mesh, rows = over_devices(MOST)
-    results = {MOST: summary(fitted(rows)), "collectives": collectives(rows)}
+    results = {MOST: summary(fitted(rows)), "grown": summary(grown(rows)), "collectives": collectives(rows)}
     # A row more than the devices divide.
     rows, weight = shard_rows(data()[:953], mesh)
     results["rows"], results["weight"] = rows.shape[0], float(weight.sum())
@@ -131,7 +143,7 @@ def as_one_of_two(port, process):
         NamedSharding(mesh, PartitionSpec("rows")), x[half * process : half * (process + 1)]
     )
     assert not rows.is_fully_addressable
-    print(json.dumps(summary(fitted(rows))))
+    print(json.dumps(summary(fitted(rows)) | {"grown": summary(grown(rows))}))
 
 
 if __name__ == "__main__":

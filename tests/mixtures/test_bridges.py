@@ -40,7 +40,7 @@ def data_of(name):
     x = some_data(name)
     if name == "product":
         return x
-    if component_of(name).translate is not None:
+    if component_of(name).location is not None:
         x = x + 3.0
     if FAMILIES[name].missing:
         x[1, 0] = x[4] = np.nan
@@ -75,6 +75,7 @@ def fit_and_source(name):
             counts,
             one,
             one,
+            1,
             True,
             1,
             0,
@@ -100,7 +101,7 @@ def latents(trace):
 )
 def test_bound_of_model_and_guide_is_e1(name, x64):
     (fit, source), x = fit_and_source(name), data_of(name)
-    _, _, bound = evaluate(jax.random.key(0), source, fit.problem, fit.factors, 400)
+    bound = evaluate(jax.random.key(0), source, fit.problem, fit.factors, 400).bound
     model, guide = nt.temper(nt.mixtures.numpyro_model(fit), alpha=fit.alpha), nt.mixtures.numpyro_guide(fit)
     draws = 2000
 

@@ -130,7 +130,7 @@ FUNCTIONS = {
     "log_evidence": ".* and log_evidence",
     "log_predictive": "log_predictive and the gain",
     "coefficients_at": "distribution and coefficients_at",
-    "translate": "translate and log_predictive",
+    "location": "location.of and its own change",
 }
 
 
@@ -162,7 +162,9 @@ def marked_component():
         log_evidence=lambda p, n, s: factor(p, "log_evidence") * c.log_evidence(p.inner, n, s),
         log_predictive=lambda q, x: factor(q, "log_predictive") * c.log_predictive(q.inner, x),
         draw=lambda sample, q: c.draw(sample, q.inner) | {"factor": factor(q, "coefficients_at")},
-        translate=lambda q, shift: q._replace(inner=c.translate(q.inner, factor(q, "translate") * shift)),
+        location=c.location._replace(
+            of=lambda q: jax.lax.stop_gradient(factor(q, "location")) * c.location.of(q.inner)
+        ),
         with_missing=None,
     )
 
@@ -178,6 +180,16 @@ def test_a_wrong_function_is_named(name, key):
     check_marked(key, np.ones(len(FUNCTIONS)))
     with pytest.raises(ValueError, match=f"known_variance: {FUNCTIONS[name]}"):
         check_marked(key, np.where(np.array(list(FUNCTIONS)) == name, 1.01, 1.0))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["linear", "sums"])
+def test_a_wrong_function_of_a_location_is_named(name, key):
+    component = component_of("known_variance")
+    right = getattr(component.location, name)
+    wrong = component.location._replace(**{name: lambda *arguments: 1.01 * right(*arguments)})
+    with pytest.raises(ValueError, match=f"known_variance: location.{name} and statistics"):
+        check_component(key, component._replace(location=wrong), some_data("known_variance"))
 
 
 @pytest.mark.full

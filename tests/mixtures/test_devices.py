@@ -63,9 +63,10 @@ def on_one_device(workers):
     # After the workers have started, so that all run side by side.
     with enable_x64():
         fit = device_worker.summary(device_worker.fitted(device_worker.data()))
+        grown = device_worker.summary(device_worker.grown(device_worker.data()))
         x = device_worker.data()[:953]
         baseline = em(jax.random.key(0), x, known_variance(2), num_components=2, num_restarts=1)
-    return fit, baseline
+    return fit, baseline, grown
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,7 @@ def assert_same(result, expected):
 
 def test_sharded_rows_give_the_fit_of_one_device(on_devices, on_one_device):
     assert_same(on_devices[str(device_worker.MOST)], on_one_device[0])
+    assert_same(on_devices["grown"], on_one_device[2])
 
 
 @pytest.mark.slow
@@ -104,7 +106,9 @@ def test_rows_that_devices_do_not_divide_are_filled_with_weight_zero(on_devices,
 
 @pytest.mark.parametrize("process", ["first", "second"])
 def test_two_processes_give_the_fit_of_one(process, workers, on_one_device):
-    assert_same(result_of(workers[process]), on_one_device[0])
+    result = result_of(workers[process])
+    assert_same(result, on_one_device[0])
+    assert_same(result["grown"], on_one_device[2])
 
 
 def test_shard_rows_checks_its_arguments():

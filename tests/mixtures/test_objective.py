@@ -27,8 +27,10 @@ from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.factors import (
+    Factors,
     MixtureProblem,
     coefficients,
+    distance,
     objective,
     penalty,
     tempered_cavi,
@@ -296,6 +298,18 @@ def test_an_empty_component_is_at_its_prior_and_costs_nothing_of_its_own(name):
     prior = jax.tree.leaves(component_of(name).prior)
     for leaf, start in zip(jax.tree.leaves(s.posterior), prior, strict=True):
         np.testing.assert_allclose(leaf[0, 1], np.asarray(start, np.float64), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", tiered([name for name in NAMES if name != "tied_gaussian"], unit=QUICK))
+def test_a_step_of_the_factors_raises_the_objective_by_their_divergence(name, x64):
+    component, alpha = component_of(name), 0.5
+    x = some_data(name)
+    _, s = run(name, x, some_responsibilities(), alpha)
+    form = (component.with_missing() if np.isnan(x).any() else component)._replace(prior=None)
+    steps = Factors(CONCENTRATION + alpha * s.omega.sum(axis=1), s.posterior)
+    before, after = (jax.tree.map(lambda leaf, t=t: leaf[t], steps) for t in (0, 1))
+    rise = jax.jit(distance, static_argnames="component")(form, before, after)
+    np.testing.assert_allclose(s.after_update[1] - s.after_responsibilities[0], rise, rtol=1e-6)
 
 
 # scikit-learn's bound is F after its M step, without these constants.

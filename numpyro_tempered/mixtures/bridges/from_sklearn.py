@@ -7,7 +7,7 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import diagonal_gaussian, gaussian, spherical_gaussian, tied_gaussian
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_by
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.result import MixtureFit
@@ -83,11 +83,10 @@ def from_sklearn(
     dtype = data.rows.dtype
     source = array_source(data, model.n_components)
     problem = problem_of(source, np.full(model.n_components, model.weight_concentration_prior_), 1.0)
-    # On the host, in double precision.
-    posterior = translate_by(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
+    posterior = translate_on_host(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
     factors = as_dtype(Factors(_host(model.weight_concentration_), posterior), dtype)
-    history = History(np.empty(0), np.empty(0), bool(model.converged_), int(model.n_iter_))
-    fit = assemble(rng_key, source, problem, 1.0, factors, history=history, num_samples=num_samples)
+    history = History(np.empty(0), np.empty(0), 1, bool(model.converged_), int(model.n_iter_))
+    fit, _ = assemble(rng_key, source, problem, 1.0, factors, history=history, num_samples=num_samples)
     return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
 
 

@@ -1,6 +1,7 @@
 """What a mixture asks of its components."""
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -11,6 +12,7 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
 from numpyro_tempered.core.model_arguments import as_array
+from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 # A NamedTuple of arrays, the family's own; a dict of such for a product of families.
@@ -21,6 +23,26 @@ Rows: TypeAlias = Array | np.ndarray
 # ``numpyro.sample``, or what takes its place: the name of a site and its distribution to a value.
 Sample: TypeAlias = Callable[[str, dist.Distribution], Array]
 T = TypeVar("T")
+
+
+class Location(NamedTuple):
+    r"""How a family whose data may be moved depends on where they are.
+
+    Sums of squares about a distant point lose the digits of a narrow component. With a location, statistics are
+    taken of deviations from centres :math:`c_j`, one of each component, that hyperparameters are relative to.
+
+    Attributes:
+        of: Hyperparameters to the location ``(..., d)``, entries of theirs that move as the data do.
+        linear: Weights ``(K, F)`` and deviations ``(K, d, n)`` to :math:`\langle w_j, T(x_i - c_j) \rangle`,
+            ``(K, n)``.
+        sums: Responsibilities ``(K, n)`` and deviations to :math:`\sum_i \omega_{ji} T(x_i - c_j)`, ``(K, F)``.
+        columns: Those that may be moved; None for all.
+    """
+
+    of: Callable[[Hyperparameters], Array]
+    linear: Callable[[Array, Array], Array]
+    sums: Callable[[Array, Array], Array]
+    columns: tuple[int, ...] | None = None
 
 
 class Component(NamedTuple):
@@ -45,7 +67,8 @@ class Component(NamedTuple):
             of this family. NaN are missing entries.
         statistics: Columns ``(d, n)`` to T ``(F, n)``.
         log_base: Columns ``(d, n)`` to log h, ``(n,)``.
-        update: ``(prior, counts (K,), sums (K, F))`` to the posterior. The prior itself where both are 0.
+        update: ``(prior, counts (K,), sums (K, F))`` to the posterior. The prior itself where both are 0. With a
+            ``location``, also that of another part of a product, priors of K components come with K first.
         coefficients: A posterior to E[c] ``(K,)`` and E[w] ``(K, F)``.
         kl: ``(posterior, prior)`` to the KL divergence, summed over components, shape ().
         log_evidence: ``(prior, counts, sums)`` to the log of ∫ exp(N_j c(θ) + ⟨sums_j, w(θ)⟩) dprior(θ), summed
@@ -61,8 +84,8 @@ class Component(NamedTuple):
         num_parameters: The number of components to the number of free parameters.
         coordinates: Rows ``(n, d)`` to points ``(n, p)`` without NaN, whose Euclidean distance separates the
             components; for starts and splits.
-        translate: ``(hyperparameters, shift (d,))`` to those of the data plus ``shift``. With it, sums are taken
-            about the mean of the data, which keeps digits. None where the family has no such hyperparameters.
+        location: How hyperparameters move with the data, so that sums are taken about the components and keep
+            their digits. None where the data may not be moved.
         with_missing: Makes the same component, without its prior, for data with missing entries, which it
             marginalises. None where the family does not allow this.
     """
@@ -83,7 +106,7 @@ class Component(NamedTuple):
     maximum_likelihood: Callable[[Hyperparameters, Array, Array], Parameters] | None
     num_parameters: Callable[[int], int]
     coordinates: Callable[[Array], Array]
-    translate: Callable[[Hyperparameters, Array], Hyperparameters] | None = None
+    location: Location | None = None
     with_missing: Callable[[], "Component"] | None = None
 
 
@@ -104,14 +127,61 @@ def as_dtype(tree: T, dtype: np.dtype | type) -> T:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
 
 
-def translate_by(component: Component, q: T, shift: Array | None) -> T:
+def translate(component: Component, q: T, shift: ArrayLike | None) -> T:
     """Hyperparameters of the data plus ``shift``; the same ones where it is None."""
-    return q if shift is None else component.translate(q, shift)  # type: ignore[misc]
+    return q if shift is None else _translate(q, shift, of=component.location.of)  # type: ignore[union-attr]
 
 
-def translate_loc(q: Hyperparameters, shift: Array) -> Hyperparameters:
-    """Hyperparameters of a location family, of the data plus ``shift``."""
-    return q._replace(loc=q.loc + shift)
+@partial(jax.jit, static_argnames="of")
+def _translate(q: T, shift: Array, *, of: Callable[[T], Array]) -> T:
+    # A location reads entries of the hyperparameters: the transpose of that adds to them.
+    loc, transpose = jax.vjp(of, q)
+    (change,) = transpose(jnp.broadcast_to(shift, loc.shape).astype(loc.dtype))
+    return jax.tree.map(jnp.add, q, change)
+
+
+def translate_on_host(component: Component, q: T, shift: np.ndarray | None) -> T:
+    """The same in double precision and as NumPy arrays: float32 would round a location far from 0."""
+    if shift is None:
+        return q
+    with double_precision():
+        return jax.tree.map(np.asarray, translate(component, as_dtype(q, jnp.float64), shift))
+
+
+def means_of(component: Component, prior: Hyperparameters, shift: Array) -> Parameters:
+    """Means of parameters under the prior of data plus ``shift`` ``(K, d)``: they move as parameters do."""
+    priors = translate(component, broadcast_prior(prior, shift.shape[0]), shift)
+    return component.draw(lambda _, fn: fn.mean, priors)
+
+
+@partial(jax.jit, static_argnames="component")
+def change_of(component: Component, prior: Hyperparameters, shift: Array) -> Parameters:
+    """How parameters change where the data move by ``shift`` ``(K, d)``; without rounding."""
+    return jax.jvp(partial(means_of, component, prior), (jnp.zeros_like(shift),), (shift,))[1]
+
+
+def loc_of(component: Component, prior: Hyperparameters, parameters: Parameters, shape: tuple[int, ...]) -> Array:
+    """The location ``(K, d)`` of parameters: the transpose of :func:`change_of`."""
+    _, transpose = jax.vjp(partial(means_of, component, prior), jnp.zeros(shape, jax.tree.leaves(prior)[0].dtype))
+    return transpose(parameters)[0]
+
+
+def move_parameters(
+    component: Component, prior: Hyperparameters, parameters: Parameters, shift: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Parameters ``(..., K, ...)`` of data plus ``shift`` ``(K, d)``, on the host in double precision."""
+    if shift is None:
+        return {name: np.asarray(value) for name, value in parameters.items()}
+    with double_precision():
+        change = change_of(component, as_dtype(prior, jnp.float64), jnp.asarray(shift))
+        return {
+            name: np.asarray(value, np.float64) + np.asarray(change[name]) for name, value in parameters.items()
+        }
+
+
+def get_loc(q: Hyperparameters) -> Array:
+    """The location of hyperparameters that name it ``loc``."""
+    return q.loc
 
 
 def missing_form(component: Component, rows: Rows) -> Component:
@@ -199,7 +269,7 @@ def per_column(value: ArrayLike, dim: int, name: str, argument: str, interval: s
     array = hyperparameter(value, name, argument, interval)
     if array.shape not in ((), (dim,)):
         raise ValueError(f"{name}: {argument} has shape {array.shape}; expected () or ({dim},).")
-    return jnp.broadcast_to(array, (dim,))
+    return namespace(array).broadcast_to(array, (dim,))
 
 
 def hyperparameter(value: ArrayLike, name: str, argument: str, interval: str = "(0, inf)") -> Array:
@@ -212,9 +282,10 @@ def hyperparameter(value: ArrayLike, name: str, argument: str, interval: str = "
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: {argument} must be real numbers, got {value!r}.")
-    # Numbers of the host get jax's default width.
-    dtype = jnp.result_type(array, float) if isinstance(array, jax.Array) else jnp.zeros(()).dtype
-    return check_numbers(jnp.asarray(array, dtype=dtype), f"{name}: {argument}", interval)
+    # Numbers of the host keep their digits until the data, and the prior with them, are moved to their mean.
+    is_on_device = isinstance(array, jax.Array)
+    array = array.astype(jnp.result_type(array, float)) if is_on_device else array.astype(np.float64)
+    return check_numbers(array, f"{name}: {argument}", interval)  # type: ignore[return-value]
 
 
 def standardised(rows: Array) -> Array:

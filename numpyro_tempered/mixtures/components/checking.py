@@ -39,7 +39,8 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
     - ``coefficients`` with the derivatives of ``log_evidence`` with respect to the counts and the sums;
     - ``kl`` with alpha E log q - log evidence: the two forms of the objective;
     - ``log_predictive`` with the gain of log evidence by one more datum;
-    - the results of ``translate`` and ``with_missing`` with those of the component itself.
+    - the functions of ``location`` with ``statistics``, and what moves with it in ``log_predictive`` and ``kl``;
+    - the results of ``with_missing`` with those of the component itself.
 
     Args:
         rng_key: Key of the drawn parameters.
@@ -162,12 +163,35 @@ def _identities(
     some = ~jnp.all(jnp.isnan(rows), axis=1)
     each_gain = jnp.where(some, gains + base, 0.0)
     pairs["log_predictive and the gain of log_evidence"] = jnp.where(some, predictive, 0.0), each_gain
-    if component.translate is not None:
-        shift = 1.0 + jnp.arange(rows.shape[1], dtype=rows.dtype)
-        new_posterior, new_prior = component.translate(posterior, shift), component.translate(prior, shift)
-        density = component.log_predictive(new_posterior, columns + shift[:, None])
-        pairs["translate and log_predictive"] = density, predictive
-        pairs["translate and kl"] = component.kl(new_posterior, new_prior), divergence
+    if component.location is not None:
+        pairs |= _location_identities(component, prior, posterior, columns, weights)
+    return pairs
+
+
+def _location_identities(
+    component: Component, prior: Hyperparameters, posterior: Hyperparameters, columns: Array, weights: Array
+) -> Identities:
+    """What should be equal before and after data, prior and posterior move, column by column."""
+    pairs: Identities = OrderedDict()
+    of, linear, weighted_sums, movable = component.location  # type: ignore[misc]
+    dim = columns.shape[0]
+    may_move = np.isin(np.arange(dim), range(dim) if movable is None else movable)
+    shift = jnp.where(may_move, 1.0 + jnp.arange(dim, dtype=columns.dtype), 0.0)
+    loc = of(posterior)
+    after, prior_after = (components.translate(component, q, shift) for q in (posterior, prior))
+    pairs["location.of and its own change"] = of(after), loc + shift
+    density = component.log_predictive(after, columns + shift[:, None])
+    pairs["location.of and log_predictive"] = density, component.log_predictive(posterior, columns)
+    pairs["location.of and kl"] = component.kl(after, prior_after), component.kl(posterior, prior)
+    deviations = columns - jnp.where(may_move, loc, 0.0)[..., None]
+    statistics = jax.vmap(component.statistics)(deviations)
+    pairs["location.linear and statistics"] = (
+        linear(weights, deviations),
+        jnp.einsum("kf,kfn->kn", weights, statistics),
+    )
+    omega = jnp.stack([jnp.arange(columns.shape[1], dtype=columns.dtype), jnp.ones(columns.shape[1])])
+    expected = jnp.einsum("kn,kfn->kf", omega, statistics)
+    pairs["location.sums and statistics"] = weighted_sums(omega, deviations), expected
     return pairs
 
 

@@ -1,13 +1,15 @@
 """Components whose columns are independent given the parameters, each of one exponential family of scalars."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 
+from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.base import Hyperparameters, Parameters, Sample
@@ -36,7 +38,7 @@ class Column(NamedTuple):
         num_statistics: r.
         num_parameters: Of one column of one component.
         coordinate: ``x`` to a scale on which a distance of 1 means as much everywhere; standardised afterwards.
-        translate: ``(hyperparameters, shift)`` to those of the data plus ``shift``; see :class:`Component`.
+        location: Hyperparameters to what of them moves as the data do; see :class:`Location`.
         valid: ``x`` to whether each entry is a datum of the family; by default any finite number is.
         expected: What a datum is, for the message, such as "a count".
     """
@@ -55,7 +57,7 @@ class Column(NamedTuple):
     num_statistics: int
     num_parameters: int
     coordinate: Callable[[Array], Array] = lambda x: x
-    translate: Callable[[Hyperparameters, Array], Hyperparameters] | None = None
+    location: Callable[[Hyperparameters], Array] | None = None
     valid: Callable[[Array], Array] | None = None
     expected: str = ""
 
@@ -113,12 +115,13 @@ def _columnwise(
         # A family may have no value at 0; one that is not counted must still be finite.
         return jnp.where(observed, function(jnp.where(observed, columns, 1.0)), 0.0)
 
-    def statistics(columns: Array) -> Array:
+    def parts_of(columns: Array) -> Arrays:
+        """Statistics ``(..., d, n)``, one after the other, and what they are counted by."""
         if not missing:
-            return jnp.concatenate(column.statistics(columns))
+            return column.statistics(columns)
         observed = ~jnp.isnan(columns)
-        parts = [jnp.where(observed, part, 0.0) for part in column.statistics(jnp.where(observed, columns, 1.0))]
-        return jnp.concatenate([*parts, observed.astype(columns.dtype)])
+        parts = column.statistics(jnp.where(observed, columns, 1.0))
+        return (*(jnp.where(observed, part, 0.0) for part in parts), observed.astype(columns.dtype))
 
     def unpack(counts: Array, sums: Array) -> tuple[Array, Arrays]:
         parts = jnp.split(sums, r + missing, axis=-1)
@@ -134,7 +137,7 @@ def _columnwise(
         name=name,
         prior=None,
         check=check or (lambda x: components.floating_rows(x, name, dim, column.valid, column.expected)),
-        statistics=statistics,
+        statistics=lambda columns: jnp.concatenate(parts_of(columns)),
         log_base=lambda columns: jnp.sum(where_observed(column.log_base, columns), axis=0),
         update=lambda prior, counts, sums: column.update(prior, *unpack(counts, sums)),
         coefficients=lambda posterior: join(*column.coefficients(posterior), missing),
@@ -149,9 +152,27 @@ def _columnwise(
         else lambda prior, counts, sums: best(prior, *unpack(counts, sums)),
         num_parameters=lambda num_components: num_components * dim * column.num_parameters,
         coordinates=lambda rows: components.standardised(column.coordinate(rows)),
-        translate=column.translate,
+        location=None if column.location is None else location_by(parts_of, column.location),
         with_missing=lambda: _columnwise(name, column, dim, check, True),
     )
+
+
+def location_by(
+    parts_of: Callable[[Array], Arrays], of: Callable[[Hyperparameters], Array]
+) -> components.Location:
+    """The location of a family whose statistics are arrays ``(..., f, n)``, one after the other."""
+
+    def linear(weights: Array, deviations: Array) -> Array:
+        parts = parts_of(deviations)
+        ends = np.cumsum([part.shape[-2] for part in parts])[:-1]
+        # Products of each part: all in one array, or sums over an axis that is not the last, take times as long.
+        pairs = zip(jnp.split(weights[..., None, :], ends, axis=-1), parts, strict=True)
+        return reduce(jnp.add, (matmul(weight, part) for weight, part in pairs))[..., 0, :]
+
+    def sums(omega: Array, deviations: Array) -> Array:
+        return jnp.concatenate([matmul(part, omega[..., None])[..., 0] for part in parts_of(deviations)], axis=-1)
+
+    return components.Location(of, linear, sums)
 
 
 def join(constant: Array, weights: Arrays, missing: bool) -> tuple[Array, Array]:

@@ -158,5 +158,5 @@ COLUMN = Column(
     maximum_likelihood=maximum_likelihood,
     num_statistics=2,
     num_parameters=2,
-    translate=components.translate_loc,
+    location=components.get_loc,
 )

@@ -89,7 +89,7 @@ def gaussian_of(dim: int) -> components.Component:
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + dim * (dim + 1) // 2),
         coordinates=components.standardised,
-        translate=components.translate_loc,
+        location=components.Location(components.get_loc, linear, weighted_sums),
     )
 
 
@@ -138,16 +138,43 @@ def log_base(columns: Array) -> Array:
     return jnp.full(columns.shape[1:], -0.5 * columns.shape[0] * special.LOG_TWO_PI, columns.dtype)
 
 
+def linear(weights: Array, deviations: Array) -> Array:
+    """The quadratic form of weights that :func:`quadratic_coefficients` gives, by the root of its matrix."""
+    dim = deviations.shape[-2]
+    i, j = np.triu_indices(dim)
+    factors = jnp.where(i == j, -2.0, -1.0).astype(weights.dtype)
+    root = cholesky(symmetric(factors * weights[..., dim:], dim))
+    offset = solve_triangular(root, weights[..., :dim, None], lower=True)
+    whitened = jnp.einsum("...ij,...in->...jn", root, deviations, precision="highest") - offset
+    return 0.5 * (jnp.sum(jnp.square(offset), axis=-2) - jnp.sum(jnp.square(whitened), axis=-2))
+
+
+def weighted_sums(omega: Array, deviations: Array) -> Array:
+    """The sums of the statistics, as products of matrices."""
+    i, j = np.triu_indices(deviations.shape[-2])
+    total = jnp.einsum("...n,...in->...i", omega, deviations, precision="highest")
+    weighted = omega[..., None, :] * deviations
+    outer = jnp.einsum("...in,...jn->...ij", weighted, deviations, precision="highest")
+    return jnp.concatenate([total, outer[..., i, j]], axis=-1)
+
+
+def symmetric(triangle: Array, dim: int) -> Array:
+    """Matrices ``(..., d, d)`` from their upper triangles, row by row."""
+    i, j = np.triu_indices(dim)
+    upper = jnp.zeros((*triangle.shape[:-1], dim, dim), triangle.dtype).at[..., i, j].set(triangle)
+    return upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
+
+
 def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
     """Sums of x and means ``(K, d)``, and scatters about them ``(K, d, d)``; 0 where a component is empty."""
     # F = d + d (d + 1) / 2.
     dim = int((np.sqrt(9 + 8 * sums.shape[-1]) - 3) / 2 + 0.5)
-    i, j = np.triu_indices(dim)
-    upper = jnp.zeros((*sums.shape[:-1], dim, dim), sums.dtype).at[..., i, j].set(sums[..., dim:])
-    outer = upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
     total = sums[..., :dim]
     mean = total / jnp.where(counts > 0, counts, 1.0)[..., None]
-    return total, mean, outer - counts[..., None, None] * outer_product(mean)
+    between = counts[..., None, None] * outer_product(mean)
+    # About a point far from the mean the difference is rounding, which must not make a matrix indefinite.
+    rounding = 4 * dim * jnp.finfo(sums.dtype).eps * jnp.eye(dim, dtype=sums.dtype)
+    return total, mean, symmetric(sums[..., dim:], dim) - between * (1.0 - rounding)
 
 
 def outer_product(vector: Array) -> Array:
@@ -158,16 +185,17 @@ def outer_product(vector: Array) -> Array:
 
 def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     """The normal-Wishart posterior."""
-    loc, kappa, scatter, between = mean_and_scatter(prior, counts, sums)
-    return NormalWishart(loc, kappa, prior.df + counts, prior.scale + scatter + between)
+    loc, kappa, scatter = mean_and_scatter(prior, counts, sums)
+    return NormalWishart(loc, kappa, prior.df + counts, prior.scale + scatter)
 
 
-def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[Array, Array, Array, Array]:
-    """Posterior means and their precisions, the scatter within components, and that about the prior mean."""
+def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[Array, Array, Array]:
+    """Posterior means and their precisions, and the scatters within components and about the prior mean."""
     total, mean, scatter = moments(counts, sums)
     kappa = prior.mean_precision + counts
     between = (prior.mean_precision * counts / kappa)[..., None, None] * outer_product(mean - prior.loc)
-    return (prior.mean_precision * prior.loc + total) / kappa[..., None], kappa, scatter, between
+    prior_total = prior.mean_precision[..., None] * prior.loc
+    return (prior_total + total) / kappa[..., None], kappa, scatter + between
 
 
 def cholesky(matrix: Array) -> Array:

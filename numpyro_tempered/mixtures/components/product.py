@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, Sample
@@ -123,9 +124,25 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
             parameters[part.name] = part.component.maximum_likelihood(prior[part.name], counts, piece)  # type: ignore[misc]
         return _with_names(parameters)
 
-    def translate(q: Hyperparameters, shift: Array) -> Hyperparameters:
-        return {part.name: part.component.translate(q[part.name], shift[part.column_index]) for part in parts}  # type: ignore[misc]
+    located = tuple(part for part in parts if part.component.location is not None)
 
+    def location_of(q: Hyperparameters) -> Array:
+        locations = {part.name: part.component.location.of(q[part.name]) for part in located}  # type: ignore[union-attr]
+        first = next(iter(locations.values()))
+        loc = jnp.zeros((*first.shape[:-1], sum(len(part.columns) for part in parts)), first.dtype)
+        for part in located:
+            loc = loc.at[..., part.column_index].set(locations[part.name])
+        return loc
+
+    def linear(weights: Array, deviations: Array) -> Array:
+        pieces = split(weights)
+        return total(lambda part: _linear(part, pieces[part.name], deviations[:, part.column_index]))
+
+    def sums(omega: Array, deviations: Array) -> Array:
+        return jnp.concatenate([_sums(part, omega, deviations[:, part.column_index]) for part in parts], axis=-1)
+
+    movable = tuple(sorted(column for part in located for column in _movable(part)))
+    columns = None if len(movable) == sum(len(part.columns) for part in parts) else movable
     return Component(
         name="product",
         prior=None,
@@ -149,9 +166,28 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
         coordinates=lambda rows: jnp.concatenate(
             [part.component.coordinates(rows[:, part.column_index]) for part in parts], axis=1
         ),
-        translate=translate if all(family.translate for family in families) else None,
+        location=components.Location(location_of, linear, sums, columns) if located else None,
         with_missing=(lambda: _product(structure, True)) if any(f.with_missing for f in families) else None,
     )
+
+
+def _movable(part: Part) -> tuple[int, ...]:
+    """The columns of the whole that a part lets move."""
+    inside = part.component.location.columns  # type: ignore[union-attr]
+    return part.columns if inside is None else tuple(part.columns[i] for i in inside)
+
+
+def _linear(part: Part, weights: Array, deviations: Array) -> Array:
+    """The part's share of the log density; without a location its deviations are the data, for all components."""
+    if part.component.location is None:
+        return matmul(weights, part.component.statistics(deviations[0]))
+    return part.component.location.linear(weights, deviations)
+
+
+def _sums(part: Part, omega: Array, deviations: Array) -> Array:
+    if part.component.location is None:
+        return matmul(omega, part.component.statistics(deviations[0]).T)
+    return part.component.location.sums(omega, deviations)
 
 
 def _missing_part(part: Part) -> Part:

@@ -10,7 +10,7 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
-from numpyro_tempered.mixtures.components.columnwise import join
+from numpyro_tempered.mixtures.components.columnwise import Arrays, join, location_by
 from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, rate_of
 
 
@@ -65,11 +65,11 @@ def spherical_gaussian(
 def _spherical(dim: int, missing: bool) -> components.Component:
     """The functions; with missing entries, the statistics count the observed ones of each column."""
 
-    def statistics(columns: Array) -> Array:
+    def parts_of(columns: Array) -> Arrays:
         observed = ~jnp.isnan(columns)
         filled = jnp.where(observed, columns, 0.0) if missing else columns
-        parts = [filled, jnp.sum(jnp.square(filled), axis=0, keepdims=True)]
-        return jnp.concatenate([*parts, observed.astype(columns.dtype)] if missing else parts)
+        parts = filled, matmul(jnp.ones((1, dim), columns.dtype), jnp.square(filled))
+        return (*parts, observed.astype(columns.dtype)) if missing else parts
 
     def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
         """Observed entries and means ``(K, d)``, and the sum of squares about the means ``(K,)``."""
@@ -108,7 +108,7 @@ def _spherical(dim: int, missing: bool) -> components.Component:
         name="spherical_gaussian",
         prior=None,
         check=lambda x: components.floating_rows(x, "spherical_gaussian", dim),
-        statistics=statistics,
+        statistics=lambda columns: jnp.concatenate(parts_of(columns)),
         log_base=log_base,
         update=update,
         coefficients=coefficients,
@@ -121,7 +121,7 @@ def _spherical(dim: int, missing: bool) -> components.Component:
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * (dim + 1),
         coordinates=coordinates,
-        translate=components.translate_loc,
+        location=location_by(parts_of, components.get_loc),
         with_missing=lambda: _spherical(dim, True),
     )
 

@@ -61,12 +61,20 @@ def _tied(dim: int) -> Component:
         name="tied_gaussian",
         check=lambda x: floating_rows(x, "tied_gaussian", dim),
         update=update,
+        coefficients=lambda q: gaussian.coefficients(shared(q)),
         kl=kl,
         log_evidence=log_evidence,
+        log_predictive=lambda q, columns: gaussian.log_predictive(shared(q), columns),
         draw=draw,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * dim + dim * (dim + 1) // 2,
     )
+
+
+def shared(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
+    """The same with the first component's precision in the place of the others'."""
+    one = of_precision(q)
+    return q._replace(df=jnp.broadcast_to(one.df, q.df.shape), scale=jnp.broadcast_to(one.scale, q.scale.shape))
 
 
 def of_precision(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
@@ -76,15 +84,16 @@ def of_precision(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
 
 def update(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> gaussian.NormalWishart:
     """The joint posterior of the means and the precision."""
-    loc, kappa, scatter, between = gaussian.mean_and_scatter(prior, counts, sums)
-    df = jnp.broadcast_to(prior.df + jnp.sum(counts), counts.shape)
-    matrix = prior.scale + jnp.sum(scatter + between, axis=0)
+    loc, kappa, scatter = gaussian.mean_and_scatter(prior, counts, sums)
+    precision = of_precision(prior)
+    df = jnp.broadcast_to(precision.df + jnp.sum(counts), counts.shape)
+    matrix = precision.scale + jnp.sum(scatter, axis=0)
     return gaussian.NormalWishart(loc, kappa, df, jnp.broadcast_to(matrix, scatter.shape))
 
 
 def kl(q: gaussian.NormalWishart, p: gaussian.NormalWishart) -> Array:
     """KL of the K means given the precision, in expectation, and KL of the shared precision."""
-    return jnp.sum(gaussian.kl_of_mean(q, p)) + gaussian.wishart_kl(of_precision(q), p)
+    return jnp.sum(gaussian.kl_of_mean(shared(q), p)) + gaussian.wishart_kl(of_precision(q), p)
 
 
 def log_evidence(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Array:

@@ -1,0 +1,220 @@
+"""Single precision: narrow components far from each other, and data far from 0."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import enable_x64, tiered
+
+import numpyro_tempered as nt
+from numpyro_tempered.mixtures import search
+from numpyro_tempered.mixtures.evidence import check_resolution, with_losses
+from numpyro_tempered.mixtures.factors import MixtureProblem, coefficients, first_factors
+from numpyro_tempered.mixtures.prepare import move, prepare
+from numpyro_tempered.mixtures.sweep import base_sum, in_blocks, make_blocks
+
+# Three clusters of standard deviation 1 that are this far from each other.
+GAP, N, D = 1e4, 90, 2
+LABELS = np.repeat(np.arange(3), N // 3)
+X = GAP * np.array([[-1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[LABELS] + np.random.default_rng(0).normal(size=(N, D))
+FAR = 1e8
+GAUSSIANS = {
+    "known_variance": lambda dim, loc: nt.mixtures.known_variance(dim, prior_loc=loc, prior_scale=GAP),
+    "diagonal_gaussian": lambda dim, loc: nt.mixtures.diagonal_gaussian(dim, loc=loc, mean_precision=1e-8),
+    "spherical_gaussian": lambda dim, loc: nt.mixtures.spherical_gaussian(dim, loc=loc, mean_precision=1e-8),
+    "gaussian": lambda dim, loc: nt.mixtures.gaussian(dim, loc=loc, mean_precision=1e-8),
+    "tied_gaussian": lambda dim, loc: nt.mixtures.tied_gaussian(dim, loc=loc, mean_precision=1e-8),
+}
+OPTIONS = {"num_components": 3, "num_restarts": 2}
+
+
+def fit(component, x=X, **options):
+    return nt.mixtures.fit(jax.random.key(0), x, component, **(OPTIONS | {"num_samples": 0} | options))
+
+
+def in_double(function):
+    with enable_x64():
+        return function()
+
+
+def sorted_loc(values, column=0):
+    return np.sort(np.asarray(values, np.float64)[:, column])
+
+
+@functools.partial(jax.jit, static_argnames="component")
+def first(component, prior, rows, omega):
+    blocks = make_blocks(rows, jnp.ones(len(rows), rows.dtype), 32)
+    problem = MixtureProblem(
+        prior, jnp.ones(3, rows.dtype), jnp.asarray(0.5, rows.dtype), base_sum(component, blocks)
+    )
+    factors = first_factors(component, problem, in_blocks(omega, 32), blocks)
+    return factors, coefficients(component, factors)
+
+
+@pytest.mark.parametrize("name", GAUSSIANS)
+def test_factors_and_coefficients_of_narrow_clusters_keep_their_digits(name):
+    omega = np.eye(3)[LABELS]
+
+    data = prepare(X, GAUSSIANS[name](D, 0.0), None)
+
+    def run(dtype):
+        rows, prior = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (data.rows, data.prior))
+        return jax.tree.map(np.asarray, first(data.component, prior, rows, omega.astype(dtype)))
+
+    single, double = run(np.float32), in_double(lambda: run(np.float64))
+    for ours, exact in zip(jax.tree.leaves(single), jax.tree.leaves(double), strict=True):
+        assert ours.dtype == np.float32
+        # Relative to the largest of each kind: cross moments are small by chance.
+        np.testing.assert_allclose(ours, exact, rtol=2e-5, atol=2e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "offset"), tiered([(n, o) for n in GAUSSIANS for o in (0.0, FAR)], unit=[("gaussian", FAR)])
+)
+def test_the_objective_is_that_of_double_precision(name, offset):
+    component, x = GAUSSIANS[name](D, offset), X + offset
+    single, double = fit(component, x), in_double(lambda: fit(component, x))
+    assert single.converged
+    assert single.factors.concentration.dtype == np.float32
+    # Rows themselves are held to 1e-3 of a standard deviation: some 1e-5 a datum.
+    np.testing.assert_allclose(single.objective, double.objective, rtol=0, atol=2e-4 * N)
+    np.testing.assert_allclose(sorted_loc(single.posterior.loc) - offset, sorted_loc(X[[15, 45, 75]]), atol=4.0)
+    np.testing.assert_allclose(
+        sorted_loc(single.posterior.loc), sorted_loc(double.posterior.loc), rtol=0, atol=2e-3
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", GAUSSIANS)
+def test_sources_and_steps_agree_with_double_precision(name):
+    component = GAUSSIANS[name](D, FAR)
+    key, chunks = jax.random.key(0), [X[:40] + FAR, X[40:] + FAR]
+
+    def run():
+        in_chunks = nt.mixtures.fit_chunks(key, chunks, component, num_samples=2, **OPTIONS)
+        stochastic = nt.mixtures.fit_stochastic(
+            key, chunks, component, num_samples=2, batch_size=30, num_passes=3, **OPTIONS
+        )
+        likelihood = nt.mixtures.em(key, X + FAR, component, **OPTIONS)
+        return in_chunks, stochastic, likelihood
+
+    single, double = run(), in_double(run)
+    for ours, exact in zip(single[:2], double[:2], strict=True):
+        np.testing.assert_allclose(ours.objective, exact.objective, rtol=0, atol=1e-3 * N)
+        np.testing.assert_allclose(
+            sorted_loc(ours.posterior.loc), sorted_loc(exact.posterior.loc), rtol=0, atol=2e-3
+        )
+    np.testing.assert_allclose(single[2].log_likelihood, double[2].log_likelihood, rtol=0, atol=1e-3 * N)
+    np.testing.assert_allclose(
+        sorted_loc(single[2].parameters["loc"]), sorted_loc(double[2].parameters["loc"]), rtol=0, atol=2e-3
+    )
+
+
+@pytest.mark.full
+def test_moves_keep_digits():
+    stuck = nt.mixtures.given_responsibilities(np.where(LABELS == 2, 1, LABELS) + 1)
+    component = GAUSSIANS["diagonal_gaussian"](D, 0.0)
+    before, after = (fit(component, start=stuck, num_moves=moves) for moves in (0, 8))
+    double = in_double(lambda: fit(component))
+    assert before.objective < double.objective - 100.0
+    assert after.num_moves > 0
+    np.testing.assert_allclose(after.objective, double.objective, rtol=0, atol=1e-3 * N)
+
+
+@pytest.mark.full
+def test_predictions_far_from_zero_keep_their_digits():
+    near, far = (fit(GAUSSIANS["gaussian"](D, offset), X + offset) for offset in (0.0, FAR))
+    np.testing.assert_allclose(
+        nt.mixtures.log_predictive(far, X + FAR), nt.mixtures.log_predictive(near, X), atol=1e-2
+    )
+    np.testing.assert_array_equal(nt.mixtures.predict(far, X + FAR), nt.mixtures.predict(near, X))
+    rows, labels = nt.mixtures.sample(jax.random.key(1), far, 30)
+    deviations = rows - far.posterior.loc[np.asarray(labels)]
+    # Student's t of some 30 degrees of freedom, in steps of 1e-3: near 1e8 those of float32 are 8.
+    assert np.abs(deviations).max() < 5.0
+    assert len(np.unique(np.round(rows, 1))) > 40
+    draws = nt.mixtures.sample_parameters(jax.random.key(1), far, 20)
+    deviations = draws["loc"] - far.posterior.loc
+    assert 0.05 < deviations.std() < 0.5
+    np.testing.assert_allclose(deviations.mean(axis=0), 0.0, atol=0.3)
+
+
+@pytest.mark.full
+def test_columns_of_a_product_move_where_they_may():
+    """Codes stay where they are, beside a Gaussian column far from 0."""
+    parts = {"size": GAUSSIANS["diagonal_gaussian"](1, FAR), "kind": nt.mixtures.categorical([3])}
+    component = nt.mixtures.product(parts, {"size": [1], "kind": [0]})
+    x = np.stack([LABELS.astype(float), X[:, 0] + FAR], axis=1)
+    single, double = fit(component, x), in_double(lambda: fit(component, x))
+    assert single.centre[0] == 0.0
+    np.testing.assert_allclose(single.objective, double.objective, rtol=0, atol=1e-3 * N)
+    np.testing.assert_allclose(
+        sorted_loc(single.posterior["size"].loc), sorted_loc(double.posterior["size"].loc), rtol=0, atol=2e-3
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["diagonal_gaussian", "gaussian", "tied_gaussian"])
+def test_columns_of_different_units(name):
+    x = (X / GAP + 0.1 * np.random.default_rng(1).normal(size=X.shape)) * [1e-6, 1e6]
+    component = getattr(nt.mixtures, name)(D, **nt.mixtures.scaled_to(x))
+    single, double = fit(component, x), in_double(lambda: fit(component, x))
+    assert single.converged
+    np.testing.assert_allclose(single.objective, double.objective, rtol=0, atol=1e-5 * N)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_data_that_were_rounded_before_are_refused(place):
+    """As float32 they are multiples of 8."""
+    x = (X + FAR).astype(np.float32)
+    component = GAUSSIANS["diagonal_gaussian"](D, FAR)
+    with pytest.raises(
+        FloatingPointError, match=r"numbers there are held to 1[0-9], which .* in float64 as a NumPy"
+    ):
+        fit(component, x if place == "host" else jnp.asarray(x))
+    with pytest.raises(FloatingPointError, match="every restart of EM collapsed"):
+        nt.mixtures.em(jax.random.key(0), x, component, **OPTIONS)
+
+
+def test_a_component_is_refused_where_the_spacing_of_its_data_is_wider():
+    data = prepare(X + FAR, GAUSSIANS["known_variance"](D, FAR), None)
+    omega = np.eye(3, dtype=np.float32)[LABELS]
+    factors, _ = first(data.component, data.prior, data.rows, omega)
+    counts = np.full(3, 30.0)
+    of_host = with_losses(coefficients, data.component, factors, data.centre, data.spacings)
+    check_resolution(data.component, *of_host[1:], counts)
+    # Half of the squared spacing in standard deviations, for each of two columns.
+    eps = np.finfo(np.float32).eps
+    np.testing.assert_allclose(of_host[1], eps * np.abs(factors.posterior.loc), rtol=1e-5, atol=1e-8)
+    rounded = with_losses(coefficients, data.component, factors, data.centre, (eps, eps))
+    np.testing.assert_allclose(
+        rounded[2], np.square(eps * (FAR + factors.posterior.loc)).sum(axis=1) / 2, rtol=1e-4
+    )
+    with pytest.raises(FloatingPointError, match=r"component . of .known_variance. is too narrow"):
+        check_resolution(data.component, *rounded[1:], counts)
+    # What holds no data loses nothing.
+    check_resolution(data.component, *rounded[1:], np.zeros(3))
+
+
+@pytest.mark.full
+def test_a_fit_that_double_precision_would_continue_has_not_converged(monkeypatch):
+    component = GAUSSIANS["known_variance"](D, 0.0)
+    assert fit(component).converged
+
+    def assemble(*arguments, **options):
+        return search_assemble(*arguments, **options)[0], 1e-3 * N
+
+    search_assemble = search.assemble
+    monkeypatch.setattr(search, "assemble", assemble)
+    with pytest.warns(
+        UserWarning, match=r"a step in double precision raises its objective by 0.09 nats, which float32"
+    ):
+        assert not fit(component).converged
+
+
+def test_the_centre_of_data_on_the_device_is_subtracted_in_two_parts():
+    centre = np.array([1e8 + 3.3])
+    np.testing.assert_allclose(move(jnp.array([[1e8 + 16.0]]), centre), [[16.0 - 3.3]], rtol=1e-6)
