@@ -103,9 +103,11 @@ def components_of(name, x):
 # %% [markdown]
 # ## Fits
 #
-# `num_components_path` fits all K at all alphas, each from random starts and from the fit at the next larger
-# alpha. A selection is uncertain where restarts of the selected K, or of the runner-up, differ by more than the
-# margin between the two, errors of E1 included. Richardson and Green's posterior of K has a uniform prior on
+# `num_components_path` fits all K at all alphas, each from random starts, from the fit at the next larger alpha,
+# and from that of the next smaller K, with empty components and with parts of its components split off. A
+# selection is uncertain where the error of E1 of the selected K, or of the runner-up, exceeds the margin between
+# the two: two Monte Carlo errors, and where fewer than two starts reach within 0.1 nat of the best, the
+# difference between the best and the median start. Richardson and Green's posterior of K has a uniform prior on
 # K and counts all labellings of the components: the path has what is needed to do the same at alpha = 1.
 
 
@@ -175,7 +177,7 @@ def analyse(name):
     chosen = group(paths[0], "num_components_path")["selected"]
     for alpha in ALPHAS if name == "digits" else DRAWN:
         k, warm = int(chosen.sel(alpha=alpha)), None
-        for above in sorted((a for a in ALPHAS if a >= alpha), reverse=True):  # as the path does
+        for above in sorted((a for a in ALPHAS if a >= alpha), reverse=True):  # from the next larger alpha
             warm = nt.mixtures.fit(
                 fit_key, table.x, first, num_components=k, alpha=above, warm_start=warm, **fit_options
             )
@@ -204,10 +206,10 @@ print(table.drop(columns=["family", "literature"]).to_string(index=False))
 # %%
 criteria = pd.concat([result.criteria for result in results.values()])
 columns = ["data", "prior", "alpha", "num_components", "elbo", "se", "objective", "criterion", "rank"]
-columns += ["num_occupied", "spread", "uncertain", "converged", "bic", "icl"]
+columns += ["num_occupied", "num_best", "spread", "uncertain", "converged", "bic", "icl"]
 criteria[columns].to_csv(options.output / "mixtures_real_criteria.csv", index=False, float_format="%.7g")
 at_one = criteria[(criteria.alpha == 1.0) & (criteria.prior == criteria.groupby("data").prior.transform("first"))]
-shown = at_one[["data", "num_components", "criterion", "se", "num_occupied", "spread", "bic", "icl"]]
+shown = at_one[["data", "num_components", "criterion", "se", "num_occupied", "num_best", "spread", "bic", "icl"]]
 print(shown.round(1).to_string(index=False))
 
 # %% [markdown]
