@@ -73,6 +73,7 @@ class History(NamedTuple):
     trace: np.ndarray
     objectives: np.ndarray
     num_best: int
+    spread: float
     converged: bool
     num_iter: int
 
@@ -81,8 +82,10 @@ class History(NamedTuple):
         """The history of the best start, with the objectives of all, restarts first."""
         num_iter = int(state.num_iter[best])
         trace = np.asarray(state.trace[:num_iter, best])
-        num_best = count_best(objectives, num_restarts, float(trace[-1]))
-        return cls(trace, objectives, num_best, bool(state.converged[best]), num_iter)
+        value = float(trace[-1])
+        num_best = count_best(objectives, num_restarts, value)
+        spread = max(float(objectives.max()), value) - float(np.median(objectives[:num_restarts]))
+        return cls(trace, objectives, num_best, spread, bool(state.converged[best]), num_iter)
 
 
 def count_best(objectives: np.ndarray, num_restarts: int, value: float = -np.inf) -> int:

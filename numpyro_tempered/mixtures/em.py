@@ -46,6 +46,7 @@ class MixtureEM(NamedTuple):
             share of the pseudo-data.
         objectives: That of every restart, ``(R,)``; -inf for one that collapsed.
         num_best: Restarts that reach within 0.1 nat of the best.
+        spread: That of the best restart less the median's, in nats.
         converged: Whether the best restart ended by the tolerance.
         num_iter: Passes over the data of the best restart.
         total: The sum of the weights of the data.
@@ -64,6 +65,7 @@ class MixtureEM(NamedTuple):
     trace: np.ndarray
     objectives: np.ndarray
     num_best: int
+    spread: float
     converged: bool
     num_iter: int
     total: float

@@ -32,6 +32,8 @@ T = TypeVar("T")
 OCCUPIED = 1.0
 # Nats that the spacing of the data may take from the log density of a datum.
 RESOLUTION = 1e-3
+# Nats of rounding of a log density from which on responsibilities are rounding, and F is off by itself.
+LARGEST_ROUNDING = 1.0
 
 
 class BoundEstimate(NamedTuple):
@@ -89,9 +91,10 @@ def evaluate(
     """F, counts and E1 at given factors, in double precision.
 
     Raises:
-        FloatingPointError: If a component is narrower than the spacing of its data.
+        FloatingPointError: If a component is narrower than the spacing of its data, or its log densities are
+            rounding.
     """
-    component, draws = source.data.component, None
+    component, draws, dtype = source.data.component, None, factors.concentration.dtype
     with double_precision():
         problem, factors = as_dtype((problem, factors), jnp.float64)
         if num_samples:
@@ -104,6 +107,7 @@ def evaluate(
         value, rise, gaps = _values(component, problem, factors, draws, final)
         counts = np.asarray(final.sums.counts)
         check_resolution(component, spacing, losses, counts)
+        check_rounding(component, mixture, final.sums, dtype)
         bound = BoundEstimate.of(float(value), np.asarray(gaps)) if num_samples else None
         return Evaluation(float(value), float(rise), counts, bound)
 
@@ -161,6 +165,33 @@ def check_resolution(component: Component, spacing: Array, losses: Array, counts
             f"{np.max(spacing[j]):.2g}, which takes {of_data[j]:.2g} nats from the log density of a datum. Give "
             "the data in float64 as a NumPy array, whose mean is subtracted before they are rounded, widen the "
             "prior, or let jax have 64 bits."
+        )
+
+
+def check_rounding(component: Component, mixture: Coefficients, sums: Sums, dtype: np.dtype) -> None:
+    """Refuse a mixture whose log densities are differences of numbers that are too large for the precision.
+
+    Such are those of counts: x log λ - λ of a million.
+
+    Args:
+        component: The family.
+        mixture: Its coefficients.
+        sums: At these.
+        dtype: Of the passes over the data.
+
+    Raises:
+        FloatingPointError: If rounding takes more than ``LARGEST_ROUNDING`` from the log density of a mean datum.
+    """
+    counts = np.asarray(sums.counts)
+    terms = np.abs(np.asarray(mixture.weights * sums.statistics)).sum(axis=1)
+    size = np.abs(np.asarray(mixture.constant)) + terms / np.maximum(counts, OCCUPIED)
+    of_data = np.where(counts >= OCCUPIED, size, 0.0)
+    j = int(np.argmax(of_data))
+    rounding = 0.5 * float(jnp.finfo(dtype).eps) * of_data[j]
+    if rounding > LARGEST_ROUNDING:
+        raise FloatingPointError(
+            f"the log densities of component {j} of {component.name!r} are differences of numbers of size "
+            f"{of_data[j]:.2g}, which {dtype} holds to {rounding:.2g} nats: let jax have 64 bits."
         )
 
 

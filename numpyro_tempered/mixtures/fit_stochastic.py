@@ -135,7 +135,8 @@ def fit_stochastic(
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
     trace, num_best = objectives[best : best + 1].astype(total.dtype), ascent.count_best(objectives, num_restarts)
-    history = ascent.History(trace, objectives, num_best, False, num_passes)
+    spread = float(objectives[best] - np.median(objectives))
+    history = ascent.History(trace, objectives, num_best, spread, False, num_passes)
     factors = ascent.restart(factors, best)
     return assemble(draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples)[
         0

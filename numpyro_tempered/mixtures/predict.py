@@ -9,7 +9,13 @@ from jax.scipy.special import logsumexp
 
 from numpyro_tempered.core.checks import check_count, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, Parameters, missing_form, move_parameters
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Parameters,
+    as_dtype,
+    missing_form,
+    move_parameters,
+)
 from numpyro_tempered.mixtures.evidence import draw_parameters
 from numpyro_tempered.mixtures.factors import Factors, coefficients
 from numpyro_tempered.mixtures.prepare import automatic, move
@@ -39,8 +45,7 @@ def responsibilities(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> nt.mixtures.responsibilities(fit, x).round(2).max(axis=1).tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    component, rows = _rows(fit, x)
-    return _responsibilities(component, fit.factors, rows)
+    return _responsibilities(*_at_rows(fit, x))
 
 
 def predict(fit: MixtureFit, x: ArrayLike) -> Array:
@@ -85,14 +90,12 @@ def log_predictive(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> round(float(np.exp(nt.mixtures.log_predictive(fit, grid)).sum() * 0.02), 3)
         1.0
     """
-    component, rows = _rows(fit, x)
-    return _log_predictive(component, fit.factors, rows)
+    return _log_predictive(*_at_rows(fit, x))
 
 
 def predictive_parts(fit: MixtureFit, x: ArrayLike) -> Array:
     """The parts of the predictive density by component, as logarithms ``(n, K)``; see :func:`log_predictive`."""
-    component, rows = _rows(fit, x)
-    return _predictive_parts(component, fit.factors, rows).T
+    return _predictive_parts(*_at_rows(fit, x)).T
 
 
 @key_first
@@ -118,7 +121,7 @@ def sample(rng_key: Array, fit: MixtureFit, num_rows: int) -> tuple[Array, Array
         ((5, 1), (5,))
     """
     check_count(num_rows, "num_rows")
-    rows, labels = _sample(jax.random.split(rng_key, num_rows), fit.component, fit.factors)
+    rows, labels = _sample(jax.random.split(rng_key, num_rows), fit.component, factors_of(fit))
     return (rows if fit.centre is None else np.asarray(rows, np.float64) + fit.centre), labels
 
 
@@ -144,7 +147,7 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
         (7, 2, 1)
     """
     check_count(num_samples, "num_samples")
-    parameters = _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, fit.factors)
+    parameters = _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, factors_of(fit))
     if fit.centre is None:
         return parameters
     weights = parameters.pop("weights")
@@ -152,10 +155,15 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
     return {"weights": weights} | move_parameters(fit.component, fit.problem.prior, parameters, shift)
 
 
-def _rows(fit: MixtureFit, x: ArrayLike) -> tuple[Component, Array]:
-    rows = fit.component.check(automatic(x))
+def factors_of(fit: MixtureFit) -> Factors:
+    """The factors in a precision that JAX has now: a fit may be of a session with 64 bits."""
+    return as_dtype(fit.factors, jax.dtypes.canonicalize_dtype(fit.factors.concentration.dtype))
+
+
+def _at_rows(fit: MixtureFit, x: ArrayLike) -> tuple[Component, Factors, Array]:
+    rows, factors = fit.component.check(automatic(x)), factors_of(fit)
     component = fit.component if is_traced(rows) else missing_form(fit.component, rows)
-    return component, move(rows, fit.centre).astype(fit.factors.concentration.dtype)
+    return component, factors, move(rows, fit.centre).astype(factors.concentration.dtype)
 
 
 @partial(jax.jit, static_argnames="component")

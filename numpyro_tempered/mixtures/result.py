@@ -42,6 +42,7 @@ class MixtureFit(NamedTuple):
             restarts are those from a warm start of fewer components.
         num_best: Starts that reach within 0.1 nat of the best, moves included; those from fewer components count
             as one. An optimum that one start alone reaches is not to be trusted.
+        spread: F of the best start less the median of the restarts, in nats; 0 for one start.
         converged: Whether the best restart ended by the tolerance.
         num_iter: Passes over the data of the best restart; after a move, since it.
         num_moves: Moves that were accepted.
@@ -59,6 +60,7 @@ class MixtureFit(NamedTuple):
     trace: np.ndarray
     objectives: np.ndarray
     num_best: int
+    spread: float
     converged: bool
     num_iter: int
     num_moves: int
@@ -73,11 +75,6 @@ class MixtureFit(NamedTuple):
     def num_occupied(self) -> int:
         """Components that hold at least one datum's weight."""
         return int(np.sum(self.counts >= OCCUPIED))
-
-    @property
-    def spread(self) -> float:
-        """The best start's F less the median's, in nats; 0 for one start."""
-        return float(self.objectives.max() - np.median(self.objectives))
 
     @property
     def kl(self) -> float:

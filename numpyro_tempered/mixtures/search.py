@@ -140,7 +140,8 @@ def check_fall(source: Source, problem: MixtureProblem, state: Ascent[Visit[Fact
     """
     fall, component = np.asarray(state.fall), source.data.component
     worst = int(np.argmax(fall))
-    if fall[worst] > 0 and step_error(source, problem, restart(state.point, worst)) <= limit:
+    # Falls of less than what counts as converged are those of ill-conditioned priors.
+    if fall[worst] > limit and step_error(source, problem, restart(state.point, worst)) <= limit:
         raise RuntimeError(
             f"the objective of restart {worst} fell by {fall[worst]:.3g} nats, which coordinate ascent cannot "
             f"do: update, coefficients and kl of the component {component.name!r} do not belong together."

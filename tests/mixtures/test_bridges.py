@@ -76,6 +76,7 @@ def fit_and_source(name):
             one,
             one,
             1,
+            0.0,
             True,
             1,
             0,

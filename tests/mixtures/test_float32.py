@@ -1,6 +1,7 @@
 """Single precision: narrow components far from each other, and data far from 0."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +198,45 @@ def test_a_component_is_refused_where_the_spacing_of_its_data_is_wider():
         check_resolution(data.component, *rounded[1:], counts)
     # What holds no data loses nothing.
     check_resolution(data.component, *rounded[1:], np.zeros(3))
+
+
+@pytest.mark.full
+def test_counts_whose_log_densities_are_rounding_are_refused():
+    """x log λ - λ of 10^8 has no digit behind the point in single precision: all data were in one component."""
+    rate, rng = 1e8, np.random.default_rng(7)
+    counts = np.concatenate([rng.poisson(rate, 60), rng.poisson(rate + 8.0 * rate**0.5, 60)])
+    component = nt.mixtures.poisson(1, rate=1.0 / rate)
+    options = {"x": counts, "num_components": 2}
+    with pytest.raises(FloatingPointError, match=r"size 1.9e\+09, which float32 holds to 1.2e\+02 nats"):
+        fit(component, **options)
+    assert in_double(lambda: sorted(fit(component, **options).counts.round())) == [60, 60]
+
+
+def test_a_fall_of_what_counts_as_converged_is_rounding(monkeypatch):
+    monkeypatch.setattr(search, "step_error", lambda source, problem, visit: 0.0)
+    component = nt.mixtures.known_variance(1)
+    source, factors = SimpleNamespace(data=SimpleNamespace(component=component)), np.zeros(2)
+
+    def state(fall):
+        return SimpleNamespace(fall=np.array([0.0, fall]), point=factors)
+
+    search.check_fall(source, None, state(0.9e-3), limit=1e-3)
+    with pytest.raises(RuntimeError, match=r"of restart 1 fell by 0\.5 nats"):
+        search.check_fall(source, None, state(0.5), limit=1e-3)
+
+
+@pytest.mark.full
+def test_a_fit_in_double_precision_serves_in_single():
+    component = nt.mixtures.gaussian(D, **nt.mixtures.scaled_to(X))
+    double, single = in_double(lambda: fit(component)), fit(component)
+    key = jax.random.key(1)
+    for function in (nt.mixtures.responsibilities, nt.mixtures.log_predictive):
+        assert function(double, X).dtype == jnp.float32
+        np.testing.assert_allclose(function(double, X), in_double(lambda f=function: f(double, X)), atol=1e-4)
+    rows, _ = nt.mixtures.sample(key, double, 5)
+    assert np.isfinite(rows).all()
+    assert nt.mixtures.sample_parameters(key, double, 5)["weights"].shape == (5, 3)
+    assert double.objective == pytest.approx(single.objective, abs=1e-3 * N)
 
 
 @pytest.mark.full

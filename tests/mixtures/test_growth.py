@@ -1,6 +1,7 @@
 """Mixtures that start from a fit with fewer components: F falls by no more than empty ones cost."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from mixture_families import component_of, some_data
 from scipy.special import betaln, gammaln
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures.ascent import count_best
+from numpyro_tempered.mixtures.ascent import History, count_best
 from numpyro_tempered.mixtures.factors import coefficients, objective
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.search import pad, warm_factors
@@ -217,15 +218,22 @@ def test_starts_that_reach_the_best_are_counted():
     assert count_best(np.array([-5.0, -5.0]), 2, -4.8) == 0
 
 
+def test_the_spread_is_that_of_the_restarts():
+    """Starts from a fit with fewer components agree among each other, which shows nothing."""
+    objectives = np.array([-9.0, -7.0, -5.0, -5.0, -5.0, -5.0])
+    state = SimpleNamespace(num_iter=np.full(6, 2), trace=np.tile(objectives, (2, 1)), converged=np.full(6, True))
+    assert History.of(state, 2, objectives, 2).spread == 3.0
+    # After a move.
+    state.trace += 1.0
+    assert History.of(state, 2, objectives, 2).spread == 4.0
+
+
 @pytest.mark.full
 def test_an_optimum_that_one_start_reaches_is_uncertain(two_fits):
     one, two = two_fits[1], two_fits[2]
     assert one.num_best == 4
     # A large margin, so that the standard errors decide nothing.
-    confirmed, alone = (
-        two._replace(objectives=two.objectives.max() - np.array([0.0, 0.0, 2000.0, 2000.0]), num_best=n)
-        for n in (2, 1)
-    )
+    confirmed, alone = (two._replace(spread=1000.0, num_best=n) for n in (2, 1))
     log_weights = np.log([0.5, 0.25])
     for fit, expected in ((confirmed, False), (alone, True)):
         columns = criterion_columns({1: one, 2: fit}, log_weights, False)

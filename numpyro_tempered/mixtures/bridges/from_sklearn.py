@@ -85,7 +85,7 @@ def from_sklearn(
     problem = problem_of(source, np.full(model.n_components, model.weight_concentration_prior_), 1.0)
     posterior = translate_on_host(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
     factors = as_dtype(Factors(_host(model.weight_concentration_), posterior), dtype)
-    history = History(np.empty(0), np.empty(0), 1, bool(model.converged_), int(model.n_iter_))
+    history = History(np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_))
     fit, _ = assemble(rng_key, source, problem, 1.0, factors, history=history, num_samples=num_samples)
     return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
 
