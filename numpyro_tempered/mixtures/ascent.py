@@ -81,7 +81,8 @@ class History(NamedTuple):
     def of(cls, state: Ascent[Visit[T]], best: int, objectives: np.ndarray, num_restarts: int) -> "History":
         """The history of the best start, with the objectives of all, restarts first."""
         num_iter = int(state.num_iter[best])
-        trace = np.asarray(state.trace[:num_iter, best])
+        # On the host: a slice of another length is another program.
+        trace = np.asarray(state.trace)[:num_iter, best]
         value = float(trace[-1])
         num_best = count_best(objectives, num_restarts, value)
         spread = max(float(objectives.max()), value) - float(np.median(objectives[:num_restarts]))

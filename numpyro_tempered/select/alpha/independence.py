@@ -73,7 +73,7 @@ def _columns(task: Task) -> list[np.ndarray]:
 
 
 def num_repeats(arrays: Sequence[np.ndarray]) -> int:
-    """How many rows repeat others, where that can be no chance; 0 elsewhere.
+    """How many rows repeat others, where that can be no chance and no single value; 0 elsewhere.
 
     Rounded values and counts repeat by chance. m distinct values of a continuous quantity have a smallest gap of
     about 1/m² of their range: a column counts as continuous where its smallest gap is not far above that.
@@ -87,8 +87,11 @@ def num_repeats(arrays: Sequence[np.ndarray]) -> int:
     for weight, column in zip(weights, columns, strict=True):
         size = np.max(np.abs(column.astype(np.float64)), initial=0.0)
         codes += weight * column.astype(np.float64) / (size or 1.0)
-    repeats = len(codes) - len(np.unique(codes))
-    return repeats if repeats >= max(LEAST_REPEATS, SHARE * len(codes)) else 0
+    counts = np.unique(codes, return_counts=True)[1]
+    repeats = len(codes) - len(counts)
+    # One row many times is an atom, such as zeros in the place of what is masked.
+    is_many = np.sum(counts > 1) >= LEAST_REPEATS and repeats >= SHARE * len(codes)
+    return int(repeats) if is_many else 0
 
 
 def _is_continuous(column: np.ndarray) -> bool:

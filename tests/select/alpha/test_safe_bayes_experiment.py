@@ -227,7 +227,6 @@ def ridge(x, y=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.filterwarnings("ignore:the loss of a fit still fell:UserWarning")
 def test_select_alpha_finds_the_cumulative_losses_of_the_closed_form(seed):
     num_data, alphas = 100, 2.0 ** -np.arange(6.0, -1.0, -1.0)
     edges = num_data * np.arange(9) // 8
