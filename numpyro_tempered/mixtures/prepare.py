@@ -109,8 +109,8 @@ def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
     if isinstance(rows, np.ndarray):
         return jnp.asarray((rows - centre).astype(jnp.asarray(rows[:1]).dtype))
     # The centre is a sum of two such numbers: far from 0 one has not its digits.
-    first = jnp.asarray(centre, rows.dtype)
-    return rows - first - jnp.asarray(centre - np.asarray(first, np.float64), rows.dtype)
+    first = np.asarray(centre, rows.dtype)
+    return rows - first - np.asarray(centre - first.astype(np.float64), rows.dtype)
 
 
 def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> Array:
