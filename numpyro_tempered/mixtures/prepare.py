@@ -110,7 +110,11 @@ def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
         return jnp.asarray((rows - centre).astype(jnp.asarray(rows[:1]).dtype))
     # The centre is a sum of two such numbers: far from 0 one has not its digits.
     first = np.asarray(centre, rows.dtype)
-    return rows - first - np.asarray(centre - first.astype(np.float64), rows.dtype)
+    difference = rows - first
+    if is_traced(rows):
+        # The compiler may add the two parts up.
+        difference = jax.lax.optimization_barrier(difference)
+    return difference - np.asarray(centre - first.astype(np.float64), rows.dtype)
 
 
 def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> Array:
