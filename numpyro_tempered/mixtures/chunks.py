@@ -25,8 +25,7 @@ from numpyro_tempered.mixtures.factors import (
     update,
 )
 from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, spacing_of, weight_of
-from numpyro_tempered.mixtures.source import Init, array_source
-from numpyro_tempered.mixtures.starts import Start
+from numpyro_tempered.mixtures.source import Beginning, Init, array_source
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -88,21 +87,12 @@ class ChunkSource(NamedTuple):
         """The sums of a pass at factors with leading axis R."""
         return self.sum_over(_sweeps, factors)
 
-    def begin(
-        self,
-        rng_key: Array,
-        init: Init[P, T],
-        problem: P,
-        num_components: int,
-        start: Start,
-        num_restarts: int,
-        *,
-        parent: Factors | None = None,
-    ) -> T:
+    def begin(self, rng_key: Array, init: Init[P, T], problem: P, beginning: Beginning) -> T:
         """``init`` of first responsibilities of the sample, weighted as all data, with leading axis R."""
         scale = self.data.total / float(np.sum(np.asarray(self.data.weight), dtype=np.float64))
-        sample = array_source(self.data._replace(weight=scale * self.data.weight), num_components * num_restarts)
-        return sample.begin(rng_key, init, problem, num_components, start, num_restarts, parent=parent)
+        data, together = self.data, beginning.num_components * beginning.num_restarts
+        sample = array_source(data._replace(weight=scale * data.weight), together)
+        return sample.begin(rng_key, init, problem, beginning)
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""

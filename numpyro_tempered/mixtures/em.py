@@ -24,7 +24,7 @@ from numpyro_tempered.mixtures.likelihood import (
     rounding_loss,
 )
 from numpyro_tempered.mixtures.prepare import prepare
-from numpyro_tempered.mixtures.source import array_source, ascend
+from numpyro_tempered.mixtures.source import Beginning, array_source, ascend
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 
@@ -172,9 +172,8 @@ def em(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
-    points = source.begin(
-        rng_key, first_point, problem, num_components, start_or_default(start), limits.num_restarts
-    )
+    beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)
+    points = source.begin(rng_key, first_point, problem, beginning)
     state = ascend(source, problem, points, limits, expectation_maximisation)
     objectives = ascent.finite_or_least(state.objective)
     best = int(np.argmax(objectives))

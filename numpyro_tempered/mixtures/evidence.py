@@ -25,13 +25,19 @@ from numpyro_tempered.mixtures.factors import (
     update,
 )
 from numpyro_tempered.mixtures.source import Source
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, rounding_losses, sweep
+from numpyro_tempered.mixtures.sweep import (
+    RESOLUTION,
+    Blocks,
+    Coefficients,
+    Sums,
+    base_sum,
+    rounding_losses,
+    sweep,
+)
 
 T = TypeVar("T")
 # A component of less than one datum is empty.
 OCCUPIED = 1.0
-# Nats that the spacing of the data may take from the log density of a datum.
-RESOLUTION = 1e-3
 # Nats of rounding of a log density from which on responsibilities are rounding, and F is off by itself.
 LARGEST_ROUNDING = 1.0
 

@@ -15,7 +15,7 @@ from numpyro_tempered.mixtures.factors import MixtureProblem, objective
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import assemble
-from numpyro_tempered.mixtures.source import problem_of
+from numpyro_tempered.mixtures.source import Beginning, problem_of
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 
@@ -113,10 +113,9 @@ def fit_stochastic(
     batch_size = min(batch_size, source.num_rows)
     component, problem = source.data.component, problem_of(source, settings.concentration, settings.alpha)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
-    first, totals = start_or_default(start), jnp.full(num_restarts, total)
-    states = source.begin(
-        start_key, stochastic.start_state, problem, settings.num_components, first, num_restarts
-    )
+    totals = jnp.full(num_restarts, total)
+    beginning = Beginning(settings.num_components, start_or_default(start), num_restarts)
+    states = source.begin(start_key, stochastic.start_state, problem, beginning)
     generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
     num_blocks = num_passes * -(-source.num_rows // source.size)
     with ascent.progress(num_blocks, "blocks", progress_bar) as bar:

@@ -20,10 +20,7 @@ from numpyro_tempered.mixtures.components.base import (
     change_of,
     loc_of,
 )
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums
-
-# Nats that rounding may take from the log density of a datum before a component counts as collapsed.
-RESOLUTION = 1e-3
+from numpyro_tempered.mixtures.sweep import RESOLUTION, Blocks, Coefficients, Sums
 
 
 class Point(NamedTuple):

@@ -17,7 +17,7 @@ from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, first_fac
 from numpyro_tempered.mixtures.moves import propose
 from numpyro_tempered.mixtures.prepare import MixtureData, Settings
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit
-from numpyro_tempered.mixtures.source import ArraySource, Source, problem_of
+from numpyro_tempered.mixtures.source import ArraySource, Beginning, Source, problem_of
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 WarmStart: TypeAlias = MixtureFit | Sequence[MixtureFit]
@@ -57,16 +57,8 @@ def run(
     start_key, move_key, draw_key = keys
     data, problem = source.data, problem_of(source, settings.concentration, settings.alpha)
     warm = warm_factors(data, problem, warm_start)
-    factors = source.begin(
-        start_key,
-        first_factors,
-        problem,
-        settings.num_components,
-        start_or_default(start),
-        limits.num_restarts,
-        parent=warm.parent,
-    )
-    factors = with_warm(factors, warm)
+    beginning = Beginning(settings.num_components, start_or_default(start), limits.num_restarts, warm.parent)
+    factors = with_warm(source.begin(start_key, first_factors, problem, beginning), warm)
     state = source.ascend(problem, factors, limits)
     objectives = ascent.finite_or_least(state.objective)
     check_finite(state, objectives, data.component)

@@ -29,6 +29,22 @@ NUM_SPLITS = 4
 STRIDE = 20
 
 
+class Beginning(NamedTuple):
+    """Which starts an ascent has.
+
+    Attributes:
+        num_components: K.
+        start: First responsibilities.
+        num_restarts: How many of them.
+        parent: Factors with fewer components, of which ``NUM_SPLITS`` splits follow; or None.
+    """
+
+    num_components: int
+    start: Start
+    num_restarts: int
+    parent: Factors | None = None
+
+
 class Source(Protocol):
     """Rows as the drivers use them: an array on one or several devices, or chunks."""
 
@@ -39,21 +55,8 @@ class Source(Protocol):
     def sum_over(self, block_sums: Callable[..., T], *arguments: Any) -> T:
         """The sums ``block_sums(component, blocks, *arguments)`` of all rows, compiled."""
 
-    def begin(
-        self,
-        rng_key: Array,
-        init: Init[P, T],
-        problem: P,
-        num_components: int,
-        start: Start,
-        num_restarts: int,
-        *,
-        parent: Factors | None = None,
-    ) -> T:
-        """``init(component, problem, responsibilities, blocks)`` of first responsibilities, with leading axis R.
-
-        With a ``parent`` of fewer components, those of ``NUM_SPLITS`` splits of its components follow.
-        """
+    def begin(self, rng_key: Array, init: Init[P, T], problem: P, beginning: Beginning) -> T:
+        """``init(component, problem, responsibilities, blocks)`` of each start, with leading axis R."""
 
     def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
         """All restarts to their ends, from factors with leading axis R."""
@@ -74,23 +77,13 @@ class ArraySource(NamedTuple):
         """The sums ``block_sums(component, blocks, *arguments)`` of all rows."""
         return _sum_over(block_sums, self.data.component, self.blocks, *arguments)
 
-    def begin(
-        self,
-        rng_key: Array,
-        init: Init[P, T],
-        problem: P,
-        num_components: int,
-        start: Start,
-        num_restarts: int,
-        *,
-        parent: Factors | None = None,
-    ) -> T:
-        """``init`` of first responsibilities, with leading axis R, and of splits of a parent's components.
+    def begin(self, rng_key: Array, init: Init[P, T], problem: P, beginning: Beginning) -> T:
+        """``init`` of first responsibilities, with leading axis R.
 
         Raises:
             ValueError: If the start does not fit the data.
         """
-        data = self.data
+        data, (num_components, start, num_restarts, parent) = self.data, beginning
         if not start.random:
             # Outside of what is compiled, where labels can be checked.
             start.assign(rng_key, start.data, data.rows, data.weight, num_components)

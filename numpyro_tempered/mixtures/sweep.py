@@ -15,6 +15,8 @@ from numpyro_tempered.mixtures.components.base import Component
 T = TypeVar("T")
 # Rows of a block times components times restarts: an array of this many numbers stays in the cache.
 BLOCK = 2**15
+# Nats that rounding of the data may take from the log density of a datum.
+RESOLUTION = 1e-3
 
 
 class Blocks(NamedTuple):

@@ -6,11 +6,11 @@ process of its own, whose imports do not count; the second call has another key 
 
 import argparse
 import json
-import subprocess
-import sys
-import time
 import warnings
 from pathlib import Path
+
+from calls import in_new_process
+from calls import measure as measure_calls
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 ONE_FIT = "one fit, fit_svi"
@@ -42,7 +42,6 @@ def data():
 
 def measure(way):
     """The calls of one process, as rows."""
-    import jax
     import numpyro
     import numpyro.distributions as dist
     from numpyro.infer.autoguide import AutoNormal
@@ -68,22 +67,10 @@ def measure(way):
             return nt.alpha.calibrated_powers(key, model, *args)
         return nt.select_alpha(key, model, AutoNormal, *args, criterion=criteria[way]()).alpha
 
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
-    )
-    args = jax.block_until_ready(data())
-    rows = []
-    for number in (1, 2):
-        key = jax.block_until_ready(jax.random.key(number))
-        compiled.clear()
-        begin = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", nt.alpha.DependenceWarning)
-            call(key, *args)
-        seconds = time.perf_counter() - begin
-        rows.append({"way": way, "call": number, "seconds": seconds, "programs": len(compiled)})
-    return rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nt.alpha.DependenceWarning)
+        rows = measure_calls(call, (1, 2), lambda number: data())
+    return [{"way": way} | {name: row[name] for name in ("call", "seconds", "programs")} for row in rows]
 
 
 def main():
@@ -103,9 +90,7 @@ def main():
     rows = []
     for _ in range(repeats):
         for way in SMALL if options.small else WAYS:
-            command = [sys.executable, __file__, "--one", way]
-            printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rows += json.loads(printed.strip().splitlines()[-1])
+            rows += in_new_process(__file__, way)
     # The least of the processes: what else the machine did only adds.
     wide = pd.DataFrame(rows).groupby(["way", "call"], sort=False).min().unstack("call")
     wide.columns = [f"{column} {call}" for column, call in wide.columns]

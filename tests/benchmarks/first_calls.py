@@ -7,13 +7,12 @@ JAX filled by one before it. Peers are stock NumPyro and scikit-learn; they are 
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
+
+import calls as fresh
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NUM_ROWS = 500
@@ -126,36 +125,17 @@ SMALL = ("fit_svi", "[scikit-learn's PCA]")
 
 def measure(way):
     """The calls of one process, as rows."""
-    import jax
-
     call = calls()[way]
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
-    )
-    rows = []
-    for number in (1, 2):
-        key = jax.block_until_ready(jax.random.key(number))
-        compiled.clear()
-        begin = time.perf_counter()
-        with warnings.catch_warnings():
-            # Of convergence; what a call costs does not depend on it.
-            warnings.simplefilter("ignore")
-            jax.block_until_ready(call(key, number))
-        rows.append({"seconds": time.perf_counter() - begin, "programs": len(compiled)})
-    return rows
+    with warnings.catch_warnings():
+        # Of convergence; what a call costs does not depend on it.
+        warnings.simplefilter("ignore")
+        return fresh.measure(call, (1, 2), lambda number: (number,))
 
 
-def run(way, cache=None):
-    """:func:`measure` in a process of its own."""
-    environment = dict(os.environ)
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    if cache is not None:
-        environment["JAX_COMPILATION_CACHE_DIR"] = cache
-        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    command = [sys.executable, __file__, "--one", way]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-    return json.loads(printed.strip().splitlines()[-1])
+def run(way, cache=""):
+    """:func:`measure` in a process of its own, without a cache on disk unless there is a folder for it."""
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return fresh.in_new_process(__file__, way, **environment)
 
 
 def main():

@@ -10,10 +10,11 @@ and other outcomes of the same shape, programs that XLA compiled in each, and th
 
 import argparse
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
+
+from calls import in_new_process
+from calls import measure as measure_calls
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 WAYS = ("SVI.run", "fit_svi", "fit_gaussian, draws", "fit_gaussian, quadrature")
@@ -67,7 +68,6 @@ def models():
 
 def measure(way, name):
     """The calls of one process, as rows."""
-    import jax
     import numpyro
     from numpyro.infer import SVI, Trace_ELBO
     from numpyro.infer.autoguide import AutoMultivariateNormal
@@ -75,10 +75,6 @@ def measure(way, name):
     import numpyro_tempered as nt
 
     model, data = models()[name]
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
-    )
 
     def fit(key, *args):
         if way == "SVI.run":
@@ -89,25 +85,8 @@ def measure(way, name):
         by = None if way.endswith("draws") else nt.expectations.gauss_hermite(predictor="eta")
         return nt.fit_gaussian(key, model, AutoMultivariateNormal, *args, expectation=by).losses
 
-    rows = []
-    for number in range(1, NUM_CALLS + 1):
-        args = jax.block_until_ready(data(number))
-        key = jax.block_until_ready(jax.random.key(number))
-        compiled.clear()
-        begin = time.perf_counter()
-        jax.block_until_ready(fit(key, *args))
-        seconds = time.perf_counter() - begin
-        rows.append(
-            {
-                "model": name,
-                "way": way,
-                "call": number,
-                "seconds": seconds,
-                "programs": len(compiled),
-                "compile_seconds": sum(compiled),
-            }
-        )
-    return rows
+    rows = measure_calls(fit, range(1, NUM_CALLS + 1), data)
+    return [{"model": name, "way": way} | row for row in rows]
 
 
 def main():
@@ -128,10 +107,7 @@ def main():
     table = []
     for repeat in range(repeats):
         for way, name in pairs[:2] if options.small else pairs:
-            command = [sys.executable, __file__, "--one", way, name]
-            found = subprocess.run(command, check=True, capture_output=True, text=True)
-            rows = json.loads(found.stdout.strip().splitlines()[-1])
-            table += [row | {"repeat": repeat} for row in rows]
+            table += [row | {"repeat": repeat} for row in in_new_process(__file__, way, name)]
     calls = pd.DataFrame(table)
     # The least of the processes: what else the machine did only adds.
     least = calls.groupby(["model", "way", "call"], sort=False).min().drop(columns="repeat")

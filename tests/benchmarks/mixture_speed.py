@@ -39,7 +39,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.mixtures.ascent import begin
 from numpyro_tempered.mixtures.factors import first_factors, tempered_cavi
 from numpyro_tempered.mixtures.prepare import prepare
-from numpyro_tempered.mixtures.source import array_source, compiled_ascent, problem_of
+from numpyro_tempered.mixtures.source import Beginning, array_source, compiled_ascent, problem_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 SHAPES = [(1_000, 1, 3), (100_000, 2, 10), (1_000_000, 2, 10), (100_000, 16, 32)]
@@ -96,7 +96,8 @@ def ours(x, k, dtype, restarts=1):
     dtype = data.rows.dtype
     source = array_source(data, k * restarts)
     problem = problem_of(source, np.ones(k), 1.0)
-    factors = source.begin(jax.random.key(0), first_factors, problem, k, nt.mixtures.kmeans_plus_plus(), restarts)
+    beginning = Beginning(k, nt.mixtures.kmeans_plus_plus(), restarts)
+    factors = source.begin(jax.random.key(0), first_factors, problem, beginning)
 
     def run(passes, tolerance=NEVER):
         state = begin(factors, 1000)

@@ -70,13 +70,15 @@ def collectives(rows):
     from numpyro_tempered.mixtures.ascent import begin
     from numpyro_tempered.mixtures.factors import MixtureProblem, first_factors, tempered_cavi
     from numpyro_tempered.mixtures.prepare import prepare
-    from numpyro_tempered.mixtures.source import array_source, compiled_ascent
+    from numpyro_tempered.mixtures.source import Beginning, array_source, compiled_ascent
 
     prepared = prepare(rows, nt.mixtures.known_variance(2, prior_scale=10.0), None)
     source = array_source(prepared, 4)
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
-    factors = source.begin(jax.random.key(0), first_factors, problem, 2, nt.mixtures.kmeans_plus_plus(), 2)
+    factors = source.begin(
+        jax.random.key(0), first_factors, problem, Beginning(2, nt.mixtures.kmeans_plus_plus(), 2)
+    )
     state = begin(factors, 10)
     lowered = compiled_ascent.lower(
         state,
