@@ -1,10 +1,11 @@
 """Coordinate ascent as one compiled loop: of one start, or of several side by side."""
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.typing import Array
 
@@ -63,17 +64,17 @@ def begin(point: T, max_iter: int, *, batched: bool = True) -> Ascent[T]:
     """
     leaf = jax.tree.leaves(point)[0]
     starts, dtype = leaf.shape[: int(batched)], leaf.dtype
-    zeros = jnp.zeros(starts, dtype)
-    return Ascent(
-        point,
-        zeros - jnp.inf,
-        jnp.full((max_iter, *starts), jnp.nan, dtype),
-        jnp.zeros(starts, jnp.int32),
-        jnp.ones(starts, bool),
-        jnp.zeros(starts, bool),
-        zeros,
-        jnp.zeros((), jnp.int32),
+    # On the host, where each of them would be a program otherwise.
+    arrays: Any = (
+        np.full(starts, -np.inf, dtype),
+        np.full((max_iter, *starts), np.nan, dtype),
+        np.zeros(starts, np.int32),
+        np.ones(starts, bool),
+        np.zeros(starts, bool),
+        np.zeros(starts, dtype),
+        np.zeros((), np.int32),
     )
+    return Ascent(point, *arrays)
 
 
 def advance(step: Step[T], ascent: Ascent[T], until: Array | int, tolerance: Array) -> Ascent[T]:

@@ -4,8 +4,10 @@ import dataclasses
 import enum
 import hashlib
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +20,8 @@ from numpyro_tempered.core.typing import Array, PyTree
 Values = TypeVar("Values")
 
 _SIZE = 64
+_AHEAD: set[Hashable] = set()
+_PENDING: list[tuple[Any, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 # Rules of differentiation, by which a program that is only run does not differ.
 _RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
@@ -70,6 +74,41 @@ def trace_once(function: Callable[..., Values], *examples: PyTree) -> Callable[.
 def run_program(function: Callable[..., Values], *args: PyTree) -> Values:
     """``compile_once(function, *args)(*args)``."""
     return compile_once(function, *args)(*args)
+
+
+def compile_ahead(function: Any, *args: PyTree, **static: Hashable) -> bool:
+    """Compile a function under ``jax.jit`` in another thread, unless this was done before.
+
+    Call :func:`wait_for` before the function is called: its call then finds the program.
+
+    Args:
+        function: The function.
+        *args: Arguments of the shapes and dtypes that it will be called with.
+        **static: Its static arguments.
+
+    Returns:
+        Whether it was not done before.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    shapes = tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+    options = tuple(sorted(static.items(), key=itemgetter(0)))
+    # The precision that numbers without one have.
+    key = function, tree, shapes, options, jax.dtypes.canonicalize_dtype(float)
+    if key in _AHEAD:
+        return False
+    _AHEAD.add(key)
+    # Traced here, as what is traced may set what threads share; the compiler runs by itself.
+    thread = threading.Thread(target=function.lower(*args, **static).compile)
+    thread.start()
+    _PENDING.append((function, thread))
+    return True
+
+
+def wait_for(function: Any) -> None:
+    """Wait for the programs of a function that are being compiled."""
+    for pending in [each for each in _PENDING if each[0] is function]:
+        pending[1].join()
+        _PENDING.remove(pending)
 
 
 def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:

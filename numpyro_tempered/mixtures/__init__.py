@@ -18,14 +18,16 @@ from numpyro_tempered.mixtures.components.product import product
 from numpyro_tempered.mixtures.components.scaling import scaled_to
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.criteria import aic, bic, icl
 from numpyro_tempered.mixtures.em import MixtureEM, em
-from numpyro_tempered.mixtures.evidence import BoundEstimate, aic, bic, icl
+from numpyro_tempered.mixtures.evidence import BoundEstimate
 from numpyro_tempered.mixtures.fit import fit, fit_chunks
 from numpyro_tempered.mixtures.fit_stochastic import fit_stochastic
+from numpyro_tempered.mixtures.path import num_components_path
 from numpyro_tempered.mixtures.predict import log_predictive, predict, responsibilities, sample, sample_parameters
 from numpyro_tempered.mixtures.prepare import shard_rows
 from numpyro_tempered.mixtures.result import MixtureFit, as_tempered_fit, relabel
-from numpyro_tempered.mixtures.select import ComponentSelection, num_components_path, select_num_components
+from numpyro_tempered.mixtures.select import ComponentSelection, select_num_components
 from numpyro_tempered.mixtures.starts import (
     Start,
     given_responsibilities,

@@ -1,4 +1,4 @@
-"""Alternating updates of a mixture as steps of :mod:`numpyro_tempered.core.ascent`, and the loop over them."""
+"""Alternating algorithms as values, and the loop over their passes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,14 +12,33 @@ from numpyro_tempered.core import ascent
 from numpyro_tempered.core.ascent import Ascent, Iterate, Step
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts
 
 T = TypeVar("T")
-
-
 # Nats below the best objective at which a start has reached it.
 NEAR = 0.1
+
+
+class Algorithm(NamedTuple):
+    """Responsibilities, and what follows from the sums under them, in turn.
+
+    A problem P, a state T, what a pass reads of it M and sums S are trees of arrays.
+
+    Attributes:
+        pose: ``(component, P, blocks)`` to the problem with what it needs of all rows.
+        begin: ``(component, P, responsibilities (P, B, K, b), blocks)`` to a first T.
+        read: ``(component, P, T)`` to M.
+        terms: ``(component, P, M, columns (d, b), weight (b,))`` to the S of a block; those of all blocks add.
+        follow: ``(component, P, T, S, total)`` to the objective at T, its rounding error, and the next T.
+    """
+
+    pose: Callable[..., Any]
+    begin: Callable[..., Any]
+    read: Callable[..., Any]
+    terms: Callable[..., Any]
+    follow: Callable[..., tuple[Array, Array, Any]]
 
 
 class Visit(NamedTuple, Generic[T]):
@@ -95,17 +114,50 @@ def count_best(objectives: np.ndarray, num_restarts: int, value: float = -np.inf
     return int(is_near[:num_restarts].sum()) + int(is_near[num_restarts:].any())
 
 
-def begin(factors: T, max_iter: int) -> Ascent[Visit[T]]:
-    """The ascent before the first pass, of factors with leading axis R."""
-    return ascent.begin(Visit(factors, factors), max_iter)
+def begin(factors: T, max_iter: int, num_starts: int | None = None) -> Ascent[Visit[T]]:
+    """The ascent before the first pass, of factors with leading axis R; from ``num_starts`` on they are none."""
+    # The trace has a length that other limits share: it is part of what is compiled.
+    state = ascent.begin(Visit(factors, factors), sweep.next_power(max_iter, 1024))
+    size = len(state.objective)
+    active: Any = np.arange(size) < (size if num_starts is None else num_starts)
+    return state._replace(active=active)
 
 
-def step_of(visit: Callable[[T], tuple[Array, Array, T]]) -> Step[Visit[T]]:
-    """The step of R restarts, from the pass of one: factors to their objective, its rounding and their update."""
+def read_all(algorithm: Algorithm, component: Component, problem: Any, states: Any) -> Any:
+    """What a pass reads of states with leading axis R."""
+    return jax.vmap(lambda state: algorithm.read(component, problem, state))(states)
+
+
+def pass_sums(algorithm: Algorithm, component: Component, problem: Any, blocks: sweep.Blocks, read: Any) -> Any:
+    """The sums of a pass, leading axis R."""
+
+    def of_one(mixture: Any) -> Any:
+        return sweep.over_blocks(partial(algorithm.terms, component, problem, mixture), blocks)
+
+    return jax.vmap(of_one)(read)
+
+
+def after_pass(
+    algorithm: Algorithm, component: Component, problem: Any, point: Visit[T], sums: Any, total: Array
+) -> Iterate[Visit[T]]:
+    """The states after a pass with these sums, leading axis R."""
+
+    def of_one(state: T, sums: Any) -> tuple[Array, Array, T]:
+        return algorithm.follow(component, problem, state, sums, total)
+
+    objective, rounding, following = jax.vmap(of_one)(point.update, sums)
+    return Iterate(Visit(point.update, following), objective, rounding)
+
+
+def step_of(
+    algorithm: Algorithm, component: Component, problem: Any, blocks: sweep.Blocks, total: Array
+) -> Step[Visit[T]]:
+    """An algorithm for :func:`numpyro_tempered.core.ascent.advance`; ``total`` is the sum of the weights."""
 
     def step(point: Visit[T]) -> Iterate[Visit[T]]:
-        objective, rounding, update = jax.vmap(visit)(point.update)
-        return Iterate(Visit(point.update, update), objective, rounding)
+        read = read_all(algorithm, component, problem, point.update)
+        sums = pass_sums(algorithm, component, problem, blocks, read)
+        return after_pass(algorithm, component, problem, point, sums, total)
 
     return step
 
@@ -123,25 +175,28 @@ def rounding_error(total: Array, *terms: Array, alpha: Array | float = 1.0) -> A
 
 
 def ascend(
-    advance: Callable[[Ascent[Visit[T]], int], Ascent[Visit[T]]], factors: T, limits: Limits, stride: int
+    advance: Callable[[Ascent[Visit[T]], int], Ascent[Visit[T]]],
+    state: Ascent[Visit[T]],
+    limits: Limits,
+    stride: int,
 ) -> Ascent[Visit[T]]:
     """All restarts to their ends, and a progress bar.
 
     Args:
         advance: A state and a number of passes to the state when so many are done.
-        factors: Where the restarts start, with leading axis R.
+        state: From :func:`begin`.
         limits: When the ascent ends.
         stride: Passes of one call of ``advance``.
     """
-    state, max_iter = begin(factors, limits.max_iter), limits.max_iter
+    max_iter = limits.max_iter
     with progress(max_iter, "passes", limits.progress_bar) as bar:
         for until in range(stride, max_iter + stride, stride):
             state = advance(state, min(until, max_iter))
             if limits.progress_bar:
                 bar.update(int(state.num_steps) - bar.n)
-                best, num_active = float(jnp.max(state.objective)), int(jnp.sum(state.active))
+                best, num_active = float(np.asarray(state.objective).max()), int(np.asarray(state.active).sum())
                 bar.set_postfix(objective=f"{best:.6g}", active=num_active)
-            if not np.any(state.active):
+            if not np.asarray(state.active).any():
                 break
     return state
 

@@ -8,30 +8,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent, Iterate, record
+from numpyro_tempered.core.ascent import Ascent, record
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Limits, Visit
+from numpyro_tempered.mixtures.array import array_source
+from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Visit, after_pass
 from numpyro_tempered.mixtures.components.base import Component, check_is_component, missing_form
-from numpyro_tempered.mixtures.factors import (
-    Factors,
-    MixtureProblem,
-    centres_of,
-    coefficients,
-    objective_and_rounding,
-    update,
-)
+from numpyro_tempered.mixtures.draws import generator_of
 from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, spacing_of, weight_of
-from numpyro_tempered.mixtures.source import Beginning, Init, array_source
+from numpyro_tempered.mixtures.source import Beginning, Summary, pass_of
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
 Block: TypeAlias = tuple[np.ndarray, np.ndarray]
 T = TypeVar("T")
 P = TypeVar("P")
+# The number of the use of a key that draws the sample; that of the order of rows is the next.
+SAMPLE = 2**20
+BASE = Summary(
+    read=lambda component: (),
+    sums=lambda component, blocks, read: sweep.base_sum(component, blocks),
+    finish=lambda component, base, read: base,
+)
 
 
 class ChunkSource(NamedTuple):
@@ -73,37 +74,43 @@ class ChunkSource(NamedTuple):
                 "the same rows. Give a function that makes new chunks for each pass."
             )
 
-    def sum_over(self, block_sums: Callable[..., T], *arguments: Any) -> T:
-        """The sums ``block_sums(component, blocks, *arguments)`` of all rows, compensated from block to block."""
+    def capacity(self, num_components: int) -> int:
+        """K: a pass over chunks takes longer than a program of another size."""
+        return num_components
+
+    def reduce(self, summary: Summary, *arguments: Any) -> Any:
+        """What a summary makes of all rows, whose sums are compensated from block to block."""
         component, running = self.data.component, None
+        read = _read(summary, component, arguments)
         for rows, weight in self.read():
             # A reader that is faster than the sums would fill the memory with blocks that wait.
             jax.block_until_ready(running)
             block = jnp.asarray(rows), jnp.asarray(weight)
-            running = add_block(block_sums, running, *block, *arguments, component=component, size=self.inner)
-        return _total(running)
+            running = add_block(summary, running, *block, read, component=component, size=self.inner)
+        return _finish(summary, component, running, read, arguments)
 
-    def sums(self, factors: Factors) -> sweep.Sums:
-        """The sums of a pass at factors with leading axis R."""
-        return self.sum_over(_sweeps, factors)
+    def begin(
+        self, rng_key: Array, algorithm: Algorithm, problem: P, beginning: Beginning, rest: object = None
+    ) -> tuple[P, Any]:
+        """The problem, and states from responsibilities of the sample, weighted as all data."""
+        problem = problem._replace(base=np.asarray(self.reduce(BASE)))  # type: ignore[attr-defined]
+        scale = self.data.total / float(np.sum(self.data.weight, dtype=np.float64))
+        data = self.data._replace(weight=(scale * self.data.weight).astype(self.data.weight.dtype))
+        sample = array_source(data, beginning.num_components, beginning.num_restarts, fill=False)
+        _, states = sample.begin(rng_key, algorithm, problem, beginning)
+        return problem, states
 
-    def begin(self, rng_key: Array, init: Init[P, T], problem: P, beginning: Beginning) -> T:
-        """``init`` of first responsibilities of the sample, weighted as all data, with leading axis R."""
-        scale = self.data.total / float(np.sum(np.asarray(self.data.weight), dtype=np.float64))
-        data, together = self.data, beginning.num_components * beginning.num_restarts
-        sample = array_source(data._replace(weight=scale * data.weight), together)
-        return sample.begin(rng_key, init, problem, beginning)
-
-    def ascend(self, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
+    def ascend(self, algorithm: Algorithm, problem: Any, states: T, limits: Limits) -> Ascent[Visit[T]]:
         """All restarts to their ends, a pass over the chunks for each iteration."""
         component, dtype = self.data.component, self.data.rows.dtype
-        tolerance, total = (jnp.asarray(each, dtype) for each in (limits.tolerance_at(dtype), self.data.total))
+        tolerance, total = (np.asarray(each, dtype) for each in (limits.tolerance_at(dtype), self.data.total))
 
-        def advance(state: Ascent[Visit[Factors]], until: int) -> Ascent[Visit[Factors]]:
-            sums = self.sums(state.point.update)
-            return _after_pass(state, problem, sums, tolerance, total, component=component)
+        def advance(state: Ascent[Visit[T]], until: int) -> Ascent[Visit[T]]:
+            sums = self.reduce(pass_of(algorithm), problem, state.point.update)
+            return _after_pass(state, problem, sums, tolerance, total, component=component, algorithm=algorithm)
 
-        return ascent.ascend(advance, factors, limits, stride=1)
+        state = ascent.begin(states, limits.max_iter)
+        return jax.tree.map(np.asarray, ascent.ascend(advance, state, limits, stride=1))
 
 
 def open_chunks(chunks: Chunks) -> Iterator[Chunk]:
@@ -178,7 +185,7 @@ def chunk_source(
     """
     check_is_component(component)
     num_start_rows, size = check_count(num_start_rows, "num_start_rows"), check_count(size, "size", 2)
-    generator = np.random.default_rng(np.asarray(jax.random.bits(rng_key, (4,), jnp.uint32)))
+    generator = generator_of(rng_key, SAMPLE)
     form = component
     num_rows, total, spacing = 0, 0.0, 0.0
     mass = moment = np.zeros(())
@@ -200,7 +207,7 @@ def chunk_source(
     if num_rows == 0:
         raise ValueError("the chunks hold no row.")
     rows, weight = (each[np.argsort(sample[2])] for each in sample[:2])
-    sample_weight = jnp.asarray(weight, jax.dtypes.canonicalize_dtype(rows.dtype))
+    sample_weight = np.asarray(weight, jax.dtypes.canonicalize_dtype(rows.dtype))
     centre = None if component.location is None else moment / np.where(mass > 0, mass, 1.0)
     data = centre_data(component, form, rows, sample_weight, centre, total=total, spacing=spacing)
     multiple_of = min(multiple_of, num_rows)
@@ -208,45 +215,36 @@ def chunk_source(
     return ChunkSource(data, chunks, num_rows, size, sweep.block_size(size, num_together))
 
 
-@partial(jax.jit, static_argnames=("block_sums", "component", "size"))
+@partial(jax.jit, static_argnames=("summary", "component"))
+def _read(summary: Summary, component: Component, arguments: tuple[Any, ...]) -> Any:
+    return summary.read(component, *arguments)
+
+
+@partial(jax.jit, static_argnames=("summary", "component", "size"))
 def add_block(
-    block_sums: Callable[..., T],
-    running: T | None,
-    rows: Array,
-    weight: Array,
-    *arguments: object,
-    component: Component,
-    size: int,
+    summary: Summary, running: T | None, rows: Array, weight: Array, read: Any, *, component: Component, size: int
 ) -> T:
     """The running sums, None before the first block, with those of one more."""
-    terms = block_sums(component, sweep.make_blocks(rows, weight, size), *arguments)
+    terms = summary.sums(component, sweep.make_blocks(rows, weight, size), read)
     return jax.tree.map(CompensatedSum.start, terms) if running is None else sweep.add_terms(running, terms)
 
 
-_total = jax.jit(sweep.total_of)
+@partial(jax.jit, static_argnames=("summary", "component"))
+def _finish(summary: Summary, component: Component, running: Any, read: Any, arguments: tuple[Any, ...]) -> Any:
+    return summary.finish(component, sweep.total_of(running), read, *arguments)
 
 
-def _sweeps(component: Component, row_blocks: sweep.Blocks, factors: Factors) -> sweep.Sums:
-    """The sums at factors with leading axis R."""
-    mixtures = jax.vmap(partial(coefficients, component))(factors)
-    return jax.vmap(lambda mixture: sweep.sweep(component, mixture, row_blocks))(mixtures)
-
-
-@partial(jax.jit, static_argnames="component")
+@partial(jax.jit, static_argnames=("component", "algorithm"))
 def _after_pass(
-    state: Ascent[Visit[Factors]],
-    problem: MixtureProblem,
-    sums: sweep.Sums,
+    state: Ascent[Visit[T]],
+    problem: Any,
+    sums: Any,
     tolerance: Array,
     total: Array,
     *,
     component: Component,
-) -> Ascent[Visit[Factors]]:
+    algorithm: Algorithm,
+) -> Ascent[Visit[T]]:
     """The state of the ascent after a pass over the data with these sums, leading axis R."""
-
-    def visit(factors: Factors, sums: sweep.Sums) -> tuple[Array, Array, Factors]:
-        value, rounding = objective_and_rounding(component, problem, factors, sums, total)
-        return value, rounding, update(component, problem, sums, centres_of(component, factors))
-
-    value, rounding, following = jax.vmap(visit)(state.point.update, sums)
-    return record(state, Iterate(Visit(state.point.update, following), value, rounding), tolerance * total)
+    after = after_pass(algorithm, component, problem, state.point, sums, total)
+    return record(state, after, tolerance * total)

@@ -1,8 +1,9 @@
 """Maximum likelihood of a mixture by EM, the baseline of coordinate ascent."""
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,20 +12,14 @@ from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
+from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import Visit
-from numpyro_tempered.mixtures.components.base import Component, as_dtype, move_parameters
-from numpyro_tempered.mixtures.evidence import aic, bic, check_resolution, icl, with_losses
-from numpyro_tempered.mixtures.likelihood import (
-    Point,
-    coefficients,
-    em_problem,
-    expectation_maximisation,
-    final_sums,
-    first_point,
-    rounding_loss,
-)
+from numpyro_tempered.mixtures.components.base import Component, as_dtype
+from numpyro_tempered.mixtures.criteria import aic, bic, icl
+from numpyro_tempered.mixtures.evidence import check_resolution
+from numpyro_tempered.mixtures.likelihood import EXPECTATION_MAXIMISATION, FINAL, EMProblem, Point, rounding_loss
 from numpyro_tempered.mixtures.prepare import prepare
-from numpyro_tempered.mixtures.source import Beginning, array_source, ascend
+from numpyro_tempered.mixtures.source import Beginning, Rest
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 
@@ -163,40 +158,49 @@ def em(
     data = prepare(x, component, sample_weight)
     if data.component.maximum_likelihood is None:
         raise ValueError(f"{component.name} has no maximum_likelihood: take nt.mixtures.fit.")
-    source = array_source(data, num_components * limits.num_restarts)
-    dtype = data.rows.dtype
-    share, total = jnp.asarray(pseudo_data, dtype), jnp.asarray(data.total, dtype)
-    problem, is_resolved = em_problem(data.component, source.blocks, data.prior, share, total)
-    if not bool(is_resolved):
+    source, dtype = array_source(data, num_components, limits.num_restarts), data.rows.dtype
+    active: Any = np.arange(source.capacity(num_components)) < num_components
+    prior, *numbers = as_dtype((data.prior, pseudo_data, data.total), dtype)
+    beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)
+    algorithm = EXPECTATION_MAXIMISATION
+    extra = data.centre, np.asarray(data.spacings), as_dtype(data.prior, jnp.float64)
+
+    def rest(problem: EMProblem, points: Point) -> Rest:
+        return Rest(limits.num_restarts, limits, FINAL, (as_dtype(ascent.restart(points, 0), jnp.float64), extra))
+
+    problem, points = source.begin(rng_key, algorithm, EMProblem(prior, active, *numbers), beginning, rest)
+    if not bool(problem.is_resolved):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
-    beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)
-    points = source.begin(rng_key, first_point, problem, beginning)
-    state = ascend(source, problem, points, limits, expectation_maximisation)
+    state = source.ascend(algorithm, problem, points, limits)
     objectives = ascent.finite_or_least(state.objective)
     best = int(np.argmax(objectives))
-    losses = ascent.for_restarts(rounding_loss, data.component, problem, state.point.factors)
-    check_em(state, best, objectives, np.asarray(losses) * data.total)
+    rounding = np.zeros_like(objectives)
+    if np.any(state.fall > 0):
+        losses = ascent.for_restarts(rounding_loss, data.component, problem, state.point.factors)
+        rounding = np.asarray(losses) * data.total
+    check_em(state, best, objectives, rounding)
     point = ascent.restart(state.point.factors, best)
+    point64 = as_dtype(point, jnp.float64)
     with double_precision():
-        point64 = as_dtype(point, jnp.float64)
-        log_likelihood, counts, entropy = source.sum_over(final_sums, point64)
-        _, spacing, losses = with_losses(coefficients, data.component, point64, data.centre, data.spacings)
-        check_resolution(data.component, spacing, losses, np.asarray(counts))
-        shift = None if data.centre is None else np.asarray(point64.centres) + data.centre
-        parameters = move_parameters(data.component, data.prior, point64.parameters, shift)
-        weights = np.exp(np.asarray(point64.log_weights))
+        values = jax.tree.map(np.asarray, source.reduce(FINAL, point64, extra))
+    check_resolution(data.component, values.spacing, values.losses, values.counts)
+    # Without what fills up.
+    parameters, log_weights, counts, point = jax.tree.map(
+        lambda leaf: leaf[:num_components], (values.parameters, point64.log_weights, values.counts, point)
+    )
+    weights = np.exp(log_weights)
     return MixtureEM(
         component=data.component,
         weights=weights / weights.sum(),
         parameters=parameters,
         point=point,
         centre=data.centre,
-        log_likelihood=float(log_likelihood),
-        counts=np.asarray(counts),
-        entropy=float(entropy),
+        log_likelihood=float(values.log_likelihood),
+        counts=counts,
+        entropy=float(values.entropy),
         num_parameters=num_components - 1 + data.component.num_parameters(num_components),
         pseudo_data=pseudo_data,
         total=data.total,

@@ -1,9 +1,7 @@
-"""What models are compared by: E1, a bound on the log evidence, by Monte Carlo; and information criteria."""
+"""What models are compared by: E1, a bound on the log evidence, by Monte Carlo."""
 
-import math
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +9,33 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Visit, for_keys
+from numpyro_tempered.mixtures.ascent import Visit
 from numpyro_tempered.mixtures.components.base import Component, Parameters, as_dtype
+from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
     Factors,
     MixtureProblem,
     about,
     centres_of,
     coefficients,
+    complete_likelihood,
     distance,
-    entropy,
-    objective,
+    penalty,
     update,
 )
-from numpyro_tempered.mixtures.source import Source
+from numpyro_tempered.mixtures.prepare import MixtureData
+from numpyro_tempered.mixtures.source import Source, Summary
 from numpyro_tempered.mixtures.sweep import (
     RESOLUTION,
     Blocks,
     Coefficients,
     Sums,
     base_sum,
+    in_double,
     rounding_losses,
     sweep,
 )
 
-T = TypeVar("T")
 # A component of less than one datum is empty.
 OCCUPIED = 1.0
 # Nats of rounding of a log density from which on responsibilities are rounding, and F is off by itself.
@@ -61,6 +61,18 @@ class BoundEstimate(NamedTuple):
         return cls(objective + float(np.mean(gaps)), se)
 
 
+class Draws(NamedTuple):
+    """S draws from the factors, as random numbers of the host; see :mod:`numpyro_tempered.mixtures.draws`.
+
+    Attributes:
+        log_weights: ``(S, K)``.
+        noises: By site, S first.
+    """
+
+    log_weights: Any
+    noises: Noises
+
+
 class FinalSums(NamedTuple):
     """What the last pass over the data leaves, in double precision.
 
@@ -75,6 +87,20 @@ class FinalSums(NamedTuple):
     log_likelihoods: Array
 
 
+class FinalValues(NamedTuple):
+    """What follows from them; see :class:`Evaluation`, and for the rest :func:`check_resolution`."""
+
+    objective: Array
+    rise: Array
+    counts: Array
+    base: Array
+    kl: Array
+    gaps: Array
+    spacing: Array
+    losses: Array
+    sizes: Array
+
+
 class Evaluation(NamedTuple):
     """What is evaluated in double precision.
 
@@ -82,12 +108,16 @@ class Evaluation(NamedTuple):
         objective: F.
         rise: What the next step of the factors would raise it by, in double precision.
         counts: N_j, ``(K,)``.
+        base: The weighted sum of log h.
+        kl: KL(rho, prior).
         bound: E1; None without draws.
     """
 
     objective: float
     rise: float
     counts: np.ndarray
+    base: float
+    kl: float
     bound: BoundEstimate | None
 
 
@@ -100,61 +130,116 @@ def evaluate(
         FloatingPointError: If a component is narrower than the spacing of its data, or its log densities are
             rounding.
     """
-    component, draws, dtype = source.data.component, None, factors.concentration.dtype
+    data, dtype = source.data, factors.concentration.dtype
+    arguments = final_arguments(rng_key, data, problem, factors, num_samples)
     with double_precision():
-        problem, factors = as_dtype((problem, factors), jnp.float64)
-        if num_samples:
-            # Compiled by itself: samplers of gammas take longer to compile than the rest, and depend on no data.
-            keys = jax.random.split(rng_key, num_samples)
-            draws = for_keys(draw_coefficients, component, keys, factors)
-        data = source.data
-        mixture, spacing, losses = with_losses(coefficients, component, factors, data.centre, data.spacings)
-        final = source.sum_over(final_sums, mixture, draws)
-        value, rise, gaps = _values(component, problem, factors, draws, final)
-        counts = np.asarray(final.sums.counts)
-        check_resolution(component, spacing, losses, counts)
-        check_rounding(component, mixture, final.sums, dtype)
-        bound = BoundEstimate.of(float(value), np.asarray(gaps)) if num_samples else None
-        return Evaluation(float(value), float(rise), counts, bound)
+        values = jax.tree.map(np.asarray, source.reduce(FINAL, *arguments))
+    check_resolution(data.component, values.spacing, values.losses, values.counts)
+    check_rounding(data.component, values.sizes, values.counts, dtype)
+    bound = BoundEstimate.of(float(values.objective), values.gaps) if num_samples else None
+    value, rise, base, kl = (float(each) for each in (values.objective, values.rise, values.base, values.kl))
+    return Evaluation(value, rise, values.counts, base, kl, bound)
 
 
-def final_sums(
-    component: Component, blocks: Blocks, mixture: Coefficients, draws: Coefficients | None
-) -> FinalSums:
+def final_arguments(
+    rng_key: Array, data: MixtureData, problem: MixtureProblem, factors: Factors, num_samples: int
+) -> tuple[Factors, Draws | None, tuple[np.ndarray | None, np.ndarray, MixtureProblem]]:
+    """The arguments of ``FINAL``, on the host."""
+    problem, factors = as_dtype((problem, factors), jnp.float64)
+    draws = None
+    if num_samples:
+        with double_precision():
+            draws = Draws(*draw_noise(rng_key, data.component, factors, num_samples))
+    return factors, draws, (data.centre, np.asarray(data.spacings), problem)
+
+
+def final_coefficients(
+    component: Component, factors: Factors, draws: Draws | None, extra: object
+) -> tuple[Coefficients, Coefficients | None]:
+    """The factors and the draws as what a pass reads."""
+    return coefficients(component, factors), None if draws is None else coefficients_of(component, factors, draws)
+
+
+def final_sums(component: Component, blocks: Blocks, read: tuple[Coefficients, Coefficients | None]) -> FinalSums:
     """The last pass over the data, and one more for each draw."""
-    blocks, log_likelihoods = as_dtype(blocks, jnp.float64), jnp.zeros(0)
+    blocks, log_likelihoods, (mixture, draws) = in_double(blocks), jnp.zeros(0), read
     if draws is not None:
         log_likelihoods = jax.lax.map(lambda draw: sweep(component, draw, blocks).log_sum, draws)
     return FinalSums(sweep(component, mixture, blocks), base_sum(component, blocks), log_likelihoods)
 
 
-@partial(jax.jit, static_argnames=("coefficients", "component"))
-def with_losses(
-    coefficients: Callable[[Component, T], Coefficients],
+def final_values(
     component: Component,
-    state: T,
-    centre: np.ndarray | None,
-    spacings: tuple[float, float],
-) -> tuple[Coefficients, Array, Array]:
-    """Coefficients, the spacing of the data at each component, and what it takes from a log density.
+    final: FinalSums,
+    read: tuple[Coefficients, Coefficients | None],
+    factors: Factors,
+    draws: object,
+    extra: tuple[np.ndarray | None, Array, MixtureProblem],
+) -> FinalValues:
+    """F, the rise of its next step, E1 - F at each of S draws, and what rounding takes.
 
     Args:
-        coefficients: The state of an algorithm to those.
         component: The family.
-        state: The state.
+        final: The sums.
+        read: Of the factors and the draws.
+        factors: Where the sums were taken.
+        draws: The random numbers; they were read.
+        extra: The centre of the data, or None; their spacings as given and as held; the problem.
+    """
+    (sums, base, gaps), (mixture, read_draws) = final, read
+    centre, spacings, problem = extra
+    spacing, losses = losses_of(component, mixture, centre, spacings)
+    kl = penalty(component, problem, factors)
+    value = problem.alpha * (sums.log_sum + base) - kl
+    if read_draws is not None:
+        gap = partial(bound_gap, problem, sums, sums.log_sum - complete_likelihood(mixture, sums))
+        gaps = jax.vmap(gap)(read_draws, final.log_likelihoods)
+    rise = distance(component, factors, update(component, problem, sums, mixture.centres))
+    sizes = sizes_of(mixture, sums)
+    return FinalValues(value, rise, sums.counts, base, kl, gaps, spacing, losses, sizes)
+
+
+FINAL = Summary(final_coefficients, final_sums, final_values)
+
+
+def coefficients_of(component: Component, factors: Factors, draws: Draws) -> Coefficients:
+    """The draws as what a pass over the data reads, about the centres of the factors, S first."""
+    centres = centres_of(component, factors)
+    posterior = about(component, factors, centres).posterior
+
+    def of_one(log_weights: Array, noises: Noises) -> Coefficients:
+        parameters = parameters_at(component, posterior, noises)
+        return Coefficients(log_weights, *component.coefficients_at(parameters), centres)
+
+    return jax.vmap(of_one)(*draws)
+
+
+def losses_of(
+    component: Component, mixture: Coefficients, centre: np.ndarray | None, spacings: Array
+) -> tuple[Array, Array]:
+    """The spacing of the data at each component, and what it takes from a log density.
+
+    Args:
+        component: The family.
+        mixture: Its coefficients.
         centre: What is subtracted from the data, or None.
         spacings: Of the numbers near 1 that the data came as, and are held as.
 
     Returns:
-        The coefficients, the spacing ``(K, d)``, and nats ``(K,)``.
+        The spacing ``(K, d)``, and nats ``(K,)``.
     """
-    mixture = coefficients(component, state)
     if mixture.centres is None or centre is None:
         nothing = jnp.zeros_like(mixture.log_weights)
-        return mixture, nothing[:, None], nothing
+        return nothing[:, None], nothing
     as_given, as_rows = spacings
     spacing = jnp.maximum(as_given * jnp.abs(mixture.centres + centre), as_rows * jnp.abs(mixture.centres))
-    return mixture, spacing, rounding_losses(component, mixture, spacing)
+    return spacing, rounding_losses(component, mixture, spacing)
+
+
+def sizes_of(mixture: Coefficients, sums: Sums) -> Array:
+    """How large the terms of the log density of a mean datum are, ``(K,)``."""
+    terms = jnp.sum(jnp.abs(mixture.weights * sums.statistics), axis=1)
+    return jnp.abs(mixture.constant) + terms / jnp.maximum(sums.counts, OCCUPIED)
 
 
 def check_resolution(component: Component, spacing: Array, losses: Array, counts: np.ndarray) -> None:
@@ -174,24 +259,21 @@ def check_resolution(component: Component, spacing: Array, losses: Array, counts
         )
 
 
-def check_rounding(component: Component, mixture: Coefficients, sums: Sums, dtype: np.dtype) -> None:
+def check_rounding(component: Component, sizes: np.ndarray, counts: np.ndarray, dtype: np.dtype) -> None:
     """Refuse a mixture whose log densities are differences of numbers that are too large for the precision.
 
     Such are those of counts: x log λ - λ of a million.
 
     Args:
         component: The family.
-        mixture: Its coefficients.
-        sums: At these.
+        sizes: Of the terms of the log density of a mean datum, ``(K,)``.
+        counts: N_j, ``(K,)``.
         dtype: Of the passes over the data.
 
     Raises:
         FloatingPointError: If rounding takes more than ``LARGEST_ROUNDING`` from the log density of a mean datum.
     """
-    counts = np.asarray(sums.counts)
-    terms = np.abs(np.asarray(mixture.weights * sums.statistics)).sum(axis=1)
-    size = np.abs(np.asarray(mixture.constant)) + terms / np.maximum(counts, OCCUPIED)
-    of_data = np.where(counts >= OCCUPIED, size, 0.0)
+    of_data = np.where(counts >= OCCUPIED, sizes, 0.0)
     j = int(np.argmax(of_data))
     rounding = 0.5 * float(jnp.finfo(dtype).eps) * of_data[j]
     if rounding > LARGEST_ROUNDING:
@@ -203,26 +285,24 @@ def check_rounding(component: Component, mixture: Coefficients, sums: Sums, dtyp
 
 def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:
     """What F loses by a step of the factors that is not taken in double precision."""
-    component = source.data.component
     with double_precision():
         problem, (factors, following) = as_dtype((problem, visit), jnp.float64)
-        mixture = coefficients(component, factors)
-        sums = source.sum_over(final_sums, mixture, None).sums
-        return float(distance(component, following, update(component, problem, sums, mixture.centres)))
+        return float(source.reduce(STEP_ERROR, factors, None, (problem, following)))
 
 
-@partial(jax.jit, static_argnames="component")
-def _values(
-    component: Component, problem: MixtureProblem, factors: Factors, draws: Coefficients | None, final: FinalSums
-) -> tuple[Array, Array, Array]:
-    """F, the rise of its next step, and E1 - F at each of S draws."""
-    sums, base, gaps = final
-    value = objective(component, problem._replace(base=base), factors, sums)
-    if draws is not None:
-        gap = partial(bound_gap, problem, sums, entropy(component, factors, sums))
-        gaps = jax.vmap(gap)(draws, final.log_likelihoods)
-    after = update(component, problem, sums, centres_of(component, factors))
-    return value, distance(component, factors, after), gaps
+def _step_error(
+    component: Component,
+    final: FinalSums,
+    read: tuple[Coefficients, None],
+    factors: Factors,
+    draws: None,
+    extra: tuple[MixtureProblem, Factors],
+) -> Array:
+    problem, following = extra
+    return distance(component, following, update(component, problem, final.sums, read[0].centres))
+
+
+STEP_ERROR = Summary(final_coefficients, final_sums, _step_error)
 
 
 def bound_gap(
@@ -241,9 +321,7 @@ def bound_gap(
         draw: The parameters, drawn from rho.
         log_likelihood: log L of the draw, without log h.
     """
-    complete = jnp.sum(sums.counts * (draw.log_weights + draw.constant))
-    complete = complete + jnp.sum(sums.statistics * draw.weights) + label_entropy
-    return problem.alpha * (log_likelihood - complete)
+    return problem.alpha * (log_likelihood - complete_likelihood(draw, sums) - label_entropy)
 
 
 def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> tuple[Array, Parameters]:
@@ -253,71 +331,3 @@ def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> t
     # The gammas of a Dirichlet underflow for small concentrations, their logarithms do not.
     log_weights = jax.nn.log_softmax(jax.random.loggamma(key, factors.concentration))
     return log_weights, component.draw(lambda name, fn: fn.sample(next(keys)), factors.posterior)
-
-
-def draw_coefficients(rng_key: Array, component: Component, factors: Factors) -> Coefficients:
-    """One draw from rho as what a pass over the data reads, about the centres of the factors."""
-    centres = centres_of(component, factors)
-    log_weights, parameters = draw_parameters(rng_key, component, about(component, factors, centres))
-    return Coefficients(log_weights, *component.coefficients_at(parameters), centres)
-
-
-def aic(log_likelihood: float, num_parameters: int) -> float:
-    """Akaike's criterion, -2 log L + 2 p.
-
-    Args:
-        log_likelihood: log L at its maximum, in nats.
-        num_parameters: p, the number of free parameters.
-
-    References:
-        Akaike, *A new look at the statistical model identification*, IEEE TAC 1974.
-
-    Example:
-        >>> from numpyro_tempered.mixtures.evidence import aic
-        >>> aic(-10.0, 3)
-        26.0
-    """
-    return -2.0 * log_likelihood + 2.0 * num_parameters
-
-
-def bic(log_likelihood: float, num_parameters: int, num_data: float) -> float:
-    """Schwarz's criterion, -2 log L + p log n.
-
-    Args:
-        log_likelihood: log L at its maximum, in nats.
-        num_parameters: p, the number of free parameters.
-        num_data: n, the sum of the weights.
-
-    References:
-        Schwarz, *Estimating the dimension of a model*, AoS 1978.
-
-    Example:
-        >>> from numpyro_tempered.mixtures.evidence import bic
-        >>> bic(-10.0, 3, 1.0)
-        20.0
-    """
-    return -2.0 * log_likelihood + num_parameters * math.log(num_data)
-
-
-def icl(log_likelihood: float, num_parameters: int, num_data: float, entropy: float) -> float:
-    r"""The integrated complete-data likelihood, BIC + 2 H.
-
-    :math:`H = -\sum_{ij} \omega_{ij} \log \omega_{ij}` is the entropy of the responsibilities. Clusters that
-    overlap raise it, so that it counts clusters where BIC counts components.
-
-    Args:
-        log_likelihood: log L at its maximum, in nats.
-        num_parameters: p, the number of free parameters.
-        num_data: n, the sum of the weights.
-        entropy: H, the weighted sum of the entropies of the responsibilities, in nats.
-
-    References:
-        Biernacki, Celeux, Govaert, *Assessing a mixture model for clustering with the integrated completed
-        likelihood*, IEEE PAMI 2000, with responsibilities in place of labels.
-
-    Example:
-        >>> from numpyro_tempered.mixtures.evidence import icl
-        >>> icl(-10.0, 3, 1.0, 0.5)
-        21.0
-    """
-    return bic(log_likelihood, num_parameters, num_data) + 2.0 * entropy

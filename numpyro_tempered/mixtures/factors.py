@@ -5,19 +5,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_tempered.core.ascent import Step
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Visit, rounding_error, step_of
+from numpyro_tempered.mixtures.ascent import Algorithm, rounding_error
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
-from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, sweep
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, base_sum, block_sums
 
 
 class Factors(NamedTuple):
     """rho = Dirichlet(concentration) ⊗ the posteriors of the components.
 
     Attributes:
-        concentration: ``(K,)``.
+        concentration: ``(K,)``; 0 for a component that fills up to a size that is compiled.
         posterior: Hyperparameters with leading axis K.
     """
 
@@ -30,7 +29,7 @@ class MixtureProblem(NamedTuple):
 
     Attributes:
         prior: Of one component.
-        concentration: Of the Dirichlet prior of the weights, ``(K,)``.
+        concentration: Of the Dirichlet prior of the weights, ``(K,)``; 0 for components that fill up.
         alpha: Power on the likelihood.
         base: The weighted sum of log h(x_i).
     """
@@ -43,7 +42,10 @@ class MixtureProblem(NamedTuple):
 
 def centres_of(component: Component, factors: Factors) -> Array | None:
     """Where the components are, ``(K, d)``: what sums are taken about; None where the data may not be moved."""
-    return None if component.location is None else component.location.of(factors.posterior)
+    if component.location is None:
+        return None
+    # Where the prior of a component that is none is far away, nothing may overflow.
+    return jnp.where(factors.concentration[:, None] > 0, component.location.of(factors.posterior), 0.0)
 
 
 def about(component: Component, factors: Factors, centres: Array | None) -> Factors:
@@ -121,22 +123,37 @@ def objective_and_rounding(
     return terms[0] + terms[1] + terms[2], rounding_error(total, *terms, alpha=problem.alpha)
 
 
+def complete_likelihood(mixture: Coefficients, sums: Sums) -> Array:
+    """The weighted sum of omega_ij l_ij, without log h, of sums about the centres of the mixture."""
+    constant = mixture.log_weights + mixture.constant
+    # A component that is none has weight 0, whose log is -inf.
+    by_count = jnp.sum(jnp.where(sums.counts > 0, sums.counts * constant, 0.0))
+    return by_count + jnp.sum(sums.statistics * mixture.weights)
+
+
 def entropy(component: Component, factors: Factors, sums: Sums) -> Array:
     """The weighted sum of the entropies of the responsibilities that a sweep at these factors made."""
-    mixture = coefficients(component, factors)
-    expected = jnp.sum(sums.counts * (mixture.log_weights + mixture.constant))
-    return sums.log_sum - expected - jnp.sum(sums.statistics * mixture.weights)
+    return sums.log_sum - complete_likelihood(coefficients(component, factors), sums)
 
 
-def tempered_cavi(
-    component: Component, problem: MixtureProblem, blocks: Blocks, total: Array
-) -> Step[Visit[Factors]]:
-    """CA18, Algorithm 1 for :func:`numpyro_tempered.core.ascent.advance`; ``total`` is the sum of the weights."""
+def pose(component: Component, problem: MixtureProblem, blocks: Blocks) -> MixtureProblem:
+    """The problem with the sum of log h."""
+    return problem._replace(base=base_sum(component, blocks))
 
-    def visit(factors: Factors) -> tuple[Array, Array, Factors]:
-        mixture = coefficients(component, factors)
-        sums = sweep(component, mixture, blocks)
-        value, rounding = objective_and_rounding(component, problem, factors, sums, total)
-        return value, rounding, update(component, problem, sums, mixture.centres)
 
-    return step_of(visit)
+def follow(
+    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums, total: Array
+) -> tuple[Array, Array, Factors]:
+    """F, its rounding error, and the next factors."""
+    value, rounding = objective_and_rounding(component, problem, factors, sums, total)
+    return value, rounding, update(component, problem, sums, centres_of(component, factors))
+
+
+# CA18, Algorithm 1.
+TEMPERED_CAVI = Algorithm(
+    pose=pose,
+    begin=first_factors,
+    read=lambda component, problem, factors: coefficients(component, factors),
+    terms=lambda component, problem, mixture, columns, weight: block_sums(component, mixture, columns, weight),
+    follow=follow,
+)

@@ -1,16 +1,14 @@
 """Tempered variational Bayes for mixtures of conjugate components, with all rows in each pass."""
 
-import jax
-
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import check_limits
 from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import WarmStart, run
-from numpyro_tempered.mixtures.source import array_source
 from numpyro_tempered.mixtures.starts import Start
 
 
@@ -89,9 +87,8 @@ def fit(
     settings = check_settings(num_components, alpha, concentration)
     num_samples, num_moves = check_counts(0, num_samples=num_samples, num_moves=num_moves)
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
-    source = array_source(prepare(x, component, sample_weight), settings.num_components * limits.num_restarts)
-    keys = jax.random.split(rng_key, 3)
-    return run(keys, source, settings, limits, start, warm_start, num_samples=num_samples, num_moves=num_moves)
+    source = array_source(prepare(x, component, sample_weight), settings.num_components, limits.num_restarts)
+    return run(rng_key, source, settings, limits, start, warm_start, num_samples=num_samples, num_moves=num_moves)
 
 
 @key_first
@@ -166,9 +163,8 @@ def fit_chunks(
     settings = check_settings(num_components, alpha, concentration)
     num_samples = check_count(num_samples, "num_samples", 2)
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
-    keys = jax.random.split(rng_key, 3)
     together = settings.num_components * limits.num_restarts
     source = chunk_source(
-        keys[1], chunks, component, num_start_rows=num_start_rows, size=size, num_together=together
+        rng_key, chunks, component, num_start_rows=num_start_rows, size=size, num_together=together
     )
-    return run(keys, source, settings, limits, start, warm_start, num_samples=num_samples)
+    return run(rng_key, source, settings, limits, start, warm_start, num_samples=num_samples)

@@ -9,13 +9,14 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, stochastic
-from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
+from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.factors import MixtureProblem, objective
+from numpyro_tempered.mixtures.draws import generator_of
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, objective
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import assemble
-from numpyro_tempered.mixtures.source import Beginning, problem_of
+from numpyro_tempered.mixtures.search import assemble, problem_of
+from numpyro_tempered.mixtures.source import Beginning, pass_of
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 
@@ -99,10 +100,8 @@ def fit_stochastic(
     stochastic.check_step_size(step_size)
     if step_size is None:
         raise TypeError("step_size is None, which is for streams: expected a number in (0, 1] or a function.")
-    start_key, sample_key, draw_key = jax.random.split(rng_key, 3)
-    order_key, sample_key = jax.random.split(sample_key)
     source = chunk_source(
-        sample_key,
+        rng_key,
         chunks,
         component,
         num_start_rows=num_start_rows,
@@ -111,12 +110,13 @@ def fit_stochastic(
         multiple_of=batch_size,
     )
     batch_size = min(batch_size, source.num_rows)
-    component, problem = source.data.component, problem_of(source, settings.concentration, settings.alpha)
+    component, problem = source.data.component, problem_of(source, settings)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
     totals = jnp.full(num_restarts, total)
     beginning = Beginning(settings.num_components, start_or_default(start), num_restarts)
-    states = source.begin(start_key, stochastic.start_state, problem, beginning)
-    generator = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,), jnp.uint32)))
+    algorithm = TEMPERED_CAVI._replace(begin=stochastic.start_state)
+    problem, states = source.begin(rng_key, algorithm, problem, beginning)
+    generator = generator_of(rng_key, SAMPLE + 1)
     num_blocks = num_passes * -(-source.num_rows // source.size)
     with ascent.progress(num_blocks, "blocks", progress_bar) as bar:
         for _ in range(num_passes):
@@ -129,17 +129,16 @@ def fit_stochastic(
                 )
                 bar.update()
     factors = ascent.for_restarts(stochastic.factors_at, component, problem, states, totals)
-    values = ascent.for_restarts(objective, component, problem, factors, source.sums(factors))
+    sums = source.reduce(pass_of(TEMPERED_CAVI), problem, factors)
+    values = ascent.for_restarts(objective, component, problem, factors, sums)
     objectives = ascent.finite_or_least(values)
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
     trace, num_best = objectives[best : best + 1].astype(total.dtype), ascent.count_best(objectives, num_restarts)
     spread = float(objectives[best] - np.median(objectives))
     history = ascent.History(trace, objectives, num_best, spread, False, num_passes)
-    factors = ascent.restart(factors, best)
-    return assemble(draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples)[
-        0
-    ]
+    factors = jax.tree.map(np.asarray, ascent.restart(factors, best))
+    return assemble(rng_key, source, problem, settings, factors, history=history, num_samples=num_samples)[0]
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))

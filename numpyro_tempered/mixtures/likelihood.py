@@ -1,6 +1,5 @@
 """The steps of EM: responsibilities, and the parameters of maximum likelihood under them."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,18 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
-from numpyro_tempered.core.ascent import Step
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Visit
-from numpyro_tempered.mixtures.components.base import (
-    Component,
-    Hyperparameters,
-    Parameters,
-    as_dtype,
-    change_of,
-    loc_of,
-)
+from numpyro_tempered.mixtures.ascent import Algorithm
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, change_of, loc_of
+from numpyro_tempered.mixtures.evidence import losses_of
+from numpyro_tempered.mixtures.source import Summary
 from numpyro_tempered.mixtures.sweep import RESOLUTION, Blocks, Coefficients, Sums
 
 
@@ -42,17 +35,25 @@ class EMProblem(NamedTuple):
 
     Attributes:
         prior: Of one component, for what is known of its parameters.
+        active: Which components there are, ``(K,)``; others fill up to a size that is compiled.
         pseudo_data: Data that each component is given, spread as all data are.
         total: The sum of the weights of the data.
         change: What rounding changes T(x) by, ``(F,)``.
         base: The weighted sum of log h(x_i).
+        is_resolved: Whether the data as a whole have a maximum.
     """
 
     prior: Hyperparameters
+    active: Array
     pseudo_data: Array
     total: Array
-    change: Array
-    base: Array
+    change: Array = np.zeros(())  # type: ignore[assignment]
+    base: Array = np.zeros(())  # type: ignore[assignment]
+    is_resolved: Array = np.zeros((), bool)  # type: ignore[assignment]
+
+    def shares(self, least: float) -> Array:
+        """The pseudo-data of each component ``(K,)``, at least so many: one that is none must stay finite."""
+        return jnp.where(self.active, jnp.maximum(self.pseudo_data, least), least)
 
 
 def coefficients(component: Component, point: Point) -> Coefficients:
@@ -60,9 +61,15 @@ def coefficients(component: Component, point: Point) -> Coefficients:
     return Coefficients(point.log_weights, *component.coefficients_at(point.parameters), point.centres)
 
 
+def least_share(component: Component, dtype: np.dtype) -> float:
+    """The pseudo-data that a component without data needs: a rounding error, or its square."""
+    spacing = float(jnp.finfo(dtype).eps)
+    return spacing if component.location is None else spacing**2
+
+
 def maximise(component: Component, problem: EMProblem, sums: Sums, centres: Array | None) -> Point:
     """The M step, from counts and from sums about the centres that include the pseudo-data."""
-    counts = sums.counts + problem.pseudo_data
+    counts = sums.counts + problem.shares(least_share(component, sums.counts.dtype))
     parameters = component.maximum_likelihood(problem.prior, counts, sums.statistics)  # type: ignore[misc]
     log_weights = jnp.log(sums.counts) - jnp.log(jnp.sum(sums.counts))
     if centres is None:
@@ -74,48 +81,48 @@ def maximise(component: Component, problem: EMProblem, sums: Sums, centres: Arra
 
 def rounding_loss(component: Component, problem: EMProblem, point: Point) -> Array:
     """What rounding takes from the log density of a datum, in the worst component, in nats; may be NaN."""
-    weights = coefficients(component, point).weights
-    return jnp.max(jnp.sum(jnp.abs(weights) * problem.change, axis=-1))
+    losses = jnp.sum(jnp.abs(coefficients(component, point).weights) * problem.change, axis=-1)
+    return jnp.max(jnp.where(problem.active, losses, 0.0))
 
 
-def expectation_maximisation(
-    component: Component, problem: EMProblem, blocks: Blocks, total: Array
-) -> Step[Visit[Point]]:
-    """EM for :func:`numpyro_tempered.core.ascent.advance`; the objective of collapsed components is NaN."""
-
-    def visit(point: Point) -> tuple[Array, Array, Point]:
-        mixture = coefficients(component, point)
-        density = mixture._replace(log_weights=jnp.zeros_like(point.log_weights))
-
-        def block_sums(columns: Array, weight: Array) -> tuple[Sums, Array]:
-            log_density = sweep.log_joint(component, density, columns)
-            omega, log_sum = sweep.normalise(log_density + point.log_weights[:, None], weight)
-            share = problem.pseudo_data / total * weight
-            statistics = sweep.weighted_statistics(component, omega + share, columns, point.centres)
-            return Sums(log_sum, jnp.sum(omega, axis=1), statistics), jnp.sum(share * log_density)
-
-        sums, penalty = sweep.over_blocks(block_sums, blocks)
-        value = sums.log_sum + problem.base + penalty
-        objective = jnp.where(rounding_loss(component, problem, point) <= RESOLUTION, value, jnp.nan)
-        rounding = ascent.rounding_error(total, sums.log_sum, problem.base, penalty)
-        return objective, rounding, maximise(component, problem, sums, point.centres)
-
-    return ascent.step_of(visit)
+def em_terms(
+    component: Component, problem: EMProblem, mixture: Coefficients, columns: Array, weight: Array
+) -> tuple[Sums, Array]:
+    """The sums of a block with the pseudo-data, and the pseudo-data's part of the objective."""
+    density = mixture._replace(log_weights=jnp.zeros_like(mixture.log_weights))
+    log_density = sweep.log_joint(component, density, columns)
+    joint = jnp.where(
+        mixture.log_weights[:, None] > -jnp.inf, log_density + mixture.log_weights[:, None], -jnp.inf
+    )
+    omega, log_sum = sweep.normalise(joint, weight)
+    shares = problem.shares(least_share(component, weight.dtype))[:, None] * (weight / problem.total)
+    statistics = sweep.weighted_statistics(component, omega + shares, columns, mixture.centres)
+    penalty = jnp.sum(jnp.where(problem.active[:, None], shares * log_density, 0.0))
+    return Sums(log_sum, jnp.sum(omega, axis=1), statistics), penalty
 
 
-@partial(jax.jit, static_argnames="component")
-def em_problem(
-    component: Component, blocks: Blocks, prior: Hyperparameters, pseudo_data: Array, total: Array
-) -> tuple[EMProblem, Array]:
-    """The problem, and whether the data as a whole have a maximum."""
+def em_follow(
+    component: Component, problem: EMProblem, point: Point, sums: tuple[Sums, Array], total: Array
+) -> tuple[Array, Array, Point]:
+    """The objective, NaN where a component has collapsed, its rounding error, and the M step."""
+    of_data, penalty = sums
+    value = of_data.log_sum + problem.base + penalty
+    objective = jnp.where(rounding_loss(component, problem, point) <= RESOLUTION, value, jnp.nan)
+    rounding = ascent.rounding_error(total, of_data.log_sum, problem.base, penalty)
+    return objective, rounding, maximise(component, problem, of_data, point.centres)
+
+
+def em_problem(component: Component, problem: EMProblem, blocks: Blocks) -> EMProblem:
+    """The problem with what it needs of all rows."""
+    total = problem.total
     spacing = jnp.finfo(total.dtype).eps
 
-    def block_sums(columns: Array, weight: Array) -> tuple[Array, Array]:
+    def terms(columns: Array, weight: Array) -> tuple[Array, Array]:
         observed = jnp.where(jnp.isnan(columns), 0.0, columns)
         statistics = component.statistics(columns)
         return jnp.sum(weight * jnp.square(observed), axis=1), jnp.sum(weight * jnp.abs(statistics), axis=1)
 
-    squares, sizes = (each / total for each in sweep.over_blocks(block_sums, blocks))
+    squares, sizes = (each / total for each in sweep.over_blocks(terms, blocks))
     if component.location is None:
         change = spacing * sizes
     else:
@@ -124,34 +131,70 @@ def em_problem(
         # Of the largest numbers, at some standard deviations.
         step = jnp.where(moves, 4.0 * spacing * jnp.sqrt(squares), 0.0)[:, None]
         change = jnp.abs(component.statistics(step) - component.statistics(jnp.zeros_like(step)))[:, 0]
-    base = sweep.base_sum(component, blocks)
-    least = spacing if component.location is None else spacing**2
-    problem = EMProblem(prior, jnp.maximum(pseudo_data, least), total, change, base)
-    point = from_responsibilities(component, problem, jnp.ones_like(blocks.weight)[:, :, None], blocks)
+    problem = problem._replace(change=change, base=sweep.base_sum(component, blocks))
+    of_one = problem._replace(active=jnp.ones(1, bool))
+    point = from_responsibilities(component, of_one, jnp.ones_like(blocks.weight)[:, :, None], blocks)
     is_finite = jnp.all(jnp.isfinite(coefficients(component, point).constant))
-    return problem, (rounding_loss(component, problem, point) <= RESOLUTION) & is_finite
+    return problem._replace(is_resolved=(rounding_loss(component, of_one, point) <= RESOLUTION) & is_finite)
 
 
-def final_sums(component: Component, blocks: Blocks, point: Point) -> tuple[Array, Array, Array]:
-    """Log L, the counts and the entropy of the responsibilities, in double precision."""
-    blocks = as_dtype(blocks, jnp.float64)
-    mixture = coefficients(component, point)
-    sums = sweep.sweep(component, mixture, blocks)
+def final_sums(component: Component, blocks: Blocks, mixture: Coefficients) -> tuple[Sums, Array]:
+    """The sums and those of log h, in double precision."""
+    blocks = sweep.in_double(blocks)
+    return sweep.sweep(component, mixture, blocks), sweep.base_sum(component, blocks)
+
+
+class FinalValues(NamedTuple):
+    """What follows from the last pass; see :class:`MixtureEM`, and for the rest :func:`check_resolution`."""
+
+    log_likelihood: Array
+    counts: Array
+    entropy: Array
+    spacing: Array
+    losses: Array
+    parameters: Parameters
+
+
+def final_values(
+    component: Component,
+    final: tuple[Sums, Array],
+    mixture: Coefficients,
+    point: Point,
+    extra: tuple[np.ndarray | None, Array, Hyperparameters],
+) -> FinalValues:
+    """Log L, the entropy of the responsibilities, what rounding takes, and parameters of the data's own.
+
+    Args:
+        component: The family.
+        final: The sums.
+        mixture: What they were taken at.
+        point: The parameters.
+        extra: The centre of the data, or None; their spacings as given and as held; the prior.
+    """
+    (sums, base), (centre, spacings, prior) = final, extra
     # A component without data has weight 0 and log weight -inf.
-    complete = jnp.sum(xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant)
-    entropy = sums.log_sum - complete - jnp.sum(sums.statistics * mixture.weights)
-    return sums.log_sum + sweep.base_sum(component, blocks), sums.counts, jnp.maximum(entropy, 0.0)
+    constant = xlogy(sums.counts, jnp.exp(mixture.log_weights)) + sums.counts * mixture.constant
+    complete = jnp.sum(jnp.where(sums.counts > 0, constant, 0.0)) + jnp.sum(sums.statistics * mixture.weights)
+    entropy = jnp.maximum(sums.log_sum - complete, 0.0)
+    spacing, losses = losses_of(component, mixture, centre, spacings)
+    parameters = point.parameters
+    if centre is not None and point.centres is not None:
+        parameters = jax.tree.map(jnp.add, parameters, change_of(component, prior, point.centres + centre))
+    return FinalValues(sums.log_sum + base, sums.counts, entropy, spacing, losses, parameters)
+
+
+FINAL = Summary(lambda component, point, extra: coefficients(component, point), final_sums, final_values)
 
 
 def from_responsibilities(
     component: Component, problem: EMProblem, responsibilities: Array, blocks: Blocks
 ) -> Point:
     """The M step under responsibilities ``(P, B, K, b)``: one pass finds the centres, another sums about them."""
-    share = problem.pseudo_data / problem.total
+    shares = problem.shares(least_share(component, blocks.weight.dtype))[:, None] / problem.total
     counts = sweep.accumulate(component, responsibilities, blocks).counts
 
     def sums_about(centres: Array | None) -> Sums:
-        sums = sweep.accumulate(component, responsibilities + share, blocks, centres)
+        sums = sweep.accumulate(component, responsibilities + shares, blocks, centres)
         return sums._replace(counts=counts)
 
     point = maximise(component, problem, sums_about(None), None)
@@ -174,3 +217,13 @@ def first_point(component: Component, problem: EMProblem, responsibilities: Arra
     point, smooth_point = (ascent.restart(points, i) for i in (0, 1))
     resolved = rounding_loss(component, problem, point) <= RESOLUTION
     return jax.tree.map(lambda a, b: jnp.where(resolved, a, b), point, smooth_point)
+
+
+# Dempster, Laird, Rubin 1977.
+EXPECTATION_MAXIMISATION = Algorithm(
+    pose=em_problem,
+    begin=first_point,
+    read=lambda component, problem, point: coefficients(component, point),
+    terms=em_terms,
+    follow=em_follow,
+)

@@ -12,7 +12,7 @@ from numpyro_tempered.mixtures.sweep import Blocks
 
 
 def propose(
-    rng_key: Array, component: Component, problem: MixtureProblem, factors: Factors, rows: Array, blocks: Blocks
+    rng_key: Array, component: Component, problem: MixtureProblem, factors: Factors, blocks: Blocks
 ) -> Factors:
     """Factors after one random move, from which to ascend.
 
@@ -26,8 +26,7 @@ def propose(
         component: The family.
         problem: The problem.
         factors: Those at a local optimum.
-        rows: Data ``(n, d)``.
-        blocks: The same rows, and their weights, in blocks.
+        blocks: Rows and weights.
 
     Returns:
         The factors that the new responsibilities give.
@@ -36,8 +35,9 @@ def propose(
         Ueda, Nakano, Ghahramani, Hinton, *SMEM algorithm for mixture models*, 2000; Hughes, Sudderth, *Memoized
         online variational inference for Dirichlet process mixture models*, 2013.
     """
-    num_components = problem.concentration.shape[0]
-    numbers = jnp.arange(num_components)
+    exists = problem.concentration > 0
+    num_components = jnp.sum(exists)
+    numbers = jnp.arange(exists.shape[0])
     mixture = coefficients(component, factors)
     kind_key, donor_key, heir_key, parent_key, first_key, second_key = jax.random.split(rng_key, 6)
     overlap = affinities(component, mixture, blocks)
@@ -46,7 +46,7 @@ def propose(
     donor = jax.random.randint(donor_key, (), 0, num_components)
     is_donor = (numbers == donor)[:, None]
     # Distant components share nothing: then any other one will do.
-    odds = jnp.where(numbers == donor, 0.0, overlap[donor] + 1e-3 * jnp.mean(counts))
+    odds = jnp.where(exists & (numbers != donor), overlap[donor] + 1e-3 * jnp.sum(counts) / num_components, 0.0)
     heir = jax.random.categorical(heir_key, jnp.log(odds))
     parent = jax.random.categorical(parent_key, jnp.log(jnp.where(numbers == donor, 0.0, counts)))
 
@@ -58,12 +58,11 @@ def propose(
         others = jax.nn.softmax(jnp.where(is_donor, -jnp.inf, joint), axis=0)
         return jnp.where(is_merge, jnp.where(is_donor, 0.0, merged), others)
 
-    points = component.coordinates(rows)
+    points = component.coordinates(sweep.rows_of(blocks))
     of_parent = jax.vmap(lambda shard: jax.lax.map(lambda columns: without_donor(columns)[parent], shard))
-    mass = sweep.out_of_blocks(blocks.weight * of_parent(blocks.columns), rows.shape[0])
+    mass = sweep.out_of_blocks(blocks.weight * of_parent(blocks.columns))
     first = squared_distance(points, points[draw_row(first_key, mass)])
     second = squared_distance(points, points[draw_row(second_key, mass * first)])
-    shards, _, size = blocks.weight.shape
 
     def after_split(columns: Array, near_second: Array) -> Array:
         omega = without_donor(columns)
@@ -71,7 +70,7 @@ def propose(
         change = jnp.where(is_donor, part, 0.0) - jnp.where((numbers == parent)[:, None], part, 0.0)
         return omega + change
 
-    omega = jax.vmap(jax.vmap(after_split))(blocks.columns, sweep.in_blocks(second < first, size, shards))
+    omega = jax.vmap(jax.vmap(after_split))(blocks.columns, sweep.into_blocks(second < first, blocks))
     return first_factors(component, problem, omega, blocks)
 
 

@@ -18,7 +18,7 @@ class MixtureData(NamedTuple):
     Attributes:
         component: Without its prior, for data with missing entries where there are some.
         prior: Of data moved by ``-centre``.
-        rows: ``(n, d)`` less ``centre``; of chunks, those that starts see.
+        rows: ``(n, d)`` less ``centre``, on the host unless they are sharded; of chunks, those that starts see.
         weight: ``(n,)``; 0 for rows without an observed entry.
         centre: ``(d,)``; None where the data may not be moved.
         total: The sum of the weights of all data.
@@ -27,8 +27,8 @@ class MixtureData(NamedTuple):
 
     component: components.Component
     prior: components.Hyperparameters
-    rows: Array
-    weight: Array
+    rows: components.Rows
+    weight: components.Rows
     centre: np.ndarray | None
     total: float
     spacings: tuple[float, float]
@@ -47,10 +47,12 @@ def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayL
             "and vmap."
         )
     components.check_is_component(component)
-    rows = component.check(automatic(x))
-    weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows))
+    rows = component.check(on_host(x))
+    weight, library = weight_of(sample_weight, rows), components.namespace(rows)
+    weight = library.where(library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight)
     centre = None if component.location is None else column_means(rows, weight)
-    form, total = components.missing_form(component, rows), float(jnp.sum(weight))
+    form = components.missing_form(component, rows)
+    total = float(weight.sum(dtype=np.float64) if library is np else weight.sum())
     return centre_data(component, form, rows, weight, centre, total=total, spacing=spacing_of(rows))
 
 
@@ -58,7 +60,7 @@ def centre_data(
     component: components.Component,
     form: components.Component,
     rows: components.Rows,
-    weight: Array,
+    weight: components.Rows,
     centre: np.ndarray | None,
     *,
     total: float,
@@ -77,8 +79,16 @@ def centre_data(
         centre = np.where(movable, centre, 0.0)
         prior = components.translate_on_host(component, prior, -centre)
     prior = components.as_dtype(prior, weight.dtype)
-    rows = move(rows, centre)
+    if isinstance(rows, np.ndarray):
+        rows = np.asarray(rows if centre is None else rows - centre, jax.dtypes.canonicalize_dtype(rows.dtype))
+    else:
+        rows = move(rows, centre)
     return MixtureData(form._replace(prior=None), prior, rows, weight, centre, total, (spacing, spacing_of(rows)))
+
+
+def on_host(x: ArrayLike) -> ArrayLike:
+    """An array on one device as one of the host, where checks and the centre compile nothing."""
+    return np.asarray(x) if isinstance(x, jax.Array) and len(x.sharding.device_set) == 1 else automatic(x)
 
 
 def spacing_of(rows: components.Rows) -> float:
@@ -117,18 +127,21 @@ def move(rows: components.Rows, centre: np.ndarray | None) -> Array:
     return difference - np.asarray(centre - first.astype(np.float64), rows.dtype)
 
 
-def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> Array:
+def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> components.Rows:
     """Weights of the rows, 1 by default.
 
     Raises:
         ValueError: If they have another shape, or one is negative or not finite.
     """
     dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
-    if sample_weight is None:
+    weight: components.Rows
+    if isinstance(rows, np.ndarray):
+        weight = np.ones(len(rows), dtype) if sample_weight is None else np.asarray(sample_weight, dtype)
+    elif sample_weight is None:
         return place_beside(np.ones(rows.shape[0], dtype), rows)
-    if not isinstance(sample_weight, jax.Array):
-        sample_weight = np.asarray(sample_weight, dtype)
-    weight = place_beside(sample_weight, rows).astype(dtype)
+    else:
+        is_array = isinstance(sample_weight, jax.Array)
+        weight = place_beside(sample_weight if is_array else np.asarray(sample_weight, dtype), rows).astype(dtype)
     check_weight(weight, rows)
     return weight
 

@@ -11,7 +11,6 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import key_first
-from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.likelihood import get_trace, observed_values
@@ -19,9 +18,9 @@ from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, WEIGHTS, mixture_guide, mixture_model
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
+from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, translate_on_host
 from numpyro_tempered.mixtures.evidence import OCCUPIED, BoundEstimate
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, penalty
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 
 
 class MixtureFit(NamedTuple):
@@ -34,6 +33,7 @@ class MixtureFit(NamedTuple):
         problem: Prior, Dirichlet prior, alpha and the sum of log h, of the same data.
         centre: What is subtracted from the data, ``(d,)``, or None.
         objective: F, in double precision: the bound that the ascent maximises. F <= ``bound.value``.
+        kl: KL(rho, prior), in double precision.
         bound: E1 = alpha E[log L] - KL(rho, prior), which ranks models, by Monte Carlo with its standard error;
             None without draws.
         counts: N_j, the weighted sums of the responsibilities, ``(K,)``.
@@ -55,6 +55,7 @@ class MixtureFit(NamedTuple):
     problem: MixtureProblem
     centre: np.ndarray | None
     objective: float
+    kl: float
     bound: BoundEstimate | None
     counts: np.ndarray
     trace: np.ndarray
@@ -75,13 +76,6 @@ class MixtureFit(NamedTuple):
     def num_occupied(self) -> int:
         """Components that hold at least one datum's weight."""
         return int(np.sum(self.counts >= OCCUPIED))
-
-    @property
-    def kl(self) -> float:
-        """KL(rho, prior), in double precision."""
-        with double_precision():
-            problem, factors = as_dtype((self.problem, self.factors), jnp.float64)
-            return float(_penalty(self.component, problem, factors))
 
     @property
     def posterior(self) -> Hyperparameters:
@@ -113,16 +107,13 @@ class MixtureFit(NamedTuple):
         """
         if self.bound is None:
             raise ValueError("this fit has no E1: fit with num_samples >= 2, draws for it.")
-        kl = self.kl
-        return TemperedELBO(self.bound.value, self.bound.se, (self.bound.value + kl) / self.alpha, kl)
+        bound, kl = self.bound, self.kl
+        return TemperedELBO(bound.value, bound.se, (bound.value + kl) / self.alpha, kl)
 
     def summarise_data(self) -> DataSummary:
         """The sum of the weights and the means of the columns, for :func:`compare`."""
         means = {} if self.centre is None else {COLUMNS: self.centre}
         return DataSummary(numbers={"sum of the weights": self.total, **means})
-
-
-_penalty = jax.jit(penalty, static_argnames="component")
 
 
 def check_fit(fit: object, name: str = "fit") -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -10,23 +10,26 @@ import numpy as np
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent
+from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import History, Limits, Visit, for_keys, restart
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, broadcast_prior, translate_on_host
-from numpyro_tempered.mixtures.evidence import evaluate, step_error
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, first_factors
+from numpyro_tempered.mixtures.evidence import FINAL, evaluate, final_arguments, step_error
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, Factors, MixtureProblem
 from numpyro_tempered.mixtures.moves import propose
 from numpyro_tempered.mixtures.prepare import MixtureData, Settings
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit
-from numpyro_tempered.mixtures.source import ArraySource, Beginning, Source, problem_of
+from numpyro_tempered.mixtures.source import Beginning, Growth, Rest, Source
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 WarmStart: TypeAlias = MixtureFit | Sequence[MixtureFit]
 # Nats a datum, times an alpha above 1, that one more step may raise the objective of a fit that has converged.
 RISE = 1e-4
+# The keys of moves, behind those of the starts.
+MOVES = 2**20
 
 
 def run(
-    keys: Array,
+    rng_key: Array,
     source: Source,
     settings: Settings,
     limits: Limits,
@@ -39,7 +42,7 @@ def run(
     """Ascend from the starts, move, and return the best restart, with a warning where it has not converged.
 
     Args:
-        keys: Three keys, of the starts, of the moves and of the draws for E1.
+        rng_key: Key of the starts, of the moves and of the draws for E1.
         source: The rows.
         settings: Alpha and the prior of the weights.
         limits: When the ascent ends.
@@ -54,21 +57,29 @@ def run(
         FloatingPointError: If no restart keeps a finite objective.
         RuntimeError: If F falls by more than rounding.
     """
-    start_key, move_key, draw_key = keys
-    data, problem = source.data, problem_of(source, settings.concentration, settings.alpha)
-    warm = warm_factors(data, problem, warm_start)
-    beginning = Beginning(settings.num_components, start_or_default(start), limits.num_restarts, warm.parent)
-    factors = with_warm(source.begin(start_key, first_factors, problem, beginning), warm)
-    state = source.ascend(problem, factors, limits)
+    data, num_components = source.data, settings.num_components
+    problem = problem_of(source, settings)
+    warm = warm_factors(source, problem, num_components, warm_start)
+    beginning = Beginning(num_components, start_or_default(start), limits.num_restarts, warm.growth)
+
+    def rest(posed: MixtureProblem, factors: Factors) -> Rest:
+        at_prior = Factors(problem.concentration, broadcast_prior(problem.prior, len(problem.concentration)))
+        last = final_arguments(rng_key, data, problem, at_prior, num_samples)
+        return Rest(beginning.num_starts + len(warm.padded), limits, FINAL, last)
+
+    problem, factors = source.begin(rng_key, TEMPERED_CAVI, problem, beginning, rest)
+    state = source.ascend(TEMPERED_CAVI, problem, with_warm(factors, warm), limits)
     objectives = ascent.finite_or_least(state.objective)
     check_finite(state, objectives, data.component)
     best, num_accepted = int(np.argmax(objectives)), 0
-    if isinstance(source, ArraySource) and settings.num_components > 1:
+    if isinstance(source, ArraySource) and num_components > 1:
         threshold = limits.tolerance_at(data.rows.dtype) * data.total
-        for key in jax.random.split(move_key, num_moves):
-            move_keys, factors = jax.random.split(key, limits.num_restarts), restart(state.point.factors, best)
-            factors = for_keys(propose, data.component, move_keys, problem, factors, data.rows, source.blocks)
-            after = source.ascend(problem, factors, limits)
+        for number in range(num_moves):
+            keys = jax.random.split(jax.random.fold_in(rng_key, MOVES + number), limits.num_restarts)
+            proposals = for_keys(
+                propose, data.component, keys, problem, restart(state.point.factors, best), source.blocks
+            )
+            after = source.ascend(TEMPERED_CAVI, problem, proposals, limits)
             values = ascent.finite_or_least(after.objective)
             if values.max() > float(state.objective[best]) + threshold:
                 state, best, num_accepted = after, int(np.argmax(values)), num_accepted + 1
@@ -80,9 +91,7 @@ def run(
             stacklevel=4,
         )
     factors = restart(state.point.factors, best)
-    fit, rise = assemble(
-        draw_key, source, problem, settings.alpha, factors, history=history, num_samples=num_samples
-    )
+    fit, rise = assemble(rng_key, source, problem, settings, factors, history=history, num_samples=num_samples)
     limit = max(RISE * max(1.0, settings.alpha), limits.tolerance_at(data.rows.dtype)) * data.total
     check_fall(source, problem, state, limit)
     if history.converged and rise > limit:
@@ -100,23 +109,28 @@ def assemble(
     rng_key: Array,
     source: Source,
     problem: MixtureProblem,
-    alpha: float,
+    settings: Settings,
     factors: Factors,
     *,
     history: History,
     num_samples: int,
 ) -> tuple[MixtureFit, float]:
     """A fit from its factors, whose F, counts and E1 are evaluated in double precision; and F's next rise."""
-    value, rise, counts, bound = evaluate(rng_key, source, problem, factors, num_samples)
+    value, rise, counts, base, kl, bound = evaluate(rng_key, source, problem, factors, num_samples)
+    size = settings.num_components
     fit = MixtureFit(
         component=source.data.component,
-        alpha=alpha,
-        factors=factors,
-        problem=problem,
+        alpha=settings.alpha,
+        # Without what fills up.
+        factors=jax.tree.map(lambda leaf: leaf[:size], factors),
+        problem=problem._replace(
+            concentration=problem.concentration[:size], base=as_dtype(base, problem.alpha.dtype)
+        ),
         centre=source.data.centre,
         objective=value,
+        kl=kl,
         bound=bound,
-        counts=counts,
+        counts=counts[:size],
         num_moves=0,
         total=source.data.total,
         **history._asdict(),
@@ -159,38 +173,57 @@ def check_finite(state: Ascent[Visit[Factors]], objectives: np.ndarray, componen
         )
 
 
+def problem_of(source: Source, settings: Settings) -> MixtureProblem:
+    """The problem that a source and the priors pose, without what it needs of all rows."""
+    data, size = source.data, settings.num_components
+    concentration = np.pad(settings.concentration, (0, source.capacity(size) - size))
+    numbers = as_dtype((concentration, settings.alpha, 0.0), data.rows.dtype)
+    return MixtureProblem(as_dtype(data.prior, data.rows.dtype), *numbers)
+
+
 class Warm(NamedTuple):
     """Factors that restarts start from, for the data of this fit.
 
     Attributes:
         whole: Those of other fits with as many components.
         padded: A fit's with fewer components, and as many empty ones, at their prior, as are missing; or nothing.
-        parent: That fit's own, whose components are split; or None.
+        growth: That fit's own, whose components are split; None without a warm start.
     """
 
     whole: list[Factors]
     padded: list[Factors]
-    parent: Factors | None
+    growth: Growth | None
 
 
-def warm_factors(data: MixtureData, problem: MixtureProblem, warm_start: WarmStart | None) -> Warm:
+def warm_factors(
+    source: Source, problem: MixtureProblem, num_components: int, warm_start: WarmStart | None
+) -> Warm:
     """The factors of other fits. Of those with fewer components the largest is taken.
 
     Raises:
         TypeError: If one is not a fit.
         ValueError: If one is of another family, or has more components.
     """
-    fits = [] if warm_start is None else [warm_start] if isinstance(warm_start, MixtureFit) else list(warm_start)
-    num_components = problem.concentration.shape[0]
-    factors = [as_dtype(factors_for(data, fit, num_components), data.rows.dtype) for fit in fits]
-    whole = [each for fit, each in zip(fits, factors, strict=True) if fit.num_components == num_components]
+    if warm_start is None:
+        return Warm([], [], None)
+    fits = [warm_start] if isinstance(warm_start, MixtureFit) else list(warm_start)
+    factors = [as_dtype(factors_for(source.data, fit, num_components), problem.alpha.dtype) for fit in fits]
+    nothing: Any = np.zeros_like(problem.concentration)
+    whole = [
+        fill_up(problem, nothing, each)
+        for fit, each in zip(fits, factors, strict=True)
+        if fit.num_components == num_components
+    ]
     smaller = [
         (fit, each) for fit, each in zip(fits, factors, strict=True) if fit.num_components < num_components
     ]
     if not smaller:
-        return Warm(whole, [], None)
+        # One program for mixtures with and without a smaller one.
+        nobody = Factors(nothing, broadcast_prior(problem.prior, len(nothing)))
+        return Warm(whole, [], Growth(nobody, np.int32(0)))
     fit, parent = max(smaller, key=lambda pair: pair[0].num_components)
-    return Warm(whole, [pad(problem, parent, fit.problem.concentration)], parent)
+    padded = pad(problem, parent, fit.problem.concentration)
+    return Warm(whole, [padded], Growth(fill_up(problem, nothing, parent), np.int32(fit.num_components)))
 
 
 def pad(problem: MixtureProblem, factors: Factors, concentration: Array) -> Factors:
@@ -201,12 +234,18 @@ def pad(problem: MixtureProblem, factors: Factors, concentration: Array) -> Fact
         factors: Of the first components.
         concentration: Their Dirichlet prior, whose weights they were updated from.
     """
-    size = concentration.shape[0]
-    whole = np.asarray(problem.concentration)
     counts = np.asarray(factors.concentration) - np.asarray(concentration)
-    empty = broadcast_prior(problem.prior, len(whole) - size)
-    posterior = jax.tree.map(lambda *leaves: np.concatenate(leaves), factors.posterior, empty)
-    return Factors(np.concatenate([whole[:size] + counts, whole[size:]]), posterior)  # type: ignore[arg-type]
+    first = np.asarray(problem.concentration)[: len(counts)] + counts
+    return fill_up(problem, problem.concentration, factors._replace(concentration=first))
+
+
+def fill_up(problem: MixtureProblem, concentration: Array, factors: Factors) -> Factors:
+    """Factors with components at their prior behind them, whose weights have this Dirichlet ``(K,)``."""
+    size = len(factors.concentration)
+    others = broadcast_prior(problem.prior, len(concentration) - size)
+    posterior = jax.tree.map(lambda *leaves: np.concatenate(leaves), factors.posterior, others)
+    whole: Any = np.concatenate([factors.concentration, concentration[size:]])
+    return Factors(whole, posterior)
 
 
 def with_warm(factors: Factors, warm: Warm) -> Factors:

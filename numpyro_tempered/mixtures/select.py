@@ -14,9 +14,21 @@ from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.em import em
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.report.arviz import assemble, dataset, versions, with_group
+from numpyro_tempered.report.arviz import OnDemand, assemble, dataset, versions, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, dyadic, rank_models
+
+# What is drawn beside the fits, whose keys have the numbers of their K.
+BASELINES, DRAWS = 2**30, 2**30 + 1
+
+
+# By itself it compiles two programs.
+_fold_in = jax.jit(jax.random.fold_in)
+
+
+def fold_in(rng_key: Array, number: int) -> Array:
+    """The key of one use of a key."""
+    return _fold_in(rng_key, np.uint32(number))
 
 
 class ComponentSelection(NamedTuple):
@@ -26,8 +38,9 @@ class ComponentSelection(NamedTuple):
         num_components: K̂.
         fit: Its fit.
         fits: All fits by K.
-        data: ArviZ data; group ``model_comparison`` has dim ``num_components``, the other groups are those of
-            the selected fit. :func:`numpyro_tempered.table` turns the comparison into pandas.
+        columns: The comparison, arrays by K; see :func:`select_num_components`.
+        attrs: Attributes of the comparison.
+        report: Makes ``data``.
         uncertain: Whether the error of the ELBO of the selected K or of the runner-up exceeds the margin between
             the two: two Monte Carlo standard errors, and the spread of the starts where fewer than two of them
             reach within 0.1 nat of the best. Raise ``num_restarts``, or ``num_samples``.
@@ -36,8 +49,23 @@ class ComponentSelection(NamedTuple):
     num_components: int
     fit: MixtureFit
     fits: dict[int, MixtureFit]
-    data: Any
+    columns: dict[str, np.ndarray]
+    attrs: dict[str, Any]
+    report: OnDemand
     uncertain: bool
+
+    @property
+    def comparison(self) -> Any:
+        """The comparison as ArviZ data, group ``model_comparison`` with dim ``num_components``.
+
+        :func:`numpyro_tempered.table` turns it into pandas.
+        """
+        return assemble({"model_comparison": comparison_of(self)}, {**self.attrs, **versions()})
+
+    @property
+    def data(self) -> Any:
+        """The same with the groups of the selected fit, whose draws are made when they are first asked for."""
+        return self.report.data
 
     def as_run(self, *data: Any, **options: Any) -> Run:
         """Draws of the selected fit, for :func:`to_inference_data`."""
@@ -91,7 +119,7 @@ def select_num_components(
             symmetry, which a bound around one labelling misses.
         num_restarts: Random starts for each K, of the ascent and of EM.
         baselines: Whether to run EM.
-        num_draws: Draws of the selected posterior.
+        num_draws: Draws of the selected posterior in ``data``.
         **options: Further arguments of :func:`fit`, such as ``num_moves`` or ``concentration``.
 
     Returns:
@@ -119,16 +147,13 @@ def select_num_components(
     log_weights = check_log_prior(orders, log_prior)
     num_draws = check_count(num_draws, "num_draws")
     check_options(options)
-    keys = jax.random.split(rng_key, 2 * len(orders) + 1)
     options = {"alpha": alpha, "num_restarts": num_restarts} | options
-    fits = fit_orders(keys[: len(orders)], x, component, orders, {}, **options)
+    fits = fit_orders(rng_key, x, component, orders, {}, **options)
     columns = criterion_columns(fits, log_weights, label_multiplicity)
     if baselines:
-        columns |= baseline_columns(keys[len(orders) : -1], x, component, orders, num_restarts, options)
+        key = fold_in(rng_key, BASELINES)
+        columns |= baseline_columns(key, x, component, orders, num_restarts, options)
     selected = orders[int(np.argmin(columns["rank"]))]
-    best = to_inference_data(
-        fits[selected], x, rng_key=keys[-1], sample_weight=options.get("sample_weight"), num_samples=num_draws
-    )
     uncertain = bool(np.any(columns["uncertain"][columns["rank"] < 2]))
     attrs = {
         "selected": selected,
@@ -136,18 +161,28 @@ def select_num_components(
         "label_multiplicity": int(label_multiplicity),
         "uncertain": int(uncertain),
     }
-    comparison = dataset(
-        columns,
-        coords={"num_components": orders},
-        dims={name: ["num_components"] for name in columns},
-        attrs={"alpha": fits[selected].alpha, "selected": selected},
+
+    def make() -> Any:
+        key, weight = fold_in(rng_key, DRAWS), options.get("sample_weight")
+        data = to_inference_data(fits[selected], x, rng_key=key, num_samples=num_draws, sample_weight=weight)
+        return with_group(data, "model_comparison", comparison_of(choice), attrs)
+
+    choice = ComponentSelection(selected, fits[selected], fits, columns, attrs, OnDemand(make), uncertain)
+    return choice
+
+
+def comparison_of(choice: ComponentSelection) -> Any:
+    """The comparison as a Dataset."""
+    return dataset(
+        choice.columns,
+        coords={"num_components": list(choice.fits)},
+        dims={name: ["num_components"] for name in choice.columns},
+        attrs={"alpha": choice.fit.alpha, "selected": choice.num_components},
     )
-    data = with_group(best, "model_comparison", comparison, attrs)
-    return ComponentSelection(selected, fits[selected], fits, data, uncertain)
 
 
 def fit_orders(
-    keys: Array,
+    rng_key: Array,
     x: ArrayLike,
     component: Component,
     orders: Sequence[int],
@@ -156,10 +191,9 @@ def fit_orders(
 ) -> dict[int, MixtureFit]:
     """Fits by K, from the smallest up: each also starts from the next smaller, and from another of its own K."""
     fits: dict[int, MixtureFit] = {}
-    for i in np.argsort(orders):
-        k = orders[i]
+    for k in sorted(orders):
         warm = [*list(fits.values())[-1:], *([others[k]] if k in others else [])]
-        fits[k] = fit(keys[i], x, component, num_components=k, warm_start=warm, **options)
+        fits[k] = fit(fold_in(rng_key, k), x, component, num_components=k, warm_start=warm, **options)
     return {k: fits[k] for k in orders}
 
 
@@ -229,7 +263,7 @@ def criterion_columns(
 
 
 def baseline_columns(
-    keys: Array,
+    rng_key: Array,
     x: ArrayLike,
     component: Component,
     orders: Sequence[int],
@@ -239,90 +273,15 @@ def baseline_columns(
     """Log-likelihood, BIC and ICL of maximum likelihood by K."""
     weight = options.get("sample_weight")
 
-    def baseline(key: Array, k: int) -> tuple[float, float, float]:
+    def baseline(k: int) -> tuple[float, float, float]:
         if component.maximum_likelihood is None:
             return math.nan, math.nan, math.nan
+        key = fold_in(rng_key, k)
         try:
             result = em(key, x, component, num_components=k, num_restarts=num_restarts, sample_weight=weight)
         except FloatingPointError:
             return math.nan, math.nan, math.nan
         return result.log_likelihood, result.bic, result.icl
 
-    rows = [baseline(key, k) for key, k in zip(keys, orders, strict=True)]
+    rows = [baseline(k) for k in orders]
     return dict(zip(("log_lik", "bic", "icl"), np.array(rows).T, strict=True))
-
-
-@key_first
-def num_components_path(
-    rng_key: Array,
-    x: ArrayLike,
-    component: Component,
-    *,
-    alphas: Sequence[float] | float = (0.1, 0.25, 0.5, 0.75, 1.0),
-    num_components: Iterable[int] = range(1, 9),
-    log_prior: LogPrior = dyadic,
-    label_multiplicity: bool = False,
-    num_restarts: int = 16,
-    **options: Any,
-) -> Any:
-    r"""The selected number of components along alpha, K̂(alpha).
-
-    Under a wrong component family alpha = 1 asks for ever more components as data come in; the path shows which
-    are robust to that. For each K the fit at one alpha is a start of the next smaller alpha, and at each alpha
-    the fit of one K is a start of the next larger K, as in :func:`select_num_components`.
-
-    Args:
-        rng_key: Key of all fits.
-        x: Data, as for :func:`fit`.
-        component: The family and its prior.
-        alphas: Powers on the likelihood.
-        num_components: The K to compare.
-        log_prior: As for :func:`select_num_components`.
-        label_multiplicity: As for :func:`select_num_components`.
-        num_restarts: Starts for each K and alpha.
-        **options: Further arguments of :func:`fit`.
-
-    Returns:
-        ArviZ data with the group ``num_components_path``: ``selected`` by ``alpha``, and the columns of
-        :func:`select_num_components` by ``alpha`` and ``num_components``.
-
-    Raises:
-        ValueError: As :func:`select_num_components`; if there is no alpha, or one twice.
-
-    References:
-        C19; for tempering against misspecification, MD19.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> import numpyro_tempered as nt
-        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
-        >>> path = nt.mixtures.num_components_path(
-        ...     jax.random.key(0), x, component, alphas=[0.5, 1.0], num_components=[1, 2], num_restarts=8
-        ... )
-        >>> path["num_components_path"]["selected"].values.tolist()
-        [2, 2]
-    """
-    orders = check_orders(num_components)
-    log_weights = check_log_prior(orders, log_prior)
-    check_options(options)
-    alphas = [alphas] if isinstance(alphas, int | float) else list(alphas)
-    grid = sorted((float(a) for a in alphas), reverse=True)
-    if not grid or len(set(grid)) < len(grid):
-        raise ValueError(f"alphas must be different numbers, at least one, got {alphas}.")
-    fits: dict[int, MixtureFit] = {}
-    tables = []
-    options["num_restarts"] = num_restarts
-    for key, alpha in zip(jax.random.split(rng_key, len(grid)), grid, strict=True):
-        keys = jax.random.split(key, len(orders))
-        fits = fit_orders(keys, x, component, orders, fits, alpha=alpha, **options)
-        tables.append(criterion_columns(fits, log_weights, label_multiplicity))
-    tables.reverse()
-    columns = {name: np.stack([table[name] for table in tables]) for name in tables[0]}
-    dims = {name: ["alpha", "num_components"] for name in columns}
-    columns["selected"] = np.array([orders[int(np.argmin(rank))] for rank in columns["rank"]])
-    path = dataset(
-        columns, coords={"alpha": grid[::-1], "num_components": orders}, dims=dims | {"selected": ["alpha"]}
-    )
-    attrs = {"component": component.name, "prior_weights": np.exp(log_weights).tolist(), **versions()}
-    return assemble({"num_components_path": path}, attrs)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 
@@ -15,7 +14,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 class Assign(Protocol):
     """First responsibilities of rows; see :class:`Start`."""
 
-    def __call__(self, rng_key: Array, data: Any, points: Array, weight: Array, num_components: int, /) -> Array:
+    def __call__(self, rng_key: Array, data: Any, points: Array, weight: Array, active: Array, /) -> Array:
         """Labels ``(n,)`` or responsibilities ``(n, K)``."""
 
 
@@ -23,9 +22,10 @@ class Start(NamedTuple):
     """First responsibilities.
 
     Attributes:
-        assign: ``(rng_key, data, points (n, p), weight (n,), num_components)`` to labels ``(n,)`` or
+        assign: ``(rng_key, data, points (n, p), weight (n,), active (K,))`` to labels ``(n,)`` or
             responsibilities ``(n, K)``. ``points`` are the data in coordinates whose distances separate
-            the components, columns standardised.
+            the components, columns standardised; 0 in rows that fill up, which have weight 0. The components
+            that there are come first in ``active``; others fill up, and get no responsibility.
         data: Arrays of the start itself, passed on to ``assign``.
         random: Whether two keys give two starts.
     """
@@ -53,10 +53,10 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
         True
     """
 
-    def assign(rng_key: Array, data: object, points: Array, weight: Array, num_components: int) -> Array:
-        keys = jax.random.split(rng_key, num_components)
-        seeds = jnp.zeros((num_components, points.shape[1]), points.dtype)
-        first = points[draw_row(keys[0], weight)]
+    def assign(rng_key: Array, data: object, points: Array, weight: Array, active: Array) -> Array:
+        # A seed that is none is nearest to no row.
+        seeds = jnp.full((active.shape[0], points.shape[1]), jnp.inf, points.dtype)
+        first = points[draw_row(jax.random.fold_in(rng_key, 0), weight)]
         nearest = squared_distance(points, first)
 
         def add(j: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -64,13 +64,13 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
             mass = weight * nearest
             # All rows are seeds already: further components are empty.
             mass = jnp.where(jnp.sum(mass) > 0, mass, weight)
-            seed = points[draw_row(keys[j], mass)]
+            seed = points[draw_row(jax.random.fold_in(rng_key, j), mass)]
             return seeds.at[j].set(seed), jnp.minimum(nearest, squared_distance(points, seed))
 
-        seeds, _ = jax.lax.fori_loop(1, num_components, add, (seeds.at[0].set(first), nearest))
+        seeds, _ = jax.lax.fori_loop(1, jnp.sum(active, dtype=jnp.int32), add, (seeds.at[0].set(first), nearest))
 
         def lloyd(_: Array, centres: Array) -> Array:
-            members = jax.nn.one_hot(nearest_centre(points, centres), num_components, dtype=points.dtype)
+            members = jax.nn.one_hot(nearest_centre(points, centres), active.shape[0], dtype=points.dtype)
             members = members * weight[:, None]
             counts = jnp.sum(members, axis=0)[:, None]
             means = members.T @ points / jnp.where(counts > 0, counts, 1.0)
@@ -110,26 +110,27 @@ def nearest_centre(points: Array, centres: Array) -> Array:
     return jax.lax.scan(closer, start, (numbers, centres))[0][0]
 
 
-def split_components(rng_key: Array, omega: Array, points: Array, weight: Array, first: int) -> Array:
+def split_components(
+    rng_key: Array, omega: Array, points: Array, weight: Array, first: Array, num_components: Array
+) -> Array:
     """Responsibilities ``(K, n)`` after components from ``first`` on, which are empty, take parts of the others.
 
     A seed is drawn as k-means++ would draw the next one, with probability proportional to the squared distance to
     the means of the components; its component loses the rows that are nearer to the seed than to its own mean.
     """
-    keys = jax.random.split(rng_key, omega.shape[0])
 
     def split(j: Array, omega: Array) -> Array:
         mass = omega * weight
         counts = jnp.sum(mass, axis=1, keepdims=True)
         means = matmul(mass, points) / jnp.where(counts > 0, counts, 1.0)
         distances = jax.lax.map(lambda mean: squared_distance(points, mean), means)
-        seed = draw_row(keys[j], jnp.sum(mass * distances, axis=0))
+        seed = draw_row(jax.random.fold_in(rng_key, j), jnp.sum(mass * distances, axis=0))
         parent = jnp.argmax(omega[:, seed])
         is_nearer = squared_distance(points, points[seed]) < distances[parent]
         part = jnp.where(is_nearer, omega[parent], 0.0)
         return omega.at[j].set(part).at[parent].add(-part)
 
-    return jax.lax.fori_loop(first, omega.shape[0], split, omega)
+    return jax.lax.fori_loop(jnp.int32(first), jnp.int32(num_components), split, omega)
 
 
 @lru_cache
@@ -142,10 +143,13 @@ def random_responsibilities(concentration: float = 1.0) -> Start:
         True
     """
 
-    def assign(rng_key: Array, data: object, points: Array, weight: Array, num_components: int) -> Array:
-        shape = (points.shape[0], num_components)
-        log_gamma = jax.random.loggamma(rng_key, concentration, shape, points.dtype)
-        return jax.nn.softmax(log_gamma, axis=1)
+    def assign(rng_key: Array, data: object, points: Array, weight: Array, active: Array) -> Array:
+        def of_component(j: Array) -> Array:
+            key = jax.random.fold_in(rng_key, j)
+            return jax.random.loggamma(key, concentration, points.shape[:1], points.dtype)
+
+        log_gamma = jax.lax.map(of_component, jnp.arange(active.shape[0])).T
+        return jax.nn.softmax(jnp.where(active, log_gamma, -jnp.inf), axis=1)
 
     return Start(assign)
 
@@ -165,22 +169,45 @@ def given_responsibilities(responsibilities: ArrayLike) -> Start:
     if values.ndim == 1:
         if not np.issubdtype(values.dtype, np.integer) or (values.size and values.min() < 0):
             raise ValueError(f"labels must be integers from 0, got dtype {values.dtype}.")
-        return Start(_stored, jnp.asarray(values, jnp.int32), random=False)
+        return Start(_stored, values.astype(np.int32), random=False)
     if values.ndim != 2:
         raise ValueError(f"expected labels (n,) or responsibilities (n, K), got shape {values.shape}.")
     if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-4):
         raise ValueError("responsibilities must not be negative, and each row must sum to 1.")
-    return Start(_stored, jnp.asarray(values, jnp.result_type(float)), random=False)
+    return Start(_stored, values.astype(jnp.result_type(float)), random=False)
 
 
-def _stored(rng_key: Array, data: Array, points: Array, weight: Array, num_components: int) -> Array:
-    if data.shape[0] != points.shape[0]:
-        raise ValueError(f"the start has {data.shape[0]} rows, the data have {points.shape[0]}.")
-    if data.ndim == 1 and not is_traced(data) and int(jnp.max(data)) >= num_components:
-        raise ValueError(f"the start has label {int(jnp.max(data))}, num_components is {num_components}.")
+def _stored(rng_key: Array, data: Array, points: Array, weight: Array, active: Array) -> Array:
+    return data
+
+
+def start_data(start: Start, num_rows: int, num_components: int, *, capacity: int, shards: int, size: int) -> Any:
+    """The arrays of a start, those of given responsibilities with zeros for what fills up.
+
+    Args:
+        start: The start.
+        num_rows: n.
+        num_components: K.
+        capacity: Components, with those that fill up.
+        shards: Pieces of the rows.
+        size: Rows of a piece, with those that fill up.
+
+    Raises:
+        ValueError: If they are of another number of rows or components than the data.
+    """
+    if start.assign is not _stored:
+        return start.data
+    data = np.asarray(start.data)
+    if data.shape[0] != num_rows:
+        raise ValueError(f"the start has {data.shape[0]} rows, the data have {num_rows}.")
+    if data.ndim == 1 and int(data.max()) >= num_components:
+        raise ValueError(f"the start has label {int(data.max())}, num_components is {num_components}.")
     if data.ndim == 2 and data.shape[1] != num_components:
         raise ValueError(f"the start has {data.shape[1]} components, num_components is {num_components}.")
-    return data
+    data = data.reshape(shards, -1, *data.shape[1:])
+    filling = [(0, 0), (0, size - data.shape[1]), *[(0, capacity - num_components)] * (data.ndim - 2)]
+    data = np.pad(data, filling)
+    return data.reshape(shards * size, *data.shape[2:])
 
 
 def start_or_default(start: Start | None) -> Start:

@@ -14,7 +14,7 @@ from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, update
 from numpyro_tempered.mixtures.prepare import check_settings, check_weight, move
-from numpyro_tempered.mixtures.starts import Start, start_or_default
+from numpyro_tempered.mixtures.starts import Start, start_data, start_or_default
 
 
 class Schedule(Protocol):
@@ -227,7 +227,10 @@ def stochastic(
 
     def init(rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None) -> StochasticState:
         rows, weight, blocks = batch(x, sample_weight)
-        labels = start.assign(rng_key, start.data, form.coordinates(rows), weight, num_components)
+        active = jnp.ones(num_components, bool)
+        layout = {"capacity": num_components, "shards": 1, "size": rows.shape[0]}
+        stored = start_data(start, rows.shape[0], num_components, **layout)
+        labels = start.assign(rng_key, stored, form.coordinates(rows), weight, active)
         if labels.ndim == 1:
             labels = jax.nn.one_hot(labels, num_components)
         omega = sweep.in_blocks(labels.astype(rows.dtype), blocks.weight.shape[-1])

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
@@ -15,8 +16,13 @@ from numpyro_tempered.mixtures.components.base import Component
 T = TypeVar("T")
 # Rows of a block times components times restarts: an array of this many numbers stays in the cache.
 BLOCK = 2**15
+LARGEST_BLOCK = 1024
 # Nats that rounding of the data may take from the log density of a datum.
 RESOLUTION = 1e-3
+
+
+# With no more rows than this, arrays are padded to sizes that many problems share: compiling costs more.
+FEW_ROWS = 2**13
 
 
 class Blocks(NamedTuple):
@@ -25,16 +31,23 @@ class Blocks(NamedTuple):
     Attributes:
         columns: Shape ``(P, B, d, b)``: P shards on their devices, B blocks of b rows each.
         weight: Shape ``(P, B, b)``, 0 where a row is padding.
+        num_rows: Rows of a shard, without padding, shape (); a pass ends with the block of the last of them.
     """
 
     columns: Array
     weight: Array
+    num_rows: Any
 
 
 def block_size(num_rows: int, num_components: int) -> int:
     """Rows of a block, a multiple of 128 unless there are fewer."""
-    size = min(max(BLOCK // num_components // 128 * 128, 128), 1024)
+    size = min(max(BLOCK // num_components // 128 * 128, 128), LARGEST_BLOCK)
     return min(size, num_rows)
+
+
+def next_power(number: int, least: int = 1) -> int:
+    """The least power of two that is no smaller than the two numbers."""
+    return 1 << (max(number, least) - 1).bit_length()
 
 
 def num_shards(x: ArrayLike) -> int:
@@ -57,15 +70,44 @@ def make_blocks(rows: Array, weight: Array, size: int, shards: int = 1) -> Block
     """Rows ``(n, d)`` and their weights ``(n,)`` in blocks; padding has weight 0."""
     n = rows.shape[0] // shards
     weights = jnp.pad(jnp.reshape(weight, (shards, n)), [(0, 0), (0, -n % size)])
-    return Blocks(in_blocks(rows, size, shards), jnp.reshape(weights, (shards, -1, size)))
+    return Blocks(in_blocks(rows, size, shards), jnp.reshape(weights, (shards, -1, size)), np.int32(n))
 
 
-def out_of_blocks(values: Array, num_rows: int) -> Array:
-    """Values in blocks ``(P, B, ..., b)`` as rows ``(n, ...)``; the inverse of :func:`in_blocks`."""
+def blocks_on_host(rows: np.ndarray, weight: np.ndarray, size: int) -> Blocks:
+    """The same of arrays on the host; the number of blocks is a power of two, as is that of the rows of one."""
+    n, dim = rows.shape
+    size = next_power(n, 128) if n < size else size
+    number = next_power(-(-n // size))
+    padding = number * size - n
+    rows = np.pad(rows, [(0, padding), (0, 0)], mode="edge")
+    columns = np.ascontiguousarray(np.moveaxis(rows.reshape(1, number, size, dim), 2, 3))
+    weights = np.pad(weight, (0, padding)).reshape(1, number, size)
+    return Blocks(jax.device_put(columns), jax.device_put(weights), np.int32(n))
+
+
+def in_double(blocks: Blocks) -> Blocks:
+    """The same numbers in double precision."""
+    return blocks._replace(columns=blocks.columns.astype(jnp.float64), weight=blocks.weight.astype(jnp.float64))
+
+
+def out_of_blocks(values: Array) -> Array:
+    """Values in blocks ``(P, B, ..., b)`` as rows ``(m, ...)``, padding included."""
     values = jnp.moveaxis(values, -1, 2)
-    shards = values.shape[0]
-    rows = jnp.reshape(values, (shards, -1, *values.shape[3:]))[:, : num_rows // shards]
-    return jnp.reshape(rows, (num_rows, *rows.shape[2:]))
+    return jnp.reshape(values, (-1, *values.shape[3:]))
+
+
+def into_blocks(values: Array, blocks: Blocks) -> Array:
+    """The inverse of :func:`out_of_blocks`."""
+    values = jnp.reshape(values, (*blocks.weight.shape, *values.shape[1:]))
+    return jnp.moveaxis(values, 2, -1)
+
+
+def rows_of(blocks: Blocks) -> Array:
+    """The rows of blocks ``(m, d)``; NaN where they are padding."""
+    shards, number, size = blocks.weight.shape
+    is_row = jnp.arange(number * size) < blocks.num_rows
+    rows = jnp.reshape(out_of_blocks(blocks.columns), (shards, number * size, -1))
+    return jnp.reshape(jnp.where(is_row[:, None], rows, jnp.nan), (shards * number * size, -1))
 
 
 class Coefficients(NamedTuple):
@@ -74,7 +116,7 @@ class Coefficients(NamedTuple):
     It is l_ij = log_weights_j + constant_j + ⟨weights_j, T(x_i - c_j)⟩.
 
     Attributes:
-        log_weights: E log p_j, ``(K,)``.
+        log_weights: E log p_j, ``(K,)``; -inf for one that has no part in it.
         constant: ``(K,)``.
         weights: ``(K, F)``.
         centres: c_j, ``(K, d)``; None for 0.
@@ -106,7 +148,9 @@ def log_joint(component: Component, mixture: Coefficients, columns: Array) -> Ar
         linear = matmul(mixture.weights, component.statistics(columns))
     else:
         linear = component.location.linear(mixture.weights, columns - mixture.centres[..., None])  # type: ignore[union-attr]
-    return linear + (mixture.log_weights + mixture.constant)[:, None]
+    # A component of weight 0 may be anything, also what is not finite.
+    constant = (mixture.log_weights + mixture.constant)[:, None]
+    return jnp.where(mixture.log_weights[:, None] > -jnp.inf, linear + constant, -jnp.inf)
 
 
 def weighted_statistics(component: Component, omega: Array, columns: Array, centres: Array | None) -> Array:
@@ -140,15 +184,15 @@ def responsibilities(component: Component, mixture: Coefficients, blocks: Blocks
     return jax.vmap(partial(jax.lax.map, of_block))(blocks.columns)
 
 
+def block_sums(component: Component, mixture: Coefficients, columns: Array, weight: Array) -> Sums:
+    """The sums of one block, columns ``(d, b)``, about the mixture's centres."""
+    omega, log_sum = normalise(log_joint(component, mixture, columns), weight)
+    return Sums(log_sum, jnp.sum(omega, axis=1), weighted_statistics(component, omega, columns, mixture.centres))
+
+
 def sweep(component: Component, mixture: Coefficients, blocks: Blocks) -> Sums:
     """Responsibilities, and the sums under them about the mixture's centres (CA18, Algorithm 1)."""
-
-    def block_sums(columns: Array, weight: Array) -> Sums:
-        omega, log_sum = normalise(log_joint(component, mixture, columns), weight)
-        statistics = weighted_statistics(component, omega, columns, mixture.centres)
-        return Sums(log_sum, jnp.sum(omega, axis=1), statistics)
-
-    return over_blocks(block_sums, blocks)
+    return over_blocks(partial(block_sums, component, mixture), blocks)
 
 
 def accumulate(
@@ -156,12 +200,12 @@ def accumulate(
 ) -> Sums:
     """The sums under given responsibilities ``(P, B, K, b)``; their ``log_sum`` is 0."""
 
-    def block_sums(columns: Array, weight: Array, omega: Array) -> Sums:
+    def terms(columns: Array, weight: Array, omega: Array) -> Sums:
         weighted = omega * weight
         statistics = weighted_statistics(component, weighted, columns, centres)
         return Sums(jnp.zeros((), weight.dtype), jnp.sum(weighted, axis=1), statistics)
 
-    return over_blocks(block_sums, blocks, responsibilities)
+    return over_blocks(terms, blocks, responsibilities)
 
 
 def contract(omega: Array, statistics: Array) -> Array:
@@ -169,25 +213,28 @@ def contract(omega: Array, statistics: Array) -> Array:
     return jax.lax.dot_general(omega, statistics, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
-def over_blocks(block_sums: Callable[..., T], blocks: Blocks, *more: Array) -> T:
-    """Sums over all blocks, compensated from block to block, and over shards by the compiler."""
+def over_blocks(terms: Callable[..., T], blocks: Blocks, *more: Array) -> T:
+    """Sums of the terms of all blocks, compensated from block to block, and over shards by the compiler."""
 
-    def scan_shard(columns: Array, weight: Array, *rest: Array) -> T:
-        if columns.shape[0] == 1:
-            return block_sums(columns[0], weight[0], *(each[0] for each in rest))
+    def of_shard(*arrays: Array) -> T:
+        if blocks.weight.shape[1] == 1:
+            return terms(*(each[0] for each in arrays))
 
-        def body(running: T, block: tuple[Array, ...]) -> tuple[T, None]:
-            return add_terms(running, block_sums(*block)), None
+        def add(i: Array, running: T) -> T:
+            return add_terms(
+                running, terms(*(jax.lax.dynamic_index_in_dim(a, i, keepdims=False) for a in arrays))
+            )
 
-        first = jax.eval_shape(block_sums, columns[0], weight[0], *(each[0] for each in rest))
+        first = jax.eval_shape(terms, *(each[0] for each in arrays))
         start = jax.tree.map(lambda leaf: CompensatedSum.start(jnp.zeros(leaf.shape, leaf.dtype)), first)
-        running, _ = jax.lax.scan(body, start, (columns, weight, *rest))
-        return total_of(running)
+        # As an operand, so that another number of blocks is the same program.
+        number = (blocks.num_rows + blocks.weight.shape[2] - 1) // blocks.weight.shape[2]
+        return total_of(jax.lax.fori_loop(0, number, add, start))
 
     arrays = (blocks.columns, blocks.weight, *more)
-    if blocks.columns.shape[0] == 1:
-        return scan_shard(*(each[0] for each in arrays))
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(scan_shard)(*arrays))
+    if blocks.weight.shape[0] == 1:
+        return of_shard(*(each[0] for each in arrays))
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(of_shard)(*arrays))
 
 
 def base_sum(component: Component, blocks: Blocks) -> Array:

@@ -1,7 +1,9 @@
 """Building and reading ArviZ data, in both of ArviZ's generations."""
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -115,6 +117,18 @@ def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[Key, object]) ->
     import arviz as az
 
     return az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
+
+
+@dataclass(eq=False)
+class OnDemand:
+    """ArviZ data that are made when they are first asked for: their draws may take longer than the fit."""
+
+    make: Callable[[], ArviZData]
+
+    @cached_property
+    def data(self) -> ArviZData:
+        """The data."""
+        return self.make()
 
 
 def with_group(data: ArviZData, name: str, values: "xr.Dataset", attrs: Mapping[Key, object]) -> ArviZData:

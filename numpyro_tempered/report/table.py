@@ -65,7 +65,9 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
         1.5
     """
     # A group of ArviZ data may be called data.
-    groups: Any = data if isinstance(data, Mapping) else getattr(data, "data", data)
+    groups: Any = data
+    if not isinstance(data, Mapping):
+        groups = data.comparison if hasattr(data, "comparison") else getattr(data, "data", data)
     present = group_names(groups)
     names = [key for key in GROUPS if name in (None, key) and key in present]
     if not names:

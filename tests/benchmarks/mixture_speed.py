@@ -36,10 +36,12 @@ from scipy.special import digamma, gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures.ascent import begin
-from numpyro_tempered.mixtures.factors import first_factors, tempered_cavi
-from numpyro_tempered.mixtures.prepare import prepare
-from numpyro_tempered.mixtures.source import Beginning, array_source, compiled_ascent, problem_of
+from numpyro_tempered.mixtures.array import array_source
+from numpyro_tempered.mixtures.ascent import Limits
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI
+from numpyro_tempered.mixtures.prepare import Settings, prepare
+from numpyro_tempered.mixtures.search import problem_of
+from numpyro_tempered.mixtures.source import Beginning
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 SHAPES = [(1_000, 1, 3), (100_000, 2, 10), (1_000_000, 2, 10), (100_000, 16, 32)]
@@ -94,26 +96,13 @@ def ours(x, k, dtype, restarts=1):
     """A function of the number of passes that runs the compiled loop, and the rows of a block."""
     data = prepare(np.asarray(x, dtype), component_for(x), None)
     dtype = data.rows.dtype
-    source = array_source(data, k * restarts)
-    problem = problem_of(source, np.ones(k), 1.0)
+    source = array_source(data, k, restarts)
+    problem = problem_of(source, Settings(1.0, np.ones(k)))
     beginning = Beginning(k, nt.mixtures.kmeans_plus_plus(), restarts)
-    factors = source.begin(jax.random.key(0), first_factors, problem, beginning)
+    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, beginning)
 
     def run(passes, tolerance=NEVER):
-        state = begin(factors, 1000)
-        tolerance = jnp.asarray(tolerance, dtype)
-        total = jnp.asarray(data.total, dtype)
-        state = compiled_ascent(
-            state,
-            problem,
-            source.blocks,
-            jnp.int32(passes),
-            tolerance,
-            total,
-            component=data.component,
-            algorithm=tempered_cavi,
-        )
-        return jax.block_until_ready(state)
+        return source.ascend(TEMPERED_CAVI, problem, factors, Limits(restarts, passes, tolerance, False))
 
     return run, source.blocks.weight.shape[-1]
 
@@ -244,7 +233,10 @@ def objective_table(repetitions, small):
     component = component_for(x)
     prior = component.prior
     keys = jax.random.split(jax.random.key(3), restarts)
-    begun = [nt.mixtures.kmeans_plus_plus().assign(key, (), jnp.asarray(x), jnp.ones(n), k) for key in keys]
+    begun = [
+        nt.mixtures.kmeans_plus_plus().assign(key, (), jnp.asarray(x), jnp.ones(n), jnp.ones(k, bool))
+        for key in keys
+    ]
     starting = [np.eye(k)[np.asarray(labels)] for labels in begun]
     # What lower_bound_ leaves out; mean_precision is 1, whose logarithm is 0.
     df, log_det = float(prior.df), np.linalg.slogdet(np.asarray(prior.scale, np.float64))[1]

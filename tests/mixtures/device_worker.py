@@ -67,18 +67,18 @@ def collectives(rows):
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
+    from numpyro_tempered.mixtures.array import array_source, compiled_ascent
     from numpyro_tempered.mixtures.ascent import begin
-    from numpyro_tempered.mixtures.factors import MixtureProblem, first_factors, tempered_cavi
+    from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem
     from numpyro_tempered.mixtures.prepare import prepare
-    from numpyro_tempered.mixtures.source import Beginning, array_source, compiled_ascent
+    from numpyro_tempered.mixtures.source import Beginning
 
     prepared = prepare(rows, nt.mixtures.known_variance(2, prior_scale=10.0), None)
-    source = array_source(prepared, 4)
+    source = array_source(prepared, 2, 2)
     one = jnp.asarray(1.0)
     problem = MixtureProblem(prepared.prior, jnp.ones(2), one, one)
-    factors = source.begin(
-        jax.random.key(0), first_factors, problem, Beginning(2, nt.mixtures.kmeans_plus_plus(), 2)
-    )
+    beginning = Beginning(2, nt.mixtures.kmeans_plus_plus(), 2)
+    problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, beginning)
     state = begin(factors, 10)
     lowered = compiled_ascent.lower(
         state,
@@ -88,7 +88,7 @@ def collectives(rows):
         one,
         one,
         component=prepared.component,
-        algorithm=tempered_cavi,
+        algorithm=TEMPERED_CAVI,
     )
     found = re.findall(
         r" = [^\n]*? (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(",

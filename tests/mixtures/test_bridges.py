@@ -16,6 +16,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.bridges.polish import adjustable_guide
 from numpyro_tempered.mixtures.components.base import as_dtype
 from numpyro_tempered.mixtures.components.gaussian import gaussian
@@ -24,7 +25,6 @@ from numpyro_tempered.mixtures.evidence import evaluate
 from numpyro_tempered.mixtures.factors import MixtureProblem, update
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.source import ArraySource
 from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, in_blocks, log_joint, make_blocks
 
 pytestmark = pytest.mark.full
@@ -71,6 +71,7 @@ def fit_and_source(name):
             problem,
             data.centre,
             0.0,
+            0.0,
             None,
             counts,
             one,
@@ -82,7 +83,7 @@ def fit_and_source(name):
             0,
             data.total,
         )
-        return fit, ArraySource(data, blocks)
+        return fit, ArraySource(data, blocks, False)
 
 
 def fit_of(name):

@@ -465,7 +465,7 @@ LARGE = np.array([0.25, 3.0, 15.0, 17.0, 400.0, 1e6])
 SPECIAL = pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (special.log_gamma_slack, lambda a: a * digamma(a) - gammaln(a) - a),
+        (lambda a: special.log_gamma_slack(a)[0], lambda a: a * digamma(a) - gammaln(a) - a),
         (special.stirling_error, lambda a: gammaln(a) - (a - 0.5) * np.log(a) + a - 0.5 * np.log(2 * np.pi)),
         (lambda a: special.log_choose(a, 3.0 + 0 * a), lambda a: np.log(a * (a + 1) * (a + 2) / 6)),
         (special.log_gamma_half_step, lambda a: gammaln(a + 0.5) - gammaln(a)),

@@ -20,8 +20,8 @@ from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.components.poisson import poisson
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
+from numpyro_tempered.mixtures.criteria import aic, bic, icl
 from numpyro_tempered.mixtures.em import check_em, em
-from numpyro_tempered.mixtures.evidence import aic, bic, icl
 from numpyro_tempered.mixtures.starts import given_responsibilities
 
 FAMILIES = {"full": gaussian, "diag": diagonal_gaussian, "spherical": spherical_gaussian, "tied": tied_gaussian}

@@ -11,12 +11,13 @@ from mixture_families import component_of, some_data
 from scipy.special import betaln, gammaln
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History, count_best
-from numpyro_tempered.mixtures.factors import coefficients, objective
-from numpyro_tempered.mixtures.prepare import prepare
-from numpyro_tempered.mixtures.search import pad, warm_factors
+from numpyro_tempered.mixtures.factors import coefficients, objective, pose
+from numpyro_tempered.mixtures.prepare import Settings, prepare
+from numpyro_tempered.mixtures.search import pad, problem_of, warm_factors
 from numpyro_tempered.mixtures.select import criterion_columns
-from numpyro_tempered.mixtures.source import NUM_SPLITS, array_source, problem_of
+from numpyro_tempered.mixtures.source import NUM_SPLITS
 from numpyro_tempered.mixtures.starts import split_components
 from numpyro_tempered.mixtures.sweep import sweep
 
@@ -96,8 +97,8 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
     options = {"alpha": ALPHA, "num_samples": 0, "num_restarts": 2, "tolerance": 1e-13, "max_iter": 5000}
     for case, larger in LARGER.items():
         fit = nt.mixtures.fit(KEY, x, component, num_components=2, concentration=SMALLER[case], **options)
-        source = array_source(prepare(x, component, None), 6)
-        problem = problem_of(source, larger, ALPHA)
+        source = array_source(prepare(x, component, None), len(larger), 1, fill=False)
+        problem = pose(source.data.component, problem_of(source, Settings(ALPHA, larger)), source.blocks)
         padded = pad(problem, fit.factors, fit.problem.concentration)
         value = float(value_at(source.data.component, problem, padded, source.blocks))
         assert value >= fit.objective + least_change(fit.counts, SMALLER[case], larger) - 1e-9
@@ -105,11 +106,11 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
 
 def test_a_padded_fit_starts_where_the_other_ended(x64):
     fit = nt.mixtures.fit(KEY, X, COMPONENT, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2)
-    source = array_source(prepare(X, COMPONENT, None), 6)
-    problem = problem_of(source, np.array([1.0, 2.0, 3.0, 4.0]), ALPHA)
-    warm = warm_factors(source.data, problem, [fit])
+    source = array_source(prepare(X, COMPONENT, None), 4, 1, fill=False)
+    problem = problem_of(source, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])))
+    warm = warm_factors(source, problem, 4, [fit])
     (padded,) = warm.padded
-    np.testing.assert_array_equal(warm.parent.posterior.loc, fit.factors.posterior.loc)
+    np.testing.assert_array_equal(warm.growth.parent.posterior.loc[:2], fit.factors.posterior.loc)
     np.testing.assert_array_equal(padded.posterior.loc[:2], fit.factors.posterior.loc)
     np.testing.assert_allclose(padded.posterior.loc[2:], np.asarray(problem.prior.loc)[None].repeat(2, axis=0))
     np.testing.assert_allclose(
@@ -124,9 +125,9 @@ def test_a_split_takes_a_part_of_one_component():
     # The first component holds a cluster, the second two; the third and the fourth are empty.
     omega = np.zeros((4, 120), np.float32)
     omega[0, :40], omega[1, 40:], omega[0, 40:], omega[1, :40] = 0.9, 0.8, 0.2, 0.1
-    split = jax.jit(split_components, static_argnames="first")
+    split = jax.jit(split_components)
     for seed in range(5):
-        after = np.asarray(split(jax.random.key(seed), omega[:3], points, weight, 2))
+        after = np.asarray(split(jax.random.key(seed), omega[:3], points, weight, 2, 3))
         np.testing.assert_allclose(after.sum(axis=0), 1.0, rtol=1e-6)
         (parent,) = np.flatnonzero(np.any(after[:2] != omega[:2], axis=1))
         moved = after[2] > 0
@@ -140,7 +141,7 @@ def test_a_split_takes_a_part_of_one_component():
             np.linalg.norm(points[:, None] - seeds, axis=-1) < np.linalg.norm(points - mean, axis=-1)[:, None]
         )
         assert np.any(np.all(nearer == moved[:, None], axis=0))
-    twice = np.asarray(split(jax.random.key(0), omega, points, weight, 2))
+    twice = np.asarray(split(jax.random.key(0), omega, points, weight, 2, 4))
     np.testing.assert_allclose(twice.sum(axis=0), 1.0, rtol=1e-6)
     assert np.all(twice.sum(axis=1) > 0)
 

@@ -93,7 +93,7 @@ def test_a_move_keeps_all_weight(stuck, x):
         weight = jnp.linspace(0.5, 1.5, len(x))
         blocks = make_blocks(rows, weight, 64)
         for seed in range(6):
-            moved = propose(jax.random.key(seed), stuck.component, stuck.problem, stuck.factors, rows, blocks)
+            moved = propose(jax.random.key(seed), stuck.component, stuck.problem, stuck.factors, blocks)
             added = moved.concentration - stuck.problem.concentration
             np.testing.assert_allclose(added.sum(), weight.sum(), rtol=1e-12)
             assert np.all(added >= -1e-12)

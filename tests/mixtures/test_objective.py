@@ -20,20 +20,20 @@ from scipy.special import gammaln, logsumexp
 from sklearn.mixture import BayesianGaussianMixture
 
 from numpyro_tempered.core.ascent import advance
-from numpyro_tempered.mixtures.ascent import begin
+from numpyro_tempered.mixtures.ascent import begin, step_of
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.factors import (
+    TEMPERED_CAVI,
     Factors,
     MixtureProblem,
     coefficients,
     distance,
     objective,
     penalty,
-    tempered_cavi,
     update,
 )
 from numpyro_tempered.mixtures.sweep import accumulate, base_sum, log_joint, make_blocks, sweep
@@ -114,7 +114,7 @@ def ascend(component, prior, rows, omega, alpha):
     problem = MixtureProblem(prior, jnp.asarray(CONCENTRATION), alpha, base_sum(component, blocks))
     start = update(component, problem, accumulate(component, omega.T[None, None], blocks))
     state = begin(jax.tree.map(lambda leaf: leaf[None], start), 5000)
-    step = tempered_cavi(component, problem, blocks, jnp.array(float(len(rows))))
+    step = step_of(TEMPERED_CAVI, component, problem, blocks, jnp.array(float(len(rows))))
     state = advance(step, state, 5000, jnp.array(1e-13))
     best = jax.tree.map(lambda leaf: leaf[0], state.point.factors)
     log_sum = sweep(component, coefficients(component, best), blocks).log_sum

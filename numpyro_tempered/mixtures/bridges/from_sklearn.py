@@ -6,13 +6,13 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.components import diagonal_gaussian, gaussian, spherical_gaussian, tied_gaussian
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors
-from numpyro_tempered.mixtures.prepare import prepare
+from numpyro_tempered.mixtures.prepare import check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import History, assemble
-from numpyro_tempered.mixtures.source import array_source, problem_of
+from numpyro_tempered.mixtures.search import History, assemble, problem_of
 
 # sklearn.mixture.BayesianGaussianMixture, which has no type annotations.
 VariationalMixture: TypeAlias = Any
@@ -81,12 +81,13 @@ def from_sklearn(
     if data.component != component._replace(prior=None):
         raise ValueError("the data have missing entries (NaN), which scikit-learn cannot have been fitted to.")
     dtype = data.rows.dtype
-    source = array_source(data, model.n_components)
-    problem = problem_of(source, np.full(model.n_components, model.weight_concentration_prior_), 1.0)
+    source = array_source(data, model.n_components, 1, fill=False)
+    settings = check_settings(model.n_components, 1.0, model.weight_concentration_prior_)
     posterior = translate_on_host(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
     factors = as_dtype(Factors(_host(model.weight_concentration_), posterior), dtype)
     history = History(np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_))
-    fit, _ = assemble(rng_key, source, problem, 1.0, factors, history=history, num_samples=num_samples)
+    problem = problem_of(source, settings)
+    fit, _ = assemble(rng_key, source, problem, settings, factors, history=history, num_samples=num_samples)
     return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
@@ -119,12 +120,18 @@ def check_is_component(component: object, name: str = "component") -> None:
 
 def broadcast_prior(prior: T, num_components: int) -> T:
     """The prior with a leading axis of K equal components."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_components, *jnp.shape(leaf))), prior)
+    return jax.tree.map(lambda leaf: namespace(leaf).broadcast_to(leaf, (num_components, *np.shape(leaf))), prior)
 
 
-def as_dtype(tree: T, dtype: np.dtype | type) -> T:
-    """Arrays in one floating dtype."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
+def as_dtype(tree: Any, dtype: np.dtype | type) -> Any:
+    """Arrays in one floating dtype; those that are not traced on the host, where a cast compiles nothing."""
+
+    def cast(leaf: ArrayLike) -> ArrayLike:
+        if isinstance(leaf, jax.Array):
+            return leaf.astype(dtype) if is_traced(leaf) else np.asarray(leaf).astype(dtype)
+        return np.asarray(leaf, dtype)
+
+    return jax.tree.map(cast, tree)
 
 
 def translate(component: Component, q: T, shift: ArrayLike | None) -> T:
@@ -144,14 +151,25 @@ def translate_on_host(component: Component, q: T, shift: np.ndarray | None) -> T
     """The same in double precision and as NumPy arrays: float32 would round a location far from 0."""
     if shift is None:
         return q
-    with double_precision():
-        return jax.tree.map(np.asarray, translate(component, as_dtype(q, jnp.float64), shift))
+    leaves, tree = jax.tree.flatten(q)
+    values = [np.asarray(leaf, np.float64) for leaf in leaves]
+    ends = np.cumsum([1, *(leaf.size for leaf in values)])
+    spans = list(zip(ends[:-1], ends[1:], values, strict=True))
+    # Which entries move: the location of the numbers of all entries, with 0 for a column without one.
+    numbers = [np.arange(a, b).reshape(leaf.shape) for a, b, leaf in spans]
+    places = np.asarray(component.location.of(jax.tree.unflatten(tree, numbers)))  # type: ignore[union-attr]
+    flat = np.concatenate([np.zeros(1), *(leaf.ravel() for leaf in values)])
+    flat[places] += np.broadcast_to(np.asarray(shift, np.float64), places.shape)
+    pieces = [flat[a:b].reshape(leaf.shape) for a, b, leaf in spans]
+    return jax.tree.unflatten(tree, pieces)
 
 
 def means_of(component: Component, prior: Hyperparameters, shift: Array) -> Parameters:
     """Means of parameters under the prior of data plus ``shift`` ``(K, d)``: they move as parameters do."""
     priors = translate(component, broadcast_prior(prior, shift.shape[0]), shift)
-    return component.draw(lambda _, fn: fn.mean, priors)
+    # NumPyro's checks would compile their parts that do not depend on the arguments, one by one.
+    with numpyro.validation_enabled(False):
+        return component.draw(lambda _, fn: fn.mean, priors)
 
 
 @partial(jax.jit, static_argnames="component")
@@ -203,8 +221,8 @@ def missing_form(component: Component, rows: Rows) -> Component:
 
 
 def namespace(array: Rows) -> ModuleType:
-    """NumPy for an array of the host, ``jax.numpy`` for any other."""
-    return np if isinstance(array, np.ndarray) else jnp
+    """NumPy for an array or number of the host, ``jax.numpy`` for any other."""
+    return np if isinstance(array, np.ndarray | np.generic) else jnp
 
 
 def floating_rows(

@@ -4,12 +4,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component, Parameters, per_column
 from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
-from numpyro_tempered.mixtures.components.special import dirichlet_kl, dirichlet_log_normaliser
+from numpyro_tempered.mixtures.components.special import digamma, dirichlet_kl, dirichlet_log_normaliser
 
 
 class BetaProbability(NamedTuple):

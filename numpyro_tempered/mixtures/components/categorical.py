@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.scipy.special import digamma, gammaln
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
-from numpyro_tempered.mixtures.components.special import log_gamma_slack
+from numpyro_tempered.mixtures.components.special import digamma, gammaln, log_gamma_slack
 
 
 class DirichletColumns(NamedTuple):
@@ -55,7 +54,9 @@ def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> com
         raise ValueError(f"{name}: levels is empty; expected the number of levels of each column.")
     concentrations = components.per_column(concentration, len(counts), name, "concentration")
     exists = np.arange(max(counts)) < np.asarray(counts)[:, None]
-    return _categorical(counts)._replace(prior=DirichletColumns(jnp.where(exists, concentrations[:, None], 0.0)))
+    return _categorical(counts)._replace(
+        prior=DirichletColumns(components.namespace(concentrations).where(exists, concentrations[:, None], 0.0))
+    )
 
 
 @lru_cache(maxsize=64)
@@ -91,8 +92,10 @@ def _categorical(levels: tuple[int, ...]) -> components.Component:
         return jnp.zeros_like(weights[..., 0]), weights
 
     def kl(q: DirichletColumns, p: DirichletColumns) -> Array:
-        _, expected = coefficients(q)
-        slack = jnp.sum(log_gamma_slack(flat(q.concentration))) - jnp.sum(log_gamma_slack(totals(q)))
+        slack, slope = log_gamma_slack(flat(q.concentration))
+        slack_of_total, slope_of_total = log_gamma_slack(totals(q))
+        expected = slope - slope_of_total[..., column]
+        slack = jnp.sum(slack) - jnp.sum(slack_of_total)
         num_components = totals(q).size // dim
         return slack - jnp.sum(flat(p.concentration) * expected) + num_components * log_normaliser(p)
 

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
@@ -97,7 +96,12 @@ def update(prior: NormalGamma, count: Array, sums: Arrays) -> NormalGamma:
 def coefficients(q: NormalGamma) -> tuple[Array, Arrays]:
     """E[log precision - precision mean²] / 2 and the coefficients of x and x²."""
     precision = q.concentration / q.rate
-    constant = digamma(q.concentration) - jnp.log(q.rate) - precision * jnp.square(q.loc) - 1.0 / q.mean_precision
+    constant = (
+        special.digamma(q.concentration)
+        - jnp.log(q.rate)
+        - precision * jnp.square(q.loc)
+        - 1.0 / q.mean_precision
+    )
     return 0.5 * constant, (precision * q.loc, -0.5 * precision)
 
 

@@ -2,13 +2,12 @@
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import poisson
 from numpyro_tempered.mixtures.components.base import Component, Parameters
 from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise, evidence_by
-from numpyro_tempered.mixtures.components.special import gamma_log_normaliser
+from numpyro_tempered.mixtures.components.special import digamma, gamma_log_normaliser
 
 
 def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) -> Component:

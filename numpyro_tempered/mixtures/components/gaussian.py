@@ -3,11 +3,11 @@
 from functools import lru_cache
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import digamma
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import matmul
@@ -115,7 +115,8 @@ def wishart_prior(
     argument, value = ("scale", scale) if variance is None else ("variance", variance)
     matrix = components.hyperparameter(1.0 if value is None else value, name, argument, "(-inf, inf)")
     if matrix.ndim < 2:
-        matrix = jnp.diag(components.per_column(matrix, dim, name, argument))
+        diagonal = components.per_column(matrix, dim, name, argument)
+        matrix = components.namespace(diagonal).diag(diagonal)
     if matrix.shape != (dim, dim):
         raise ValueError(f"{name}: {argument} has shape {matrix.shape}; expected {(dim, dim)}, ({dim},) or ().")
     if not is_traced(matrix):
@@ -144,7 +145,7 @@ def linear(weights: Array, deviations: Array) -> Array:
     i, j = np.triu_indices(dim)
     factors = jnp.where(i == j, -2.0, -1.0).astype(weights.dtype)
     root = cholesky(symmetric(factors * weights[..., dim:], dim))
-    offset = solve_triangular(root, weights[..., :dim, None], lower=True)
+    offset = jax.lax.linalg.triangular_solve(root, weights[..., :dim, None], left_side=True, lower=True)
     whitened = jnp.einsum("...ij,...in->...jn", root, deviations, precision="highest") - offset
     return 0.5 * (jnp.sum(jnp.square(offset), axis=-2) - jnp.sum(jnp.square(whitened), axis=-2))
 
@@ -161,8 +162,9 @@ def weighted_sums(omega: Array, deviations: Array) -> Array:
 def symmetric(triangle: Array, dim: int) -> Array:
     """Matrices ``(..., d, d)`` from their upper triangles, row by row."""
     i, j = np.triu_indices(dim)
-    upper = jnp.zeros((*triangle.shape[:-1], dim, dim), triangle.dtype).at[..., i, j].set(triangle)
-    return upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
+    where = np.zeros((dim, dim), np.int32)
+    where[i, j] = where[j, i] = np.arange(len(i))
+    return triangle[..., where]
 
 
 def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
@@ -201,30 +203,40 @@ def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[
 def cholesky(matrix: Array) -> Array:
     """The lower Cholesky factor."""
     # A call of LAPACK for one number takes longer than the pass over a thousand rows.
-    return jnp.sqrt(matrix) if matrix.shape[-1] == 1 else jnp.linalg.cholesky(matrix)
+    return jnp.sqrt(matrix) if matrix.shape[-1] == 1 else jnp.linalg.cholesky(matrix, symmetrize_input=False)
+
+
+def inverse_root(root: Array) -> Array:
+    """The inverse of a Cholesky factor."""
+    if root.shape[-1] == 1:
+        return 1.0 / root
+    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
+    return jax.lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
 
 
 def precision_of(covariance: Array) -> Array:
     """The inverse of a positive definite matrix, by its Cholesky factor."""
-    if covariance.shape[-1] == 1:
-        return 1.0 / covariance
-    root = cholesky(covariance)
-    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
-    inverse_root = solve_triangular(root, identity, lower=True)
-    return matmul(jnp.swapaxes(inverse_root, -1, -2), inverse_root)
+    return square(inverse_root(cholesky(covariance)))
+
+
+def square(inverse: Array) -> Array:
+    """R' R."""
+    return matmul(jnp.swapaxes(inverse, -1, -2), inverse)
 
 
 def expected_precision(q: NormalWishart) -> tuple[Array, Array]:
     """E[precision] = df scale^-1 and E[log det precision]."""
     dim = q.loc.shape[-1]
-    terms = digamma(0.5 * (q.df[..., None] - jnp.arange(dim, dtype=q.loc.dtype)))
-    expected_log_det = jnp.sum(terms, axis=-1) + dim * jnp.log(2.0) - log_det(cholesky(q.scale))
-    return q.df[..., None, None] * precision_of(q.scale), expected_log_det
+    terms = special.digamma(0.5 * (q.df[..., None] - jnp.arange(dim, dtype=q.loc.dtype)))
+    root = cholesky(q.scale)
+    expected_log_det = jnp.sum(terms, axis=-1) + dim * jnp.log(2.0) - log_det(root)
+    return q.df[..., None, None] * square(inverse_root(root)), expected_log_det
 
 
 def log_det(root: Array) -> Array:
     """The log determinant of a matrix from its Cholesky factor."""
-    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
+    i = np.arange(root.shape[-1])
+    return 2.0 * jnp.sum(jnp.log(root[..., i, i]), axis=-1)
 
 
 def quadratic_coefficients(precision: Array, loc: Array) -> tuple[Array, Array]:
@@ -245,23 +257,23 @@ def coefficients(q: NormalWishart) -> tuple[Array, Array]:
 
 def kl_of_mean(q: NormalWishart, p: NormalWishart) -> Array:
     """KL of the means given the precisions, in expectation, for each component."""
-    precision, _ = expected_precision(q)
     ratio = p.mean_precision / q.mean_precision
-    shift = q.loc - p.loc
-    distance = jnp.einsum("...i,...ij,...j->...", shift, precision, shift, precision="highest")
+    whitened = matmul(inverse_root(cholesky(q.scale)), (q.loc - p.loc)[..., None])
+    distance = q.df * jnp.sum(jnp.square(whitened), axis=(-2, -1))
     return 0.5 * (q.loc.shape[-1] * (ratio - 1.0 - jnp.log(ratio)) + p.mean_precision * distance)
 
 
 def wishart_kl(q: NormalWishart, p: NormalWishart) -> Array:
     """KL of the precisions, for each component."""
     dim = q.loc.shape[-1]
-    precision, _ = expected_precision(q)
+    root, root_of_prior = cholesky(q.scale), cholesky(p.scale)
     i = jnp.arange(dim, dtype=q.loc.dtype)
-    a = 0.5 * (q.df[..., None] - i)
-    # Terms of the size of df cancel here: d df / 2 with the sum of the a's.
-    gammas = jnp.sum(special.log_gamma_slack(a) - 0.5 * (p.df[..., None] - i) * digamma(a), axis=-1)
-    widths = 0.5 * p.df * (log_det(cholesky(q.scale)) - log_det(cholesky(p.scale)))
-    trace = 0.5 * jnp.sum(precision * p.scale, axis=(-2, -1))
+    slack, slope = special.log_gamma_slack(0.5 * (q.df[..., None] - i))
+    # Terms of the size of df cancel in the slack: d df / 2 with the sum of the arguments.
+    gammas = jnp.sum(slack - 0.5 * (p.df[..., None] - i) * slope, axis=-1)
+    widths = 0.5 * p.df * (log_det(root) - log_det(root_of_prior))
+    whitened = matmul(inverse_root(root), root_of_prior)
+    trace = 0.5 * q.df * jnp.sum(jnp.square(whitened), axis=(-2, -1))
     return widths + trace + gammas - 0.25 * dim * (dim - 1) + special.multigammaln(0.5 * p.df, dim)
 
 

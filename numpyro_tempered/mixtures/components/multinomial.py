@@ -5,14 +5,20 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma, gammaln, xlogy
+from jax.scipy.special import xlogy
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.poisson import is_count
-from numpyro_tempered.mixtures.components.special import dirichlet_kl, dirichlet_log_normaliser, log_choose
+from numpyro_tempered.mixtures.components.special import (
+    digamma,
+    dirichlet_kl,
+    dirichlet_log_normaliser,
+    gammaln,
+    log_choose,
+)
 
 
 class DirichletProbabilities(NamedTuple):

@@ -4,12 +4,17 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma, gammaln
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column
 from numpyro_tempered.mixtures.components.columnwise import Arrays, Column, columnwise, evidence_by
-from numpyro_tempered.mixtures.components.special import gamma_kl, gamma_log_normaliser, log_choose
+from numpyro_tempered.mixtures.components.special import (
+    digamma,
+    gamma_kl,
+    gamma_log_normaliser,
+    gammaln,
+    log_choose,
+)
 
 
 class GammaRate(NamedTuple):

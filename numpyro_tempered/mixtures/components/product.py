@@ -126,13 +126,14 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
 
     located = tuple(part for part in parts if part.component.location is not None)
 
+    located_columns = np.concatenate([part.column_index for part in located]) if located else np.zeros(0, int)
+
     def location_of(q: Hyperparameters) -> Array:
-        locations = {part.name: part.component.location.of(q[part.name]) for part in located}  # type: ignore[union-attr]
-        first = next(iter(locations.values()))
-        loc = jnp.zeros((*first.shape[:-1], sum(len(part.columns) for part in parts)), first.dtype)
-        for part in located:
-            loc = loc.at[..., part.column_index].set(locations[part.name])
-        return loc
+        pieces = [part.component.location.of(q[part.name]) for part in located]  # type: ignore[union-attr]
+        library = components.namespace(pieces[0])
+        missing = len(places) - len(located_columns)
+        zeros = library.zeros((*pieces[0].shape[:-1], missing), pieces[0].dtype)
+        return library.concatenate([*pieces, zeros], axis=-1)[..., places]
 
     def linear(weights: Array, deviations: Array) -> Array:
         pieces = split(weights)
@@ -141,6 +142,9 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
     def sums(omega: Array, deviations: Array) -> Array:
         return jnp.concatenate([_sums(part, omega, deviations[:, part.column_index]) for part in parts], axis=-1)
 
+    # Of each column in the pieces; columns without a location come last, where 0 is.
+    others = np.setdiff1d(np.arange(sum(len(part.columns) for part in parts)), located_columns)
+    places = np.argsort(np.concatenate([located_columns, others])).astype(np.int32)
     movable = tuple(sorted(column for part in located for column in _movable(part)))
     columns = None if len(movable) == sum(len(part.columns) for part in parts) else movable
     return Component(

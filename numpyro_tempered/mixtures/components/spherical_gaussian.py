@@ -4,7 +4,6 @@ from functools import lru_cache
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
@@ -88,7 +87,7 @@ def _spherical(dim: int, missing: bool) -> components.Component:
 
     def coefficients(q: NormalGamma) -> tuple[Array, Array]:
         precision = (q.concentration / q.rate)[..., None]
-        expected_log = (digamma(q.concentration) - jnp.log(q.rate))[..., None]
+        expected_log = (special.digamma(q.concentration) - jnp.log(q.rate))[..., None]
         constant = 0.5 * (expected_log - precision * q.loc * q.loc - 1.0 / q.mean_precision)
         return join(constant, (precision * q.loc, -0.5 * precision), missing)
 
