@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "numpyro_tempered"
 # Centre of each room: column and floor.
 PLACES = {
-    "plots": (1.0, 8),
+    "plots": (0.3, 8),
+    "estimators": (1.7, 8),
     "mixtures": (0.3, 7),
     "ppca": (1.7, 7),
     "select": (0.3, 6),

@@ -1,6 +1,6 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
-from numpyro_tempered import mixtures, online, plots, ppca, sparse
+from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
 from numpyro_tempered.core import chunks as tables
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families
@@ -43,6 +43,7 @@ __all__ = [
     "descent",
     "distributions",
     "dyadic",
+    "estimators",
     "expectations",
     "families",
     "fit_gaussian",

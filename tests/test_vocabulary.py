@@ -50,6 +50,12 @@ EXCEPTIONS = {
     ("key", "distributions.SpikeAndSlab.sample"): "NumPyro's signature",
     ("key", "guides.LowRankPrecisionNormal.sample"): "NumPyro's signature",
     ("start", "families.Family"): "a function, fixed with the families",
+    ("n_components", "estimators."): "scikit-learn's name",
+    ("n_init", "estimators."): "scikit-learn's name",
+    ("n_samples", "estimators."): "scikit-learn's name",
+    ("random_state", "estimators."): "scikit-learn's name",
+    ("tol", "estimators."): "scikit-learn's name",
+    ("X", "estimators."): "scikit-learn's name",
 }
 # Those of Python and of NumPyro's handlers.
 COMMON = {"self", "args", "kwargs", "options", "msg"}

@@ -213,7 +213,7 @@ class PPCAFit(NamedTuple):
             ValueError: If x or the key are missing.
         """
         key = result.check_run_arguments(self, data, rng_key, "x")
-        x, q = as_matrix(data[0], len(self.origin)), self.posterior
+        x, q = as_matrix(data[0], len(self.origin)), posterior_of(self)
         model = numpyro_model(self.prior, self.num_factors, self.ard_shape is not None, bool(np.isnan(x).any()))
         samples = sample_posterior(key, self, num_samples)._asdict()
         dims = {"loadings": ["feature", "factor"], "mean": ["feature"], "x": ["row", "feature"]}
@@ -254,5 +254,11 @@ def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> D
         >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 4).loadings.shape
         (4, 3, 1)
     """
-    draws = draw(rng_key, fit.posterior, fit.noise_shape, num_samples)
+    draws = draw(rng_key, posterior_of(fit), fit.noise_shape, num_samples)
     return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))
+
+
+def posterior_of(fit: PPCAFit) -> Posterior:
+    """The posterior in a precision that JAX has now: a fit may be of a session with 64 bits."""
+    dtype = jax.dtypes.canonicalize_dtype(fit.posterior.loc.dtype)
+    return jax.tree.map(lambda part: jnp.asarray(part, dtype), fit.posterior)

@@ -10,7 +10,7 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_matrix, as_rows
 from numpyro_tempered.ppca.bound import with_one
-from numpyro_tempered.ppca.model import Draws, PPCAFit, draw, exact_log_density
+from numpyro_tempered.ppca.model import Draws, PPCAFit, draw, exact_log_density, posterior_of
 from numpyro_tempered.ppca.updates import update_scores
 
 _scores = jax.jit(jax.default_matmul_precision("highest")(update_scores))
@@ -42,7 +42,7 @@ class LogDensity(NamedTuple):
 
 def _prepare(fit: PPCAFit, x: ArrayLike) -> tuple[Posterior, Rows]:
     values = as_matrix(x, len(fit.origin))
-    q = fit.posterior
+    q = posterior_of(fit)
     rows = as_rows(values, fit.origin, q.loc.dtype)
     # With a mask each feature has its own covariance, and each row.
     if rows.mask is None and q.cov.shape[0] > 1:
@@ -170,7 +170,7 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
         (4, 3)
     """
     draw_key, z_key, noise_key = jax.random.split(rng_key, 3)
-    draws = draw(draw_key, fit.posterior, fit.noise_shape, num_samples)
+    draws = draw(draw_key, posterior_of(fit), fit.noise_shape, num_samples)
     z = jax.random.normal(z_key, (num_samples, fit.num_factors), draws.mean.dtype)
     noise = jax.random.normal(noise_key, draws.mean.shape, draws.mean.dtype)
     signal = draws.mean + jnp.einsum("sjk,sk->sj", draws.loadings, z)
@@ -208,7 +208,7 @@ def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1
     """
     check_count(num_samples, "num_samples", 2)
     _, rows = _prepare(fit, x)
-    return _average(draw(rng_key, fit.posterior, fit.noise_shape, num_samples), rows)
+    return _average(draw(rng_key, posterior_of(fit), fit.noise_shape, num_samples), rows)
 
 
 @jax.jit

@@ -458,6 +458,23 @@ def test_scaled_to_leaves_missing_entries_out_and_scales_with_the_data():
     np.testing.assert_allclose(np.diag(gaussian(2, df=5.0, **one).prior.scale), 5 * one["variance"], rtol=1e-6)
 
 
+def test_scaled_to_counts_rows_by_their_weights():
+    x, weight = np.array([[0.0, 10.0], [2.0, np.nan], [4.0, 30.0], [9.0, 9.0]]), np.array([2, 1, 3, 0])
+    one, other = scaled_to(x, sample_weight=weight), scaled_to(np.repeat(x, weight, axis=0))
+    np.testing.assert_allclose(one["loc"], other["loc"])
+    np.testing.assert_allclose(one["variance"], other["variance"])
+    with pytest.raises(ValueError, match="column 0 of the data has no two different values"):
+        scaled_to(x, sample_weight=[1, 0, 0, 0])
+    with pytest.raises(ValueError, match="sample_weight has shape"):
+        scaled_to(x, sample_weight=[1, 2])
+
+
+@pytest.mark.parametrize("num_rows", [100, 100_000])
+def test_scaled_to_sees_a_constant_where_many_rows_round_its_mean(num_rows):
+    with pytest.raises(ValueError, match="column 0 of the data has no two different values"):
+        scaled_to(np.full((num_rows, 1), 3.3))
+
+
 # Digits of float32 where the data are many.
 LARGE = np.array([0.25, 3.0, 15.0, 17.0, 400.0, 1e6])
 

@@ -478,6 +478,16 @@ def test_scores_are_those_of_the_formula(either):
     np.testing.assert_allclose(ppca.reconstruct(fit, x), scores.loc @ loc[:, :K].T + loc[:, K], atol=1e-5)
 
 
+def test_a_fit_of_64_bits_predicts_where_there_are_32(fitted, key):
+    x, fit = fitted
+    with enable_x64():
+        scores = np.asarray(ppca.transform(fit, x).loc)
+    np.testing.assert_allclose(ppca.transform(fit, x).loc, scores, atol=1e-4)
+    density = ppca.log_density(key, fit, x, DRAWS).value
+    for values in (density, ppca.sample(key, fit, 3), ppca.sample_posterior(key, fit, 3).loadings):
+        assert np.isfinite(values).all()
+
+
 def test_densities_are_those_of_a_gaussian(either, key):
     x, fit = either
     draws = jax.tree.map(lambda part: np.asarray(part)[:3], ppca.sample_posterior(key, fit, DRAWS))

@@ -5,9 +5,12 @@ import numpy as np
 from numpyro_tempered.core.checks import check_number, is_traced
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.mixtures.components.base import floating_rows
+from numpyro_tempered.mixtures.prepare import check_weight
 
 
-def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, np.ndarray | float]:
+def scaled_to(
+    x: ArrayLike, *, fraction: float = 0.1, sample_weight: ArrayLike | None = None
+) -> dict[str, np.ndarray | float]:
     r"""Keywords of a weakly informative prior for Gaussian components, in the units of the data.
 
     The prior expects components whose variances are ``fraction`` of the data's, column by column, and whose means
@@ -23,13 +26,15 @@ def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, np.ndarray | 
     Args:
         x: Data ``(n, d)``; missing entries (NaN) are left out.
         fraction: The share of the variance that is expected within components, above 0 and at most 1.
+        sample_weight: How often each row counts, ``(n,)``, not negative.
 
     Returns:
         ``loc`` ``(d,)``, ``variance`` ``(d,)`` and ``mean_precision``, for :func:`diagonal_gaussian`,
         :func:`spherical_gaussian`, :func:`gaussian` and :func:`tied_gaussian`.
 
     Raises:
-        ValueError: If a column has no two different values, or ``fraction`` is out of its range.
+        ValueError: If a column has no two different values in rows that count, ``fraction`` is out of its range,
+            or the weights do not fit.
         TypeError: If the data are not numbers, or are traced.
 
     References:
@@ -47,15 +52,27 @@ def scaled_to(x: ArrayLike, *, fraction: float = 0.1) -> dict[str, np.ndarray | 
         raise TypeError("scaled_to reads the data on the host: call it outside of jit and vmap.")
     check_number(fraction, "fraction", "(0, 1]")
     rows = np.asarray(floating_rows(x, "scaled_to", None), np.float64)
-    observed = ~np.isnan(rows)
-    count = np.maximum(observed.sum(axis=0), 1)
-    loc = np.where(observed, rows, 0.0).sum(axis=0) / count
-    variance = np.square(np.where(observed, rows - loc, 0.0)).sum(axis=0) / count
-    # A constant's mean is rounded, and leaves a variance of that size.
-    constant = variance <= np.square(8 * np.finfo(np.float64).eps * np.abs(loc))
+    weight = np.ones(len(rows)) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    check_weight(weight, rows)
+    loc, variance = column_moments(rows, weight)
+    constant = variance == 0.0
     if constant.any():
         raise ValueError(
             f"column {int(np.argmax(constant))} of the data has no two different values, so that it has no "
             "scale. Leave the column out, or give the prior by hand."
         )
     return {"loc": loc, "mean_precision": fraction, "variance": fraction * variance}
+
+
+def column_moments(rows: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted means and variances of the observed entries of each column; 0 where no two values differ."""
+    share = np.where(np.isnan(rows), 0.0, weight[:, None])
+    total = share.sum(axis=0)
+    share = share / np.where(total > 0, total, 1.0)
+    rows = np.nan_to_num(rows)
+    loc = (share * rows).sum(axis=0)
+    # A sum of many terms is off by as many roundings; that of the deviations is not.
+    loc = loc + (share * (rows - loc)).sum(axis=0)
+    variance = (share * np.square(rows - loc)).sum(axis=0)
+    # A constant's mean is rounded, and leaves a variance of that size.
+    return loc, np.where(variance <= np.square(8 * np.finfo(np.float64).eps * np.abs(loc)), 0.0, variance)

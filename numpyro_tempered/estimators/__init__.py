@@ -1,0 +1,26 @@
+"""Mixtures and probabilistic PCA as estimators of scikit-learn.
+
+scikit-learn is an extra, and imported when the first of them is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpyro_tempered.estimators.mixture import TemperedMixture
+    from numpyro_tempered.estimators.pca import TemperedPCA
+
+__all__ = ["TemperedMixture", "TemperedPCA"]
+_MODULES = {"TemperedMixture": "mixture", "TemperedPCA": "pca"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import_module("sklearn")
+    except ImportError as error:
+        raise ImportError(
+            f"nt.estimators.{name} needs scikit-learn: pip install 'numpyro_tempered[sklearn]'."
+        ) from error
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,141 @@
+"""What the estimators share: their data, their keys, and how they are pickled."""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state, validation
+
+from numpyro_tempered import mixtures
+from numpyro_tempered.core.checks import check_count, describe
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures.components.base import Component
+
+# Families that are functions of the number of columns.
+FAMILIES = (
+    mixtures.gaussian,
+    mixtures.tied_gaussian,
+    mixtures.diagonal_gaussian,
+    mixtures.spherical_gaussian,
+    mixtures.known_variance,
+    mixtures.bernoulli,
+    mixtures.poisson,
+    mixtures.exponential,
+)
+
+
+class Family(NamedTuple):
+    """What a component is pickled as, since pickle takes no functions without a name."""
+
+    make: Callable[[int], Component]
+    dim: int
+    missing: bool
+    prior: Any
+
+
+class Estimator(BaseEstimator):
+    """An estimator of data ``(n, d)`` in double precision."""
+
+    def _validate(self, x: Any, *, least: int = 1, reset: bool = False) -> np.ndarray:
+        """Rows in double precision, NaN where an entry is missing; the names of the columns are kept or compared.
+
+        Raises:
+            TypeError: If the data are sparse.
+            ValueError: If there are fewer rows than ``least``, an entry is infinite, or the columns are not those
+                of the fit.
+        """
+        options: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": least, "reset": reset}
+        if hasattr(validation, "validate_data"):
+            return validation.validate_data(self, x, ensure_all_finite="allow-nan", **options)
+        # scikit-learn 1.5.
+        return self._validate_data(x, force_all_finite="allow-nan", **options)
+
+    def _allows_missing(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self._allows_missing()
+        return tags
+
+    def _more_tags(self) -> dict[str, bool]:
+        """The tags under scikit-learn 1.5."""
+        return {"allow_nan": self._allows_missing()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state, make = super().__getstate__(), vars(self).get("component")
+        families = _families(make if callable(make) else None, vars(self).get("n_features_in_"))
+        # Arrays of jax lose half of their bits where they are loaded in single precision.
+        return {name: _pack(on_host(value), families) for name, value in state.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: _unpack(value) for name, value in state.items()})
+
+
+def make_key(random_state: Any) -> Array:
+    """A key of jax from an integer, a ``RandomState`` of NumPy, or None for NumPy's global one."""
+    return jax.random.key(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def check_orders(value: int | Iterable[int] | None, least: int, most: int | None = None) -> list[int]:
+    """The numbers of components to compare, or the only one.
+
+    Raises:
+        ValueError: If one is no whole number in the range, or one comes twice, or there is none.
+    """
+    orders = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    orders = [check_count(order, "n_components", least, most) for order in orders]  # type: ignore[arg-type]
+    if not orders or len(set(orders)) < len(orders):
+        raise ValueError(f"n_components must be different numbers, at least one, got {describe(value)}.")
+    return orders
+
+
+def is_one(value: object) -> bool:
+    """Whether the number of components is one number, not several to choose from."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def on_host(tree: Any) -> Any:
+    """The same with NumPy arrays in the place of those of jax, which keep double precision outside of it."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def _families(make: Callable[[int], Component] | None, dim: int | None) -> dict[Component, Family]:
+    """Components without prior, and what they are pickled as: those of FAMILIES and the one of a function."""
+    if dim is None:
+        return {}
+    makers: list[Callable[[int], Component]] = [*FAMILIES, *([] if make is None else [make])]
+    families = (Family(maker, dim, missing, None) for maker in makers for missing in (False, True))
+    return {_component(family): family for family in families}
+
+
+def _component(family: Family) -> Component:
+    """The component of a family with its prior, in the form for missing entries where there is one."""
+    component = family.make(family.dim)
+    if family.missing and component.with_missing is not None:
+        component = component.with_missing()
+    return component._replace(prior=family.prior)
+
+
+def _pack(tree: Any, families: dict[Component, Family]) -> Any:
+    def pack(leaf: Any) -> Any:
+        if not isinstance(leaf, Component):
+            return leaf
+        family = families.get(leaf._replace(prior=None))
+        return leaf if family is None else family._replace(prior=leaf.prior)
+
+    return jax.tree.map(pack, tree, is_leaf=lambda leaf: isinstance(leaf, Component))
+
+
+def _unpack(tree: Any) -> Any:
+    def unpack(leaf: Any) -> Any:
+        return _component(leaf) if isinstance(leaf, Family) else leaf
+
+    return jax.tree.map(unpack, tree, is_leaf=lambda leaf: isinstance(leaf, Family))

@@ -1,0 +1,249 @@
+"""Estimators of scikit-learn: right answers in raw units, attributes, and what they refuse."""
+
+import pickle
+import sys
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from conftest import enable_x64
+from scipy import stats
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import numpyro_tempered as nt
+from numpyro_tempered.estimators import TemperedMixture, TemperedPCA
+
+LABEL = np.repeat([0, 1], [30, 10])
+NAMES = ["height", "income"]
+BOTH = pytest.mark.parametrize("kind", [TemperedMixture, TemperedPCA])
+
+
+def make_data():
+    """Heights in centimetres and incomes, of two groups."""
+    normal = np.random.default_rng(0).normal(size=(40, 2))
+    return np.array([[165.0, 30_000.0], [185.0, 90_000.0]])[LABEL] + normal * [5.0, 4_000.0]
+
+
+X = make_data()
+FRAME = pd.DataFrame(X, columns=NAMES)
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    return TemperedMixture(2, random_state=0).fit(FRAME)
+
+
+@pytest.fixture(scope="module")
+def pca():
+    return TemperedPCA(1, random_state=0).fit(FRAME)
+
+
+@pytest.fixture
+def fitted(request, kind):
+    return request.getfixturevalue("mixture" if kind is TemperedMixture else "pca")
+
+
+def test_the_groups_come_out_in_raw_units(mixture):
+    large = int(np.argmax(mixture.weights_))
+    np.testing.assert_array_equal(mixture.predict(FRAME) == large, LABEL == 0)
+    means = np.stack([X[LABEL == 0].mean(axis=0), X[LABEL == 1].mean(axis=0)])
+    np.testing.assert_allclose(mixture.means_[[large, 1 - large]], means, rtol=0.01)
+    np.testing.assert_allclose(mixture.weights_.sum(), 1.0)
+    assert mixture.converged_
+    assert mixture.n_iter_ >= 1
+
+
+@BOTH
+def test_units_of_the_columns_change_nothing(kind, fitted):
+    unit = 1e-3
+    moved = X * unit + np.array([1e3, -1e2])
+    other = clone(fitted).fit(moved)
+    densities = other.score_samples(moved) + 2 * np.log(unit)
+    np.testing.assert_allclose(densities, fitted.score_samples(FRAME), rtol=1e-6)
+
+
+def test_each_column_has_a_unit_of_its_own(mixture):
+    units = np.array([1e5, 1e-3])
+    other = clone(mixture).fit(X * units)
+    np.testing.assert_allclose(other.predict_proba(X * units), mixture.predict_proba(FRAME), atol=1e-8)
+
+
+def test_densities_are_those_of_students_t(mixture):
+    q, dim = mixture.fit_.posterior, 2
+    freedom = q.df - dim + 1
+    shapes = q.scale * ((q.mean_precision + 1) / (q.mean_precision * freedom))[:, None, None]
+    parts = [
+        weight * stats.multivariate_t(loc, shape, df).pdf(X)
+        for weight, loc, shape, df in zip(mixture.weights_, q.loc, shapes, freedom, strict=True)
+    ]
+    np.testing.assert_allclose(mixture.score_samples(FRAME), np.log(np.sum(parts, axis=0)), rtol=1e-9)
+    np.testing.assert_allclose(mixture.score(FRAME), mixture.score_samples(FRAME).mean())
+
+
+def test_information_criteria_count_the_free_parameters(mixture):
+    # Two means of 2, two covariances of 3, and one weight.
+    twice, number = -2.0 * mixture.score_samples(FRAME).sum(), 11
+    np.testing.assert_allclose(mixture.aic(FRAME), twice + 2 * number)
+    np.testing.assert_allclose(mixture.bic(FRAME), twice + number * np.log(40))
+
+
+def test_covariances_are_inverses_of_expected_precisions(mixture):
+    q = mixture.fit_.posterior
+    for covariance, df, scale in zip(mixture.covariances_, q.df, q.scale, strict=True):
+        np.testing.assert_allclose(covariance @ (df * np.linalg.inv(scale)), np.eye(2), atol=1e-9)
+
+
+def test_memberships_are_the_features(mixture):
+    np.testing.assert_array_equal(mixture.transform(FRAME), mixture.predict_proba(FRAME))
+    np.testing.assert_allclose(mixture.predict_proba(FRAME).sum(axis=1), 1.0)
+    np.testing.assert_array_equal(clone(mixture).fit_predict(FRAME), mixture.predict(FRAME))
+
+
+def test_scores_lie_along_orthonormal_axes(pca):
+    np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(1))
+    np.testing.assert_allclose(pca.mean_, X.mean(axis=0), rtol=1e-3)
+    # To the standard error of a variance of 40 rows.
+    np.testing.assert_allclose(pca.explained_variance_[0], np.cov(X.T)[1, 1], rtol=np.sqrt(2 / 40))
+    assert pca.noise_variance_ < pca.explained_variance_[0]
+    projected = (X - pca.mean_) @ pca.components_.T
+    # Shrunk by the share of the noise in the variance along the axis.
+    share = pca.noise_variance_ / pca.explained_variance_[0]
+    np.testing.assert_allclose(pca.transform(FRAME), projected * (1 - share), rtol=0.02)
+
+
+def test_the_library_and_the_estimator_agree(pca):
+    with enable_x64():
+        rows = nt.ppca.reconstruct(pca.fit_, X)
+    np.testing.assert_allclose(pca.inverse_transform(pca.transform(FRAME)), rows)
+
+
+def test_one_of_several_numbers_of_factors_is_selected(pca):
+    several = TemperedPCA(range(2), random_state=0).fit(X)
+    assert several.n_components_ == several.selection_.selected == 1
+    np.testing.assert_allclose(several.explained_variance_, pca.explained_variance_, rtol=1e-3)
+    assert "selection_" not in vars(several.set_params(n_components=0).fit(X))
+    assert several.transform(X).shape == (40, 0)
+    np.testing.assert_allclose(several.inverse_transform(several.transform(X)), several.mean_ + 0.0 * X)
+
+
+def test_by_default_factors_make_every_covariance():
+    assert TemperedPCA().fit(np.c_[X, X[:, ::-1]]).n_components_ == 3
+
+
+@BOTH
+def test_results_are_numpy_in_double_precision(kind, fitted):
+    for name in ("transform", "score_samples"):
+        values = getattr(fitted, name)(FRAME)
+        assert isinstance(values, np.ndarray)
+        assert values.dtype == np.float64
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(fitted.fit_))
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_numbers_of_other_types_are_the_same_numbers(kind, fitted, dtype):
+    rows = X.astype(dtype)
+    wide = clone(fitted).fit(rows.astype(np.float64))
+    np.testing.assert_array_equal(clone(fitted).fit(rows).transform(rows), wide.transform(rows))
+
+
+@BOTH
+def test_columns_keep_their_names(kind, fitted):
+    prefix = kind.__name__.lower()
+    np.testing.assert_array_equal(fitted.feature_names_in_, NAMES)
+    names = [f"{prefix}{i}" for i in range(fitted.n_components_)]
+    assert fitted.get_feature_names_out().tolist() == names
+    table = clone(fitted).set_output(transform="pandas").fit(FRAME).transform(FRAME)
+    assert table.columns.tolist() == names
+    with pytest.raises(ValueError, match="feature names should match"):
+        fitted.transform(FRAME[NAMES[::-1]])
+
+
+@BOTH
+def test_pickles_are_the_same_to_the_last_bit(kind, fitted):
+    loaded = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(loaded.score_samples(FRAME), fitted.score_samples(FRAME))
+    assert loaded.lower_bound_ == fitted.lower_bound_
+    assert loaded.get_params() == fitted.get_params()
+
+
+@BOTH
+def test_one_seed_gives_one_result(kind, fitted):
+    np.testing.assert_array_equal(clone(fitted).fit(FRAME).transform(FRAME), fitted.transform(FRAME))
+    one, other = fitted.sample(3), fitted.sample(3)
+    rows = one[0] if kind is TemperedMixture else one
+    assert rows.shape == (3, 2)
+    np.testing.assert_array_equal(rows, other[0] if kind is TemperedMixture else other)
+
+
+@BOTH
+def test_what_is_not_fitted_says_so(kind):
+    for call in (kind().sample, lambda: kind().transform(X), lambda: kind().score_samples(X)):
+        with pytest.raises(NotFittedError):
+            call()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("parameters", "data", "message"),
+    [
+        ({}, X[:1], "1 sample"),
+        ({}, X[:0], "0 sample"),
+        ({}, np.full((5, 2), 3.3), "no two different values|no column of X has two different"),
+        ({}, np.where(X > 1e5, X, np.inf), "infinity"),
+        ({"n_components": -1}, X, "n_components must be an integer of at least [01], got -1"),
+        ({"n_components": "3"}, X, "n_components must be an integer"),
+        ({"n_components": []}, X, "n_components must be different numbers"),
+        ({"n_components": [1, 1]}, X, "n_components must be different numbers"),
+        ({"n_init": 0}, X, "n_init must be an integer of at least 1"),
+        ({"max_iter": 0}, X, "max_iter must be an integer of at least 1"),
+        ({"tol": -1.0}, X, "tol must be at least 0"),
+        ({"alpha": 0.0}, X, "alpha must be positive"),
+    ],
+)
+def test_bad_data_and_arguments_are_named(kind, parameters, data, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**parameters).fit(data)
+
+
+@BOTH
+def test_sparse_data_are_refused(kind):
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        kind().fit(scipy.sparse.csr_matrix(X))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "data", "weight", "message"),
+    [
+        ({}, np.c_[X, np.full(40, 3.3)], None, "column 2 of the data has no two different values"),
+        ({}, np.where(X[3, 1] == X, np.nan, X), None, r"column 1 of X has missing entries \(NaN\)"),
+        ({"component": "round"}, X, None, "component must be one of"),
+        ({}, X, np.zeros(40), "sample_weight is zero for all rows"),
+        ({}, X, -np.ones(40), "sample_weight must be finite and not negative"),
+        ({}, X, np.ones(3), "sample_weight has shape"),
+    ],
+)
+def test_mixtures_refuse_what_has_no_answer(parameters, data, weight, message):
+    with pytest.raises(ValueError, match=message):
+        TemperedMixture(**parameters).fit(data, sample_weight=weight)
+
+
+def test_a_component_is_a_name_a_component_or_a_function():
+    with pytest.raises(TypeError, match="expected a component such as"):
+        TemperedMixture(component=3).fit(X)
+
+
+def test_more_factors_than_columns_are_refused():
+    with pytest.raises(ValueError, match="n_components=3 is more than n_features=2"):
+        TemperedPCA(3).fit(X)
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"needs scikit-learn: pip install 'numpyro_tempered\[sklearn\]'"):
+        _ = nt.estimators.TemperedMixture
+    with pytest.raises(AttributeError, match="no attribute 'Tempered'"):
+        _ = nt.estimators.Tempered
