@@ -80,14 +80,14 @@ def make_key(random_state: Any) -> Array:
     return jax.random.key(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
-def check_orders(value: int | Iterable[int] | None, least: int, most: int | None = None) -> list[int]:
+def check_orders(value: int | Iterable[int] | None, least: int) -> list[int]:
     """The numbers of components to compare, or the only one.
 
     Raises:
-        ValueError: If one is no whole number in the range, or one comes twice, or there is none.
+        ValueError: If one is no whole number of at least ``least``, or one comes twice, or there is none.
     """
     orders = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-    orders = [check_count(order, "n_components", least, most) for order in orders]  # type: ignore[arg-type]
+    orders = [check_count(order, "n_components", least) for order in orders]  # type: ignore[arg-type]
     if not orders or len(set(orders)) < len(orders):
         raise ValueError(f"n_components must be different numbers, at least one, got {describe(value)}.")
     return orders

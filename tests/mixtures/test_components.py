@@ -458,6 +458,11 @@ def test_scaled_to_leaves_missing_entries_out_and_scales_with_the_data():
     np.testing.assert_allclose(np.diag(gaussian(2, df=5.0, **one).prior.scale), 5 * one["variance"], rtol=1e-6)
 
 
+def test_components_are_shown_without_their_functions():
+    assert repr(poisson(1)).startswith("Component(name='poisson', prior=GammaRate(concentration=")
+    assert "function" not in repr(gaussian(2))
+
+
 def test_scaled_to_counts_rows_by_their_weights():
     x, weight = np.array([[0.0, 10.0], [2.0, np.nan], [4.0, 30.0], [9.0, 9.0]]), np.array([2, 1, 3, 0])
     one, other = scaled_to(x, sample_weight=weight), scaled_to(np.repeat(x, weight, axis=0))

@@ -110,6 +110,10 @@ class Component(NamedTuple):
     location: Location | None = None
     with_missing: Callable[[], "Component"] | None = None
 
+    def __repr__(self) -> str:
+        # The functions say nothing to a reader.
+        return f"Component(name={self.name!r}, prior={self.prior!r})"
+
 
 def check_is_component(component: object, name: str = "component") -> None:
     """Raise TypeError where this is not a component."""
