@@ -1,5 +1,6 @@
 """Predictions of a fitted mixture."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -18,9 +19,9 @@ from numpyro_tempered.mixtures.components.base import (
 )
 from numpyro_tempered.mixtures.evidence import draw_parameters
 from numpyro_tempered.mixtures.factors import Factors, coefficients
-from numpyro_tempered.mixtures.prepare import automatic, move
+from numpyro_tempered.mixtures.prepare import move, on_host
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.sweep import log_joint
+from numpyro_tempered.mixtures.sweep import FEW_ROWS, log_joint, next_power
 
 
 def responsibilities(fit: MixtureFit, x: ArrayLike) -> Array:
@@ -45,7 +46,7 @@ def responsibilities(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> nt.mixtures.responsibilities(fit, x).round(2).max(axis=1).tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    return _responsibilities(*_at_rows(fit, x))
+    return _at_rows(_responsibilities, fit, x)
 
 
 def predict(fit: MixtureFit, x: ArrayLike) -> Array:
@@ -90,12 +91,12 @@ def log_predictive(fit: MixtureFit, x: ArrayLike) -> Array:
         >>> round(float(np.exp(nt.mixtures.log_predictive(fit, grid)).sum() * 0.02), 3)
         1.0
     """
-    return _log_predictive(*_at_rows(fit, x))
+    return _at_rows(_log_predictive, fit, x)
 
 
 def predictive_parts(fit: MixtureFit, x: ArrayLike) -> Array:
     """The parts of the predictive density by component, as logarithms ``(n, K)``; see :func:`log_predictive`."""
-    return _predictive_parts(*_at_rows(fit, x)).T
+    return _at_rows(_predictive_parts, fit, x)
 
 
 @key_first
@@ -160,10 +161,19 @@ def factors_of(fit: MixtureFit) -> Factors:
     return as_dtype(fit.factors, jax.dtypes.canonicalize_dtype(fit.factors.concentration.dtype))
 
 
-def _at_rows(fit: MixtureFit, x: ArrayLike) -> tuple[Component, Factors, Array]:
-    rows, factors = fit.component.check(automatic(x)), factors_of(fit)
-    component = fit.component if is_traced(rows) else missing_form(fit.component, rows)
-    return component, factors, move(rows, fit.centre).astype(factors.concentration.dtype)
+def _at_rows(function: Callable[[Component, Factors, Array], Array], fit: MixtureFit, x: ArrayLike) -> Array:
+    """A function of a component, factors and rows, with rows first in its result, at the rows of the user."""
+    rows, factors = fit.component.check(x if is_traced(x) else on_host(x)), factors_of(fit)
+    dtype = factors.concentration.dtype
+    if is_traced(rows):
+        return function(fit.component, factors, move(rows, fit.centre).astype(dtype))
+    component = missing_form(fit.component, rows)
+    if not isinstance(rows, np.ndarray) or len(rows) > FEW_ROWS:
+        return function(component, factors, move(rows, fit.centre).astype(dtype))
+    # Another number of rows is the same program.
+    padded = np.pad(rows, [(0, next_power(len(rows), 128) - len(rows)), (0, 0)], mode="edge")
+    moved = (padded if fit.centre is None else padded - fit.centre).astype(dtype)
+    return jnp.asarray(np.asarray(function(component, factors, moved))[: len(rows)])
 
 
 @partial(jax.jit, static_argnames="component")
@@ -173,14 +183,14 @@ def _responsibilities(component: Component, factors: Factors, rows: Array) -> Ar
 
 @partial(jax.jit, static_argnames="component")
 def _log_predictive(component: Component, factors: Factors, rows: Array) -> Array:
-    return logsumexp(_predictive_parts(component, factors, rows), axis=0)
+    return logsumexp(_predictive_parts(component, factors, rows), axis=1)
 
 
 @partial(jax.jit, static_argnames="component")
 def _predictive_parts(component: Component, factors: Factors, rows: Array) -> Array:
     a = factors.concentration
     log_weights = jnp.log(a) - jnp.log(jnp.sum(a))
-    return log_weights[:, None] + component.log_predictive(factors.posterior, rows.T)
+    return (log_weights[:, None] + component.log_predictive(factors.posterior, rows.T)).T
 
 
 @partial(jax.jit, static_argnames="component")

@@ -130,6 +130,14 @@ class OnDemand:
         """The data."""
         return self.make()
 
+    def __reduce__(self) -> tuple[object, tuple[ArviZData]]:
+        # What makes them holds functions, which pickle does not take.
+        return _made, (self.data,)
+
+
+def _made(data: ArviZData) -> OnDemand:
+    return OnDemand(lambda: data)
+
 
 def with_group(data: ArviZData, name: str, values: "xr.Dataset", attrs: Mapping[Key, object]) -> ArviZData:
     """ArviZ data with another group in front and further attributes."""
