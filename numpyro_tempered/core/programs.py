@@ -5,6 +5,7 @@ import enum
 import hashlib
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from operator import itemgetter
@@ -21,6 +22,7 @@ Values = TypeVar("Values")
 
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
+_STARTED: weakref.WeakSet = weakref.WeakSet()
 _PENDING: list[tuple[Any, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 # Rules of differentiation, by which a program that is only run does not differ.
@@ -32,7 +34,9 @@ class _NoKey(Exception):
     """Something that cannot be compared with its like of another trace."""
 
 
-def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
+def compile_once(
+    function: Callable[..., Values], *examples: PyTree, ahead: bool = False
+) -> Callable[..., Values]:
     """``jax.jit(function)``, traced once, which compiles nothing if an equal program was run before.
 
     The function is traced anew at each call of this one, as a model may read what has changed since: arrays in
@@ -41,6 +45,7 @@ def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable
     Args:
         function: A function of pytrees of arrays.
         *examples: Arguments of the shapes and dtypes that it will be called with.
+        ahead: Whether to start to compile it now, in another thread.
 
     Returns:
         The function of such arguments.
@@ -53,7 +58,15 @@ def compile_once(function: Callable[..., Values], *examples: PyTree) -> Callable
     # What is transformed belongs to the transformation.
     inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
     program = _program(jaxpr, None) if inside else _equal_program(jaxpr)
-    return lambda *args: jax.tree.unflatten(tree, program(consts, jax.tree.leaves(args)))
+    if ahead and not inside and program not in _STARTED:
+        _STARTED.add(program)
+        _start(program, program.lower(consts, jax.tree.leaves(examples)))
+
+    def run(*args: PyTree) -> Values:
+        wait_for(program)
+        return jax.tree.unflatten(tree, program(consts, jax.tree.leaves(args)))
+
+    return run
 
 
 def trace_once(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
@@ -97,11 +110,15 @@ def compile_ahead(function: Any, *args: PyTree, **static: Hashable) -> bool:
     if key in _AHEAD:
         return False
     _AHEAD.add(key)
-    # Traced here, as what is traced may set what threads share; the compiler runs by itself.
-    thread = threading.Thread(target=function.lower(*args, **static).compile)
+    _start(function, function.lower(*args, **static))
+    return True
+
+
+def _start(function: Any, lowered: jax.stages.Lowered) -> None:
+    # It was traced in this thread, as what is traced may set what threads share; the compiler runs by itself.
+    thread = threading.Thread(target=lowered.compile)
     thread.start()
     _PENDING.append((function, thread))
-    return True
 
 
 def wait_for(function: Any) -> None:

@@ -85,8 +85,8 @@ def compile_descent(
         [jax.ShapeDtypeStruct(s, leaf.dtype) for s, leaf in zip(shapes, jax.tree.leaves(starts), strict=True)],
     )
     return Descent(
-        compile_once(chunks, state, rng_key, as_float(1.0), inputs),
-        compile_once(all_values, points, rng_key, inputs),
+        compile_once(chunks, state, rng_key, as_float(1.0), inputs, ahead=True),
+        compile_once(all_values, points, rng_key, inputs, ahead=True),
         length,
     )
 
