@@ -2,6 +2,7 @@
 
 from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
 from numpyro_tempered.core import chunks as tables
+from numpyro_tempered.core.compilation import CompilationWarning
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families
 from numpyro_tempered.handlers.marginalize import marginalize
@@ -28,6 +29,7 @@ from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 
 __all__ = [
+    "CompilationWarning",
     "Convergence",
     "ConvergenceWarning",
     "DataSummary",

@@ -172,8 +172,8 @@ def _at_rows(function: Callable[[Component, Factors, Array], Array], fit: Mixtur
         return function(component, factors, move(rows, fit.centre).astype(dtype))
     # Another number of rows is the same program.
     padded = np.pad(rows, [(0, next_power(len(rows), 128) - len(rows)), (0, 0)], mode="edge")
-    moved = (padded if fit.centre is None else padded - fit.centre).astype(dtype)
-    return jnp.asarray(np.asarray(function(component, factors, moved))[: len(rows)])
+    deviations = (padded if fit.centre is None else padded - fit.centre).astype(dtype)
+    return jnp.asarray(np.asarray(function(component, factors, deviations))[: len(rows)])
 
 
 @partial(jax.jit, static_argnames="component")

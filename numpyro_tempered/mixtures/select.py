@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
+from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components.base import Component
@@ -143,7 +144,7 @@ def select_num_components(
         >>> choice.num_components
         2
     """
-    orders = check_orders(num_components)
+    began, orders = CLOCK.read(), check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
     num_draws = check_count(num_draws, "num_draws")
     check_options(options)
@@ -168,6 +169,8 @@ def select_num_components(
         return with_group(data, "model_comparison", comparison_of(choice), attrs)
 
     choice = ComponentSelection(selected, fits[selected], fits, columns, attrs, OnDemand(make), uncertain)
+    # Behind the check of the key.
+    advise_cache("select_num_components", began, stacklevel=4)
     return choice
 
 

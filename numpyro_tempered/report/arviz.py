@@ -132,10 +132,10 @@ class OnDemand:
 
     def __reduce__(self) -> tuple[object, tuple[ArviZData]]:
         # What makes them holds functions, which pickle does not take.
-        return _made, (self.data,)
+        return _hold, (self.data,)
 
 
-def _made(data: ArviZData) -> OnDemand:
+def _hold(data: ArviZData) -> OnDemand:
     return OnDemand(lambda: data)
 
 

@@ -13,6 +13,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.handlers.arguments import check_call
@@ -174,7 +175,7 @@ def temper_path(
         >>> nt.table(path)["expected_log_lik"].is_monotonic_increasing
         True
     """
-    grid = check_alphas(DEFAULT_GRID if alphas is None else alphas, 2, "[0, inf)")
+    began, grid = CLOCK.read(), check_alphas(DEFAULT_GRID if alphas is None else alphas, 2, "[0, inf)")
     grid = grid if grid[0] == 0 else np.concatenate([[0.0], grid])
     check_count(num_samples, "num_samples", 4)
     args, kwargs = check_call(temper_path, rng_key, model, method, args, kwargs)
@@ -189,6 +190,7 @@ def temper_path(
     else:
         options = check_guide_options(GuideOptions(num_steps, tolerance, loss, None))
         path = _fit(key, data, algorithm, grid, num_samples, options)
+    advise_cache("temper_path", began)
     return _report(path, data, grid, name_of(algorithm), coords or {}, dims or {})
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
+from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
@@ -166,7 +167,7 @@ def select_alpha(
         >>> int(nt.table(choice)["selected"].sum())
         1
     """
-    grid = check_alphas(DEFAULT_GRID if alphas is None else alphas, 1, "(0, inf)")
+    began, grid = CLOCK.read(), check_alphas(DEFAULT_GRID if alphas is None else alphas, 1, "(0, inf)")
     criterion = safe_bayes() if criterion is None else criterion
     _check_criteria(criterion, diagnostics)
     options = _Options(
@@ -220,6 +221,7 @@ def select_alpha(
         advice += f" Whether its intervals cover what they say is not known: {coverage}"
     elif criterion.aim != "coverage":
         advice += f" {advise_on_coverage(verdict.alpha, powers)}"
+    advise_cache("select_alpha", began)
     attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": advice, **verdict.attrs}
     return AlphaChoice(verdict.alpha, fit, _report(posterior, grid, columns, powers, attrs), advice)
 
