@@ -43,8 +43,13 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
     except TypeError as error:
         kinds = sorted({kind.__name__ for kind in structure.kinds})
         raise TypeError(f"arguments must be arrays or hashable values, got objects of types {kinds}.") from error
-    arrays = tuple(jnp.asarray(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array)
+    arrays = tuple(_to_jax(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array)
     return arrays, structure
+
+
+def _to_jax(leaf: object) -> Array:
+    """``jnp.asarray``, which takes ten microseconds to find that it has nothing to do."""
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:
@@ -124,6 +129,8 @@ def stream_arrays(data: tuple) -> tuple:
     """
 
     def convert(leaf: object) -> Array:
+        if isinstance(leaf, jax.Array):
+            return leaf
         plain = not (is_list(leaf) or isinstance(leaf, np.ndarray) or hasattr(leaf, "to_numpy"))
         return jnp.asarray(leaf if plain else as_array(leaf, "the data of a stream"))
 

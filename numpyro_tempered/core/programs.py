@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import os
 import threading
@@ -25,6 +26,14 @@ _AHEAD: set[Hashable] = set()
 _STARTED: weakref.WeakSet = weakref.WeakSet()
 _PENDING: list[tuple[Any, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
+_TRACES: OrderedDict[Hashable, Callable] = OrderedDict()
+# Settings of JAX by which traces of one function differ.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+)
 # Rules of differentiation, by which a program that is only run does not differ.
 _RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
 _PLAIN = (int, str, bool, bytes, type(None), type, np.dtype, enum.Enum)
@@ -81,6 +90,69 @@ def trace_once(function: Callable[..., Values], *examples: PyTree) -> Callable[.
     def traced(*args: PyTree) -> Values:
         return jax.tree.unflatten(tree, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args)))
 
+    return traced
+
+
+def share_trace(function: Callable[..., Values], *examples: PyTree) -> Callable[..., Values]:
+    """The function as it was traced, which is one object for all functions with equal traces.
+
+    For static arguments of ``jax.jit``, which finds what it has compiled by them: functions that are made anew
+    for each call, but compute the same, then share one program. Arrays in the closures are constants, and are
+    compared with the rest. One function is traced once for each form of its arguments.
+
+    Args:
+        function: A function of pytrees of arrays, hashable.
+        *examples: Arguments of the shapes and dtypes that it will be called with, or ``jax.ShapeDtypeStruct``.
+
+    Returns:
+        A function of such arguments; ``function`` itself under a transformation, or where it cannot be compared.
+    """
+    leaves, tree = jax.tree.flatten(examples)
+    # A stream does this in each round, in ten microseconds.
+    try:
+        forms = tuple([(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves])
+    except AttributeError:
+        return function
+    if any(isinstance(leaf, jax.core.Tracer | np.ndarray) for leaf in leaves):
+        return function
+    return _shared_trace(function, tree, forms, tuple([getattr(jax.config, name) for name in _SETTINGS]))
+
+
+def first_row(rows: PyTree) -> PyTree:
+    """Shapes and dtypes of a row of arrays with a leading axis, for :func:`share_trace`; tracers as they are."""
+
+    def convert(leaf: Array) -> Array | jax.ShapeDtypeStruct:
+        if isinstance(leaf, jax.core.Tracer):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+    return jax.tree.map(convert, rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _shared_trace(
+    function: Callable[..., Values], tree: Any, forms: tuple, settings: tuple
+) -> Callable[..., Values]:
+    """:func:`share_trace`, remembered by what the trace depends on."""
+    leaves = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in forms]
+    examples = jax.tree.unflatten(tree, leaves)
+    closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
+    returned = jax.tree.structure(shapes)
+    try:
+        key = _key(closed), tree, returned, settings
+        hash(key)
+    except (_NoKey, TypeError):
+        return function
+
+    def traced(*args: PyTree) -> Values:
+        return jax.tree.unflatten(
+            returned, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args))
+        )
+
+    traced = _TRACES.pop(key, traced)
+    _TRACES[key] = traced
+    if len(_TRACES) > 4 * _SIZE:
+        _TRACES.popitem(last=False)
     return traced
 
 

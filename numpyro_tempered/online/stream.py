@@ -1,11 +1,13 @@
 """One round, and a loop over many, as pure functions."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.programs import first_row, share_trace
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation, Predictors, PredictorsAt
 from numpyro_tempered.gaussian.families.base import family_of
@@ -159,8 +161,24 @@ class Rounds(NamedTuple):
     number: Array | int
 
 
+class Step(NamedTuple):
+    """:func:`step` of a rule and an expectation, as a function of state, data, key and mask."""
+
+    rule: Rule
+    expectation: Expectation
+
+    def __call__(
+        self, state: OnlineState, data: Data, rng_key: Array | None, mask: Array | None
+    ) -> tuple[OnlineState, Losses]:
+        """One round."""
+        return step(self.rule, self.expectation, state, data, rng_key, mask)
+
+
+RoundStep: TypeAlias = Callable[[OnlineState, Data, Array | None, Array | None], tuple[OnlineState, Losses]]
+
+
 def loop(
-    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
+    one_round: RoundStep, state: OnlineState, rounds: Rounds, rng_key: Array | None
 ) -> tuple[OnlineState, Losses]:
     """Rounds one after the other, as one loop to trace.
 
@@ -172,7 +190,7 @@ def loop(
 
     def one(state: OnlineState, i: Array | int) -> tuple[OnlineState, Losses]:
         row, on = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), rows)
-        return step(rule, expectation, state, row, rng_key, on)
+        return one_round(state, row, rng_key, on)
 
     length = jax.tree.leaves(rounds.data)[0].shape[0]
     _, shapes = jax.eval_shape(one, state, 0)
@@ -189,14 +207,32 @@ def loop(
 
 
 def single(
-    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
+    one_round: RoundStep, state: OnlineState, rounds: Rounds, rng_key: Array | None
 ) -> tuple[OnlineState, Losses]:
     """One round by :func:`loop`, on data and a mask without an axis of rounds."""
     twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (rounds.data, rounds.mask))
     # The barrier keeps the compiler from seeing that both rows are one.
     data, mask = jax.lax.optimization_barrier(twice)
-    state, losses = loop(rule, expectation, state, Rounds(data, mask, rounds.number), rng_key)
+    state, losses = loop(one_round, state, Rounds(data, mask, rounds.number), rng_key)
     return state, jax.tree.map(lambda leaf: leaf[0], losses)
 
 
-compiled_loop, compiled_single = (jax.jit(f, static_argnums=(0, 1)) for f in (loop, single))
+_loop, _single = (jax.jit(f, static_argnums=0) for f in (loop, single))
+
+
+def compiled_loop(
+    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
+) -> tuple[OnlineState, Losses]:
+    """:func:`loop`, compiled once for all rules and expectations whose rounds are the same computation."""
+    row, on = first_row((rounds.data, rounds.mask))
+    one_round: RoundStep = share_trace(Step(rule, expectation), state, row, rng_key, on)  # type: ignore[arg-type]
+    return _loop(one_round, state, rounds, rng_key)
+
+
+def compiled_single(
+    rule: Rule, expectation: Expectation, state: OnlineState, rounds: Rounds, rng_key: Array | None
+) -> tuple[OnlineState, Losses]:
+    """:func:`single`, compiled as :func:`compiled_loop` is."""
+    whole = Step(rule, expectation)
+    one_round: RoundStep = share_trace(whole, state, rounds.data, rng_key, rounds.mask)  # type: ignore[arg-type]
+    return _single(one_round, state, rounds, rng_key)

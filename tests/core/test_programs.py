@@ -10,7 +10,7 @@ import pytest
 
 from numpyro_tempered.core import programs
 from numpyro_tempered.core.batching import compiled_map
-from numpyro_tempered.core.programs import compile_once, run_program, trace_once
+from numpyro_tempered.core.programs import compile_once, run_program, share_trace, trace_once
 
 SCALE = np.float32(0.1)
 TABLE = jnp.arange(3.0)
@@ -157,3 +157,38 @@ def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):
         np.testing.assert_allclose([value, slope, curvature], [np.sum(shifts**2), 2.0 * np.sum(shifts), 6.0])
     assert len(traces) == 2
     assert count() == 1
+
+
+def test_equal_traces_are_one_object(x64):
+    """Whatever functions they are of: this is what jit finds its programs by."""
+    x, row = jnp.ones(()), programs.first_row(jnp.ones(3))
+    first = share_trace(make(0.1, jnp.arange(3.0)), x)
+    assert share_trace(make(0.1, jnp.arange(3.0)), row) is first
+    np.testing.assert_array_equal(jax.jit(first)(x), jax.jit(make(0.1, jnp.arange(3.0)))(x))
+    others = [
+        (make(0.2, jnp.arange(3.0)), x),
+        (make(0.1, jnp.arange(4.0)), x),
+        (make(0.1, jnp.arange(3.0)), x[None]),
+    ]
+    assert all(share_trace(*other) is not first for other in others)
+    with jax.default_matmul_precision("highest"):
+        assert share_trace(make(0.1, jnp.arange(3.0)), x) is not first
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_a_trace_is_not_shared_under_a_transformation(transform):
+    shared = []
+
+    def run(x):
+        for function, example in ((make(0.1, jnp.arange(3.0)), x[0]), (make(0.1, x), jnp.ones(()))):
+            shared.append(share_trace(function, example) is not function)
+        return x
+
+    transform(run)(jnp.ones((2, 3)))
+    assert shared == [False, False]
+
+
+def test_what_has_no_key_or_is_no_array_is_not_shared():
+    printing = jax.tree_util.Partial(lambda x: jax.debug.callback(print, x) or x)
+    for example in (jnp.ones(()), np.ones(()), 1.0):
+        assert share_trace(printing, example) is printing

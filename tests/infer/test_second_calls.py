@@ -35,6 +35,18 @@ def compare(key, number):
     return nt.compare(fits)
 
 
+def linear(x, y):
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ b), 1.0), obs=y)
+
+
+def update(key, number):
+    """A round on a batch, of an OnlineVI made for it."""
+    online = nt.OnlineVI(linear, nt.guides.AutoOnlineDiagonalNormal)
+    return online.update(online.init(key, *data(number)), *data(number))
+
+
 CALLS = {
     "fit_svi": lambda key, k: nt.fit_svi(key, model, AutoNormal, *data(k)),
     "fit_gaussian, draws": lambda key, k: nt.fit_gaussian(key, model, AutoMultivariateNormal, *data(k)),
@@ -47,6 +59,13 @@ CALLS = {
     "temper_path": lambda key, k: nt.temper_path(key, model, AutoNormal, *data(k), alphas=[0.5, 1.0]),
     "calibrated_powers": lambda key, k: nt.alpha.calibrated_powers(key, model, *data(k)),
     "compare": compare,
+    "OnlineVI.update": update,
+    "OnlineVI.run": lambda key, k: nt.OnlineVI(
+        linear, nt.guides.AutoOnlineMultivariateNormal, nt.online.ngvi(), ETA
+    ).run(key, *data(k)),
+    "OnlineVI.run_chunks": lambda key, k: nt.OnlineVI(
+        linear, nt.guides.AutoOnlineDiagonalNormal, expectation=ETA
+    ).run_chunks(key, [data(k)], size=20),
     "to_inference_data": lambda key, k: nt.to_inference_data(nt.fit_svi(key, model, AutoNormal, *data(k))),
     "mixtures.fit": lambda key, k: nt.mixtures.fit(
         key, data(k)[0], nt.mixtures.gaussian(2), num_components=2, num_samples=10
@@ -64,7 +83,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(CALLS, unit=["fit_svi", "calibrated_powers"]))
+@pytest.mark.parametrize("name", tiered(CALLS, unit=["fit_svi", "calibrated_powers", "OnlineVI.run"]))
 def test_a_second_call_compiles_nothing(name):
     call = CALLS[name]
     # The first three: a loop of another number of rounds may meet a program that the first did not.

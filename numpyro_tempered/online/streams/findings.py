@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.core.programs import first_row, share_trace
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import JUMP, Data, Losses, OnlineState, layers
@@ -213,15 +214,25 @@ def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
         yield Finding("loss", message, np.empty(0, int))
 
 
-@partial(jax.jit, static_argnums=0)
 def prior_losses(loss: Callable[..., Array], theta: Array, rows: tuple[Data, Array | None]) -> Array:
     """The losses ``(T,)`` of T rounds at one θ; rows that are off do not count."""
+    of_row: Callable[..., Array] = share_trace(RowLoss(loss), theta, *first_row(rows))  # type: ignore[arg-type]
+    return _prior_losses(of_row, theta, rows)
 
-    def one(row: tuple[Data, Array | None]) -> Array:
-        data, mask = row
-        losses = loss(theta, *data)
+
+class RowLoss(NamedTuple):
+    """The loss of one round as a function of θ, data and mask, in which rows that are off do not count."""
+
+    loss: Callable[..., Array]
+
+    def __call__(self, theta: Array, data: Data, mask: Array | None) -> Array:
+        """The sum over the rows of the round."""
+        losses = self.loss(theta, *data)
         if mask is None or mask.ndim == 0:
             return jnp.sum(losses)
         return jnp.sum(jnp.where(mask, losses, jnp.zeros((), losses.dtype)))
 
-    return map_batches(one, rows, BATCH)
+
+@partial(jax.jit, static_argnums=0)
+def _prior_losses(of_row: Callable[..., Array], theta: Array, rows: tuple[Data, Array | None]) -> Array:
+    return map_batches(lambda row: of_row(theta, *row), rows, BATCH)
