@@ -105,8 +105,11 @@ def share_trace(function: Callable[..., Values], *examples: PyTree) -> Callable[
         *examples: Arguments of the shapes and dtypes that it will be called with, or ``jax.ShapeDtypeStruct``.
 
     Returns:
-        A function of such arguments; ``function`` itself under a transformation, or where it cannot be compared.
+        A function of such arguments; ``function`` itself under a transformation or ``jax.disable_jit``, or where it
+        cannot be compared.
     """
+    if jax.config.jax_disable_jit:
+        return function
     leaves, tree = jax.tree.flatten(examples)
     # A stream does this in each round, in ten microseconds.
     try:

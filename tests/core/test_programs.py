@@ -192,3 +192,6 @@ def test_what_has_no_key_or_is_no_array_is_not_shared():
     printing = jax.tree_util.Partial(lambda x: jax.debug.callback(print, x) or x)
     for example in (jnp.ones(()), np.ones(()), 1.0):
         assert share_trace(printing, example) is printing
+    with jax.disable_jit():
+        function = make(0.1, TABLE)
+        assert share_trace(function, jnp.ones(())) is function
