@@ -29,6 +29,7 @@ _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 _TRACES: OrderedDict[Hashable, Callable] = OrderedDict()
 # Settings of JAX by which traces of one function differ.
 _SETTINGS = (
+    "jax_disable_jit",
     "jax_enable_x64",
     "jax_default_matmul_precision",
     "jax_numpy_dtype_promotion",
@@ -105,20 +106,21 @@ def share_trace(function: Callable[..., Values], *examples: PyTree) -> Callable[
         *examples: Arguments of the shapes and dtypes that it will be called with, or ``jax.ShapeDtypeStruct``.
 
     Returns:
-        A function of such arguments; ``function`` itself under a transformation or ``jax.disable_jit``, or where it
-        cannot be compared.
+        A function of such arguments; ``function`` itself under a transformation or ``jax.disable_jit``, or where
+        it cannot be compared.
     """
-    if jax.config.jax_disable_jit:
+    # A stream does all of this in each round, in ten microseconds.
+    is_jit_off, *settings = [getattr(jax.config, name) for name in _SETTINGS]
+    if is_jit_off:
         return function
     leaves, tree = jax.tree.flatten(examples)
-    # A stream does this in each round, in ten microseconds.
     try:
         forms = tuple([(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves])
     except AttributeError:
         return function
     if any(isinstance(leaf, jax.core.Tracer | np.ndarray) for leaf in leaves):
         return function
-    return _shared_trace(function, tree, forms, tuple([getattr(jax.config, name) for name in _SETTINGS]))
+    return _shared_trace(function, tree, forms, tuple(settings))
 
 
 def first_row(rows: PyTree) -> PyTree:

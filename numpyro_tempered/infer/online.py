@@ -10,23 +10,23 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_key, check_record, is_traced
-from numpyro_tempered.core.model_arguments import on_arrays, separate
+from numpyro_tempered.core.model_arguments import ArgumentStructure, on_arrays, separate
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.effects import handler_chain
-from numpyro_tempered.handlers.likelihood import latent_sites, likelihood_sites, plain_arrays
+from numpyro_tempered.handlers.likelihood import latent_sites, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.online_checks import check_batch, set_up_guide, support_check
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
+from numpyro_tempered.infer.online_run import run_of
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online import Losses, Rule, drivers, run_chunks, rvga, stream
-from numpyro_tempered.report.draws import name_of, one_chain, plain_params, trace_at_first_draw
 
 # One for all, so that compiled rounds are shared.
 _DEFAULT_RULE = rvga()
@@ -116,7 +116,7 @@ class OnlineVI:
         model_prior = set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
-        arrays, expectation = self._split(args, kwargs)
+        arrays, _, expectation = self._split(args, kwargs)
         # Raise for a model that does not fit here rather than in the first round.
         jax.eval_shape(
             lambda s, data: stream.step(self.rule, expectation, s, data, rng_key), state.rule_state, arrays
@@ -166,17 +166,24 @@ class OnlineVI:
     def _round(
         self, state: OnlineVIState, mask: Numbers | None, args: tuple, kwargs: dict
     ) -> tuple[OnlineVIState, Losses]:
+        arrays, _, expectation = self.prepare_round(mask, args, kwargs)
+        start, key = state.rule_state, state.rng_key
+        rule_state, losses = drivers.update(self.rule, expectation, start, *arrays, rng_key=key, mask=mask)
+        return state._replace(rule_state=rule_state), losses
+
+    def prepare_round(
+        self, mask: Numbers | None, args: tuple, kwargs: dict
+    ) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
+        """The arrays of a batch that fits the model, the structure around them, and the expectation of arrays."""
         self.require_set_up()
         args, kwargs = model_arguments(OnlineVI.update, self.model, args, kwargs, finite=False)
-        arrays, expectation = self._split(args, kwargs)
+        arrays, structure, expectation = self._split(args, kwargs)
         # Once for each shape.
         shapes = (mask is None, *(array.shape for array in arrays))
         if shapes not in self._checked_shapes and not is_traced(arrays):
             check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
             self._checked_shapes.add(shapes)
-        start, key = state.rule_state, state.rng_key
-        rule_state, losses = drivers.update(self.rule, expectation, start, *arrays, rng_key=key, mask=mask)
-        return state._replace(rule_state=rule_state), losses
+        return arrays, structure, expectation
 
     def run(
         self, rng_key: Array | OnlineVIState, *args: object, **kwargs: object
@@ -200,7 +207,7 @@ class OnlineVI:
         args, kwargs = model_arguments(OnlineVI.run, self.model, args, kwargs, finite=False)
         num_rounds = drivers.check_rows([a for a in separate(args, kwargs)[0] if a.ndim])
         state = self._start(rng_key, args, kwargs)
-        arrays, expectation = self._split(args, kwargs)
+        arrays, _, expectation = self._split(args, kwargs)
         # Rows keep a leading axis of 1, so that the model sees a batch.
         rows = tuple(a[:, None] if a.ndim else jnp.broadcast_to(a, (num_rounds,)) for a in arrays)
         rule_state, losses = drivers.run_rounds(self.rule, expectation, state.rule_state, rows, state.rng_key)
@@ -229,7 +236,7 @@ class OnlineVI:
             raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
         one = tuple(np.asarray(leaf)[:1] for leaf in first)
         state = self._start(rng_key, one, {})
-        _, expectation = self._split(one, {})
+        *_, expectation = self._split(one, {})
         chunks = itertools.chain([first], iterator)
         rows = (tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in chunks)
         rule_state, losses = run_chunks(
@@ -302,8 +309,8 @@ class OnlineVI:
         if self.guide.prototype_trace is None:
             raise ValueError("call OnlineVI.init before update, or run with a key.")
 
-    def _split(self, args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], Expectation]:
-        """The data among the arguments, and the expectation as a function of them alone."""
+    def _split(self, args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
+        """The data among the arguments, what is around them, and the expectation as a function of them alone."""
         arrays, structure = separate(args, kwargs)
         if structure not in self._by_structure:
             bound = self._bound
@@ -313,35 +320,23 @@ class OnlineVI:
                 loss=None if bound.loss is None else on_arrays(bound.loss, structure),
                 check=support_check(self.model, arrays, structure),
             )
-        return arrays, self._by_structure[structure]
+        return arrays, structure, self._by_structure[structure]
 
-    def as_run(
-        self,
-        *data: object,
-        num_samples: int = 1000,
-        rng_key: Array | None = None,
-        losses: Losses | None = None,
-        **kwargs: object,
-    ) -> Run:
-        """Draws of an online posterior, for :func:`to_inference_data`.
+    def sample_posterior(self, rng_key: Array, state: OnlineVIState, num_samples: int = 1000) -> dict[str, Array]:
+        """Draws of the latent sites, on the scale of the model.
 
-        Raises:
-            ValueError: If state or data are missing, or the model observes nothing on these data.
+        Args:
+            rng_key: Key.
+            state: Of a run.
+            num_samples: Number of draws S.
+
+        Returns:
+            By site, with a leading axis of S.
         """
-        if not data or not isinstance(data[0], OnlineVIState) or not (data[1:] or kwargs):
-            raise ValueError(
-                "an online run is to_inference_data(online, state, *data): the state, then the data."
-            )
-        state, (args, kwargs) = data[0], plain_arrays((data[1:], kwargs))
-        self.require_set_up()
-        key = state.rng_key if rng_key is None else rng_key
-        flat = family_of(state.posterior).sample(key, state.posterior, (num_samples,))
-        params = self.get_params(state)
-        samples = unpack_and_constrain(self.guide, flat, params)
-        samples = {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
-        variational = plain_params(params) | state.totals(losses)
-        attrs = {"algorithm": "online", "rule": self.rule.name, "guide": name_of(self.guide)}
-        run = Run(self.model, one_chain(samples), args, kwargs, key, {"variational": variational}, attrs)
-        if not likelihood_sites(trace_at_first_draw(run)):
-            raise ValueError("the model has no observed site on these data: pass those of the run.")
-        return run
+        flat = family_of(state.posterior).sample(rng_key, state.posterior, (num_samples,))
+        samples = unpack_and_constrain(self.guide, flat, self.get_params(state))
+        return {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
+
+    def as_run(self, *data: object, **options: Any) -> Run:
+        """Draws of an online posterior, for :func:`to_inference_data`: :func:`run_of`."""
+        return run_of(self, *data, **options)

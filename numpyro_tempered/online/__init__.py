@@ -38,7 +38,9 @@ from numpyro_tempered.online.streams.average import average, with_average
 from numpyro_tempered.online.streams.clip import Clipping, clip
 from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
 from numpyro_tempered.online.streams.diagnose import diagnose
+from numpyro_tempered.online.streams.export import export_update
 from numpyro_tempered.online.streams.findings import Finding, StreamWarning
+from numpyro_tempered.online.streams.load import LoadedUpdate, load_update
 from numpyro_tempered.online.streams.merge import merge
 from numpyro_tempered.online.streams.robust import Weighing, robust
 from numpyro_tempered.online.streams.save import restore, save
@@ -53,6 +55,7 @@ __all__ = [
     "Finding",
     "Forgetting",
     "Grid",
+    "LoadedUpdate",
     "Losses",
     "OnlineState",
     "Pending",
@@ -73,8 +76,10 @@ __all__ = [
     "ewa_grid",
     "ewa_rate",
     "expert_states",
+    "export_update",
     "grid",
     "iterate_chunks",
+    "load_update",
     "merge",
     "ngvi",
     "oga",

@@ -53,8 +53,17 @@ def save(path: str | os.PathLike[str], state: object) -> None:
     if is_traced(state):
         raise TypeError("save writes values, and this state is traced: call it outside of jit, vmap and scan.")
     leaves, structure = jax.tree.flatten(state)
-    kinds = [_kind(leaf) for leaf in leaves]
-    header = {"format": FORMAT, "version": VERSION, "structure": describe(structure), "leaves": kinds}
+    header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
+    write_file(path, header, leaves)
+
+
+def write_file(path: str | os.PathLike[str], header: dict, leaves: list) -> None:
+    """Write a header of plain values, and arrays, to one file, whole or not at all.
+
+    Raises:
+        TypeError: If a leaf is not an array.
+    """
+    header = header | {"leaves": [kind_of(leaf) for leaf in leaves]}
     arrays: dict = {f"leaf{i}": _as_bytes(leaf) for i, leaf in enumerate(leaves)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = Path(path)
@@ -107,7 +116,7 @@ def restore(path: str | os.PathLike[str], like: T) -> T:
         ...
         ValueError: .../state.npz holds int32[3] at the whole state, expected float32[3]...
     """
-    header, arrays = _read(path)
+    header, arrays = read_file(path, "a state that save wrote")
     name, version = header.get("format"), header.get("version")
     if name == FORMAT and version == 1:
         return present(restore_from(path, header, arrays, former(like)), like)
@@ -132,12 +141,12 @@ def restore_from(path: str | os.PathLike[str], header: dict, arrays: list[np.nda
     leaves = []
     for (where, leaf), kind, array in zip(paths, header["leaves"], arrays, strict=True):
         name = jax.tree_util.keystr(where) or "the whole state"
-        if kind != _kind(leaf):
+        if kind != kind_of(leaf):
             raise ValueError(
-                f"{path} holds {_readable(kind)} at {name}, expected {_readable(_kind(leaf))}: a state is read "
+                f"{path} holds {readable(kind)} at {name}, expected {readable(kind_of(leaf))}: a state is read "
                 "with the precision and the sizes it was saved with."
             )
-        leaves.append(_from_bytes(array, leaf))
+        leaves.append(from_bytes(array, leaf))
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -184,29 +193,32 @@ def difference(stored: Description, expected: Description, where: str = "the who
     return difference(stored[number], expected[number], f"part {number - 2} of {stored[0]}")
 
 
-def _kind(leaf: object) -> list:
+def kind_of(leaf: object) -> list:
     """Dtype and shape; a typed key by its implementation."""
     if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
         raise TypeError(f"a state is made of arrays, got {type(leaf).__name__}.")
     return [str(leaf.dtype), list(leaf.shape)]
 
 
-def _readable(kind: list) -> str:
+def readable(kind: list) -> str:
+    """Dtype and shape in the way of JAX."""
     return f"{kind[0]}[{','.join(map(str, kind[1]))}]"
 
 
-def _is_key(leaf: Array) -> bool:
+def is_key(leaf: Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether an array is one of typed keys."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _as_bytes(leaf: Array) -> np.ndarray:
     """The array; as bytes where NumPy has no name for the dtype, such as bfloat16."""
-    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
 
 
-def _from_bytes(array: np.ndarray, leaf: Array) -> Array:
-    if _is_key(leaf):
+def from_bytes(array: np.ndarray, leaf: Array | jax.ShapeDtypeStruct) -> Array:
+    """The array of a file, with the dtype of the leaf."""
+    if is_key(leaf):
         # A shape without values does not tell its implementation: a key of its dtype does.
         key = leaf if isinstance(leaf, jax.Array) else jnp.empty((), leaf.dtype)
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(key))
@@ -215,8 +227,12 @@ def _from_bytes(array: np.ndarray, leaf: Array) -> Array:
     return jnp.asarray(array)
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict, list[np.ndarray]]:
-    """Header and arrays; the checksums of the archive reveal every changed byte."""
+def read_file(path: str | os.PathLike[str], what: str) -> tuple[dict, list[np.ndarray]]:
+    """Header and arrays of a file; the checksums of the archive reveal every changed byte.
+
+    Raises:
+        ValueError: If it is truncated, or not ``what`` it should be.
+    """
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
@@ -224,6 +240,4 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict, list[np.ndarray]]:
                 return header, [archive[f"leaf{i}"] for i in range(len(header["leaves"]))]
         except Exception as error:
             # A damaged archive raises almost any error, of struct, zlib, zipfile, NumPy or json.
-            raise ValueError(
-                f"{path} is truncated, or not a state that save wrote ({type(error).__name__}: {error})."
-            ) from error
+            raise ValueError(f"{path} is truncated, or not {what} ({type(error).__name__}: {error}).") from error

@@ -81,7 +81,7 @@ class Streams(NamedTuple):
             return leaf[order] if jnp.ndim(leaf) and jnp.shape(leaf)[0] == num_rounds else leaf
 
         args, kwargs = jax.tree.map(permute, (self.task.args, self.task.kwargs))
-        arrays, expectation = online._split(args, kwargs)
+        arrays, _, expectation = online._split(args, kwargs)
         first = _first_round(args, kwargs)
         state = online.init(self.rng_key, *first[0], **first[1])
         each = find_data(get_trace(handlers.seed(self.task.original, self.rng_key), *first), self.task.plate)[0]
