@@ -31,6 +31,8 @@ FORMAT, VERSION = "numpyro_tempered update", 1
 class LoadedUpdate(NamedTuple):
     """The rounds of an ``OnlineVI`` without its model; made by :func:`load_update`.
 
+    They run under ``jax.jit``; JAX does not map exported programs.
+
     Attributes:
         state: The state that was exported, and ``like`` for :func:`restore`.
         round: ``(state, arrays, mask) -> (state, losses)``, compiled at its first call.
@@ -83,7 +85,7 @@ class LoadedUpdate(NamedTuple):
         Raises:
             ValueError: If a structure, shape or dtype is another, or the rounds have no mask.
         """
-        return self._update(state, jnp.asarray(mask), args, kwargs)
+        return self._update(state, jax.device_put(np.asarray(mask)), args, kwargs)
 
     def sample_posterior(self, rng_key: Array, state: PyTree) -> dict[str, Array]:
         """Draws of the latent sites, on the scale of the model.
@@ -106,7 +108,7 @@ class LoadedUpdate(NamedTuple):
             with_or_without, name = ("without", "update") if self.mask is None else ("with", "update_masked")
             raise ValueError(f"this update was exported {with_or_without} a mask: call {name}.")
         self._check_state(state)
-        arrays, structure = separate(*jax.tree.map(_plain, (args, kwargs), is_leaf=is_list))
+        arrays, structure = separate(*jax.tree.map(_to_device, (args, kwargs), is_leaf=is_list))
         if structure != self.arguments:
             raise ValueError(_other_arguments(structure, self.arguments))
         for number, (array, kind) in enumerate(zip(arrays, self.kinds, strict=True)):
@@ -117,7 +119,7 @@ class LoadedUpdate(NamedTuple):
 
     def _check_state(self, state: PyTree) -> None:
         structure, expected = (jax.tree.flatten(tree)[1] for tree in (state, self.state))
-        if structure != expected:
+        if structure != expected:  # type: ignore[operator]
             where = difference(describe(structure), describe(expected))
             raise ValueError(f"the state is not of the run that was exported: {where}.")
         for leaf, like in zip(jax.tree.leaves(state), jax.tree.leaves(self.state), strict=True):
@@ -143,7 +145,22 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
         ImportError: Without ``flatbuffers``.
 
     Example:
-        See :func:`export_update`.
+        >>> import tempfile, jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     theta = numpyro.sample("theta", dist.Normal())
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> online = nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal)
+        >>> y, mask = jnp.ones(4), jnp.ones(4, bool)
+        >>> state = online.init(jax.random.key(0), y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nt.online.export_update(f"{folder}/update.npz", online, state, y, mask=mask)
+        ...     loaded = nt.online.load_update(f"{folder}/update.npz")
+        >>> (y,), mask = nt.online.pad_batch(jnp.ones(3), size=4)
+        >>> state, losses = loaded.update_masked(loaded.state, mask, y)
+        >>> int(state.count)
+        1
     """
     check_flatbuffers()
     header, arrays = read_file(path, "an update that export_update wrote")
@@ -171,7 +188,7 @@ def load_update(path: str | os.PathLike[str]) -> LoadedUpdate:
     leaves = []
     for (dtype, shape), array in zip(header["kinds"], arrays[2:], strict=True):
         if dtype.startswith("key<"):
-            leaves.append(jax.random.wrap_key_data(jnp.asarray(array), impl=header["impl"]))
+            leaves.append(jax.random.wrap_key_data(jax.device_put(array), impl=header["impl"]))
         else:
             leaves.append(from_bytes(array, jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))))
     static = tuple(header["static"])
@@ -226,9 +243,13 @@ def with_leaves(state: Any, data: list[Array]) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _plain(leaf: object) -> object:
-    """An argument as an array where it is of pandas or a list."""
-    return as_array(leaf, "an argument of an update") if is_list(leaf) or hasattr(leaf, "to_numpy") else leaf
+def _to_device(leaf: object) -> object:
+    """An argument that is data as an array of JAX; ``jnp.asarray`` would compile a program for each shape."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    if is_list(leaf) or hasattr(leaf, "to_numpy"):
+        leaf = as_array(leaf, "an argument of an update")
+    return jax.device_put(leaf) if hasattr(leaf, "ndim") or isinstance(leaf, float) else leaf
 
 
 def _check_kind(leaf: Array, kind: list | None, name: str) -> None:
@@ -248,6 +269,6 @@ def _other_arguments(structure: ArgumentStructure, expected: ArgumentStructure) 
             "positional and keyword arguments as at the export."
         )
     pairs = zip(*(zip(a.is_array, a.kinds, a.static, strict=True) for a in (structure, expected)), strict=True)
-    number, got, wanted = next((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-    words = ["an array" if is_array else repr(value) for is_array, _, value in (got, wanted)]
+    number, got, expect = next((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    words = ["an array" if is_array else repr(value) for is_array, _, value in (got, expect)]
     return f"argument {number} is {words[0]}, this update was exported for {words[1]}."

@@ -221,10 +221,11 @@ def from_bytes(array: np.ndarray, leaf: Array | jax.ShapeDtypeStruct) -> Array:
     if is_key(leaf):
         # A shape without values does not tell its implementation: a key of its dtype does.
         key = leaf if isinstance(leaf, jax.Array) else jnp.empty((), leaf.dtype)
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(key))
+        return jax.random.wrap_key_data(jax.device_put(array), impl=jax.random.key_impl(key))
     if array.dtype != leaf.dtype:
         array = np.frombuffer(array.tobytes(), leaf.dtype).reshape(leaf.shape)
-    return jnp.asarray(array)
+    # jnp.asarray would compile a program for each shape.
+    return jax.device_put(array)
 
 
 def read_file(path: str | os.PathLike[str], what: str) -> tuple[dict, list[np.ndarray]]:
