@@ -784,7 +784,7 @@ def test_keyword_and_static_arguments_of_one_object_do_not_mix(x64):
     vi = shared(with_options)
     q = vi.init(KEY, X3[:1], y=Y3[:1]).posterior
     for name in ("string, flag, None", "flag, integer, float"):
-        arrays, expectation = vi._split((X3,), {"y": Y3, **OPTIONS[name][0]})
+        arrays, _, expectation = vi._split((X3,), {"y": Y3, **OPTIONS[name][0]})
         found = jax.jit(functools.partial(expectation.evaluate, curvature="hessian"))(q, *arrays)
         slope, offset = slope_and_offset(name)
         np.testing.assert_allclose(found.grad_loc, [-(slope * (Y3 - offset)).sum()], rtol=1e-10)

@@ -153,11 +153,13 @@ def test_a_process_without_the_model_goes_on_to_the_last_bit(exported, tmp_path)
 def test_other_shapes_dtypes_and_states_are_refused(exported):
     _, state, path = exported
     loaded = nt.online.load_update(path)
-    with pytest.raises(ValueError, match=r"array 0 of the arguments is float32\[2,3\], .* for float32\[4,3\]"):
+    with pytest.raises(ValueError, match=r"array 0 of the arguments is float\d+\[2,3\], .* for float\d+\[4,3\]"):
         loaded.update(state, X[0, :2], Y[0, :2])
-    with pytest.raises(ValueError, match=r"array 1 of the arguments is int32\[4\], .* for float32\[4\]"):
+    with pytest.raises(ValueError, match=r"array 1 of the arguments is int\d+\[4\], .* for float\d+\[4\]"):
         loaded.update(state, X[0], np.arange(4))
-    with pytest.raises(ValueError, match=r"the state is float16\[4\], this update was exported for float32\[4\]"):
+    with pytest.raises(
+        ValueError, match=r"the state is float16\[4\], this update was exported for float\d+\[4\]"
+    ):
         loaded.update(jax.tree.map(lambda a: a.astype(jnp.float16) if a.ndim else a, state), X[0], Y[0])
     with pytest.raises(ValueError, match="not of the run that was exported: the whole state is OnlineState"):
         loaded.update(state.rule_state, X[0], Y[0])
@@ -190,6 +192,7 @@ def test_several_platforms(exported, tmp_path):
         nt.online.load_update(other)
 
 
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="exports in single precision")
 def test_another_precision_is_refused(exported):
     with (
         enable_x64(),
