@@ -17,7 +17,7 @@ import calls as fresh
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NUM_ROWS, NUM_FEATURES = 100, 5
-NUM_PROCESSES = 7
+NUM_PROCESSES = 5
 WAYS = {"OnlineVI of the model": "model", "exported update": "exported"}
 
 
