@@ -108,7 +108,7 @@ def record(ascent: Ascent[T], after: Iterate[T], tolerance: Array) -> Ascent[T]:
     return Ascent(
         jax.tree.map(replace_active, after.point, ascent.point),
         replace_active(objective, ascent.objective),
-        ascent.trace.at[ascent.num_steps].set(jnp.where(active, objective, jnp.nan)),
+        jnp.asarray(ascent.trace).at[ascent.num_steps].set(jnp.where(active, objective, jnp.nan)),
         ascent.num_iter + active,
         active & ~converged & jnp.isfinite(objective),
         ascent.converged | converged,

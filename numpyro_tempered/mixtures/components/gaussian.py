@@ -80,7 +80,7 @@ def gaussian_of(dim: int) -> components.Component:
         log_base=log_base,
         update=update,
         coefficients=coefficients,
-        kl=lambda q, p: jnp.sum(kl_of_mean(q, p) + wishart_kl(q, p)),
+        kl=kl,
         log_evidence=lambda p, n, s: jnp.sum(log_normaliser(update(p, n, s)) - log_normaliser(p)),
         log_predictive=log_predictive,
         draw=draw,
@@ -255,24 +255,31 @@ def coefficients(q: NormalWishart) -> tuple[Array, Array]:
     return constant + 0.5 * (expected_log_det - q.loc.shape[-1] / q.mean_precision), weights
 
 
-def kl_of_mean(q: NormalWishart, p: NormalWishart) -> Array:
-    """KL of the means given the precisions, in expectation, for each component."""
+def kl(q: NormalWishart, p: NormalWishart) -> Array:
+    """KL of the means given the precisions, in expectation, and of the precisions."""
+    root = cholesky(q.scale)
+    inverse = inverse_root(root)
+    return jnp.sum(kl_of_mean(q, p, inverse) + wishart_kl(q, p, root, inverse))
+
+
+def kl_of_mean(q: NormalWishart, p: NormalWishart, inverse: Array) -> Array:
+    """KL of the means in expectation, for each component; with the inverse root of the scale of the precision."""
     ratio = p.mean_precision / q.mean_precision
-    whitened = matmul(inverse_root(cholesky(q.scale)), (q.loc - p.loc)[..., None])
+    whitened = matmul(inverse, (q.loc - p.loc)[..., None])
     distance = q.df * jnp.sum(jnp.square(whitened), axis=(-2, -1))
     return 0.5 * (q.loc.shape[-1] * (ratio - 1.0 - jnp.log(ratio)) + p.mean_precision * distance)
 
 
-def wishart_kl(q: NormalWishart, p: NormalWishart) -> Array:
-    """KL of the precisions, for each component."""
+def wishart_kl(q: NormalWishart, p: NormalWishart, root: Array, inverse: Array) -> Array:
+    """KL of the precisions, for each component; with the root of the scale and its inverse."""
     dim = q.loc.shape[-1]
-    root, root_of_prior = cholesky(q.scale), cholesky(p.scale)
+    root_of_prior = cholesky(p.scale)
     i = jnp.arange(dim, dtype=q.loc.dtype)
     slack, slope = special.log_gamma_slack(0.5 * (q.df[..., None] - i))
     # Terms of the size of df cancel in the slack: d df / 2 with the sum of the arguments.
     gammas = jnp.sum(slack - 0.5 * (p.df[..., None] - i) * slope, axis=-1)
     widths = 0.5 * p.df * (log_det(root) - log_det(root_of_prior))
-    whitened = matmul(inverse_root(root), root_of_prior)
+    whitened = matmul(inverse, root_of_prior)
     trace = 0.5 * q.df * jnp.sum(jnp.square(whitened), axis=(-2, -1))
     return widths + trace + gammas - 0.25 * dim * (dim - 1) + special.multigammaln(0.5 * p.df, dim)
 

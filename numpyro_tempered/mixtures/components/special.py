@@ -5,21 +5,19 @@ from collections.abc import Callable
 from functools import reduce
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.components.base import Hyperparameters
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
-# B_2k / (2k (2k - 1)) and B_2k / 2k of the series of Stirling, k = 1 ... 7.
-STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
-DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-
-
-def horner(coefficients: tuple[float, ...], x: Array) -> Array:
-    """The polynomial whose coefficients come from the lowest power up."""
-    return reduce(
-        lambda total, each: total * x + each, reversed(coefficients[:-1]), jnp.full_like(x, coefficients[-1])
-    )
+# B_2k / (2k (2k - 1)) and B_2k / 2k of the series of Stirling for log Γ and its derivative, k = 1 ... 7.
+SERIES = np.array(
+    [
+        [1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156],
+        [1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12],
+    ]
+)
 
 
 def num_steps(dtype: jnp.dtype) -> int:
@@ -34,9 +32,11 @@ def gamma_functions(a: Array) -> tuple[Array, Array]:
     b = jnp.where(small, a + steps, a)
     factors = jnp.where(small, a, 1.0)[..., None] + jnp.arange(steps, dtype=a.dtype)
     log_b, r = jnp.log(b), 1.0 / jnp.square(b)
+    # Both polynomials side by side, by Horner's rule.
+    series = reduce(lambda total, each: total * r[..., None] + each, SERIES.T[::-1].astype(a.dtype))
     log_factor = jnp.where(small, jnp.log(jnp.prod(factors, axis=-1)), 0.0)
-    log_gamma = (b - 0.5) * log_b - b + 0.5 * LOG_TWO_PI + horner(STIRLING, r) / b - log_factor
-    slope = log_b - 0.5 / b - r * horner(DIGAMMA, r) - jnp.where(small, jnp.sum(1.0 / factors, axis=-1), 0.0)
+    log_gamma = (b - 0.5) * log_b - b + 0.5 * LOG_TWO_PI + series[..., 0] / b - log_factor
+    slope = log_b - 0.5 / b - r * series[..., 1] - jnp.where(small, jnp.sum(1.0 / factors, axis=-1), 0.0)
     return log_gamma, slope
 
 

@@ -93,7 +93,10 @@ def update(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> gaussia
 
 def kl(q: gaussian.NormalWishart, p: gaussian.NormalWishart) -> Array:
     """KL of the K means given the precision, in expectation, and KL of the shared precision."""
-    return jnp.sum(gaussian.kl_of_mean(shared(q), p)) + gaussian.wishart_kl(of_precision(q), p)
+    one = of_precision(q)
+    root = gaussian.cholesky(one.scale)
+    inverse = gaussian.inverse_root(root)
+    return jnp.sum(gaussian.kl_of_mean(shared(q), p, inverse)) + gaussian.wishart_kl(one, p, root, inverse)
 
 
 def log_evidence(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Array:
