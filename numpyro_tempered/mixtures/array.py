@@ -41,6 +41,11 @@ class ArraySource(NamedTuple):
     blocks: sweep.Blocks
     fill: bool
 
+    @property
+    def is_large(self) -> bool:
+        """Whether a pass takes longer than what is compiled for it may cost."""
+        return len(self.data.rows) > sweep.FEW_ROWS
+
     def capacity(self, num_components: int) -> int:
         """Components of the arrays of a mixture of K: those beyond K fill up."""
         return sweep.next_power(num_components, NUM_TOGETHER) if self.fill else num_components

@@ -74,6 +74,11 @@ class ChunkSource(NamedTuple):
                 "the same rows. Give a function that makes new chunks for each pass."
             )
 
+    @property
+    def is_large(self) -> bool:
+        """Whether a pass takes longer than what is compiled for it may cost."""
+        return self.num_rows > sweep.FEW_ROWS
+
     def capacity(self, num_components: int) -> int:
         """K: a pass over chunks takes longer than a program of another size."""
         return num_components

@@ -157,3 +157,32 @@ TEMPERED_CAVI = Algorithm(
     terms=lambda component, problem, mixture, columns, weight: block_sums(component, mixture, columns, weight),
     follow=follow,
 )
+
+
+def common_coefficients(component: Component, factors: Factors) -> Coefficients:
+    """The same mixture with statistics about 0, the mean of the data."""
+    log_weights = special.dirichlet_expected_log(factors.concentration)
+    return Coefficients(log_weights, *component.coefficients(factors.posterior))
+
+
+def follow_common(
+    component: Component, problem: MixtureProblem, factors: Factors, sums: Sums, total: Array
+) -> tuple[Array, Array, Factors]:
+    """The same of sums about 0."""
+    value, rounding = objective_and_rounding(component, problem, factors, sums, total)
+    return value, rounding, update(component, problem, sums)
+
+
+# With statistics that all components share, a pass over many columns takes half of the time. It serves where
+# components are not too narrow for their distance from the mean of the data; see common_sizes.
+COMMON_CAVI = TEMPERED_CAVI._replace(
+    read=lambda component, problem, factors: common_coefficients(component, factors), follow=follow_common
+)
+
+
+def common_sizes(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
+    """How large the terms of the log density about 0 are at each component that holds data, ``(K,)``."""
+    mixture = common_coefficients(component, factors)
+    terms = mixture.weights * component.statistics(centres_of(component, factors).T).T  # type: ignore[union-attr]
+    sizes = jnp.abs(mixture.constant) + jnp.sum(jnp.abs(terms), axis=1)
+    return jnp.where(factors.concentration - problem.concentration >= problem.alpha, sizes, 0.0)

@@ -11,10 +11,10 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.array import ArraySource
-from numpyro_tempered.mixtures.ascent import History, Limits, Visit, for_keys, restart
+from numpyro_tempered.mixtures.ascent import Algorithm, History, Limits, Visit, for_keys, restart
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, broadcast_prior, translate_on_host
 from numpyro_tempered.mixtures.evidence import FINAL, evaluate, final_arguments, step_error
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, Factors, MixtureProblem
+from numpyro_tempered.mixtures.factors import COMMON_CAVI, TEMPERED_CAVI, Factors, MixtureProblem, common_sizes
 from numpyro_tempered.mixtures.moves import propose
 from numpyro_tempered.mixtures.prepare import MixtureData, Settings
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit
@@ -24,6 +24,8 @@ from numpyro_tempered.mixtures.starts import Start, start_or_default
 WarmStart: TypeAlias = MixtureFit | Sequence[MixtureFit]
 # Nats a datum, times an alpha above 1, that one more step may raise the objective of a fit that has converged.
 RISE = 1e-4
+# Nats that rounding may take from the log density of a datum where components share their statistics.
+COMMON_ROUNDING = 1e-4
 # The keys of moves, behind those of the starts.
 MOVES = 2**20
 
@@ -68,7 +70,7 @@ def run(
         return Rest(beginning.num_starts + len(warm.padded), limits, FINAL, last)
 
     problem, factors = source.begin(rng_key, TEMPERED_CAVI, problem, beginning, rest)
-    state = source.ascend(TEMPERED_CAVI, problem, with_warm(factors, warm), limits)
+    algorithm, state = ascend(source, problem, with_warm(factors, warm), limits)
     objectives = ascent.finite_or_least(state.objective)
     check_finite(state, objectives, data.component)
     best, num_accepted = int(np.argmax(objectives)), 0
@@ -79,7 +81,7 @@ def run(
             proposals = for_keys(
                 propose, data.component, keys, problem, restart(state.point.factors, best), source.blocks
             )
-            after = source.ascend(TEMPERED_CAVI, problem, proposals, limits)
+            after = source.ascend(algorithm, problem, proposals, limits)
             values = ascent.finite_or_least(after.objective)
             if values.max() > float(state.objective[best]) + threshold:
                 state, best, num_accepted = after, int(np.argmax(values)), num_accepted + 1
@@ -103,6 +105,22 @@ def run(
         )
         fit = fit._replace(converged=False)
     return fit._replace(num_moves=num_accepted)
+
+
+def ascend(
+    source: Source, problem: MixtureProblem, factors: Factors, limits: Limits
+) -> tuple[Algorithm, Ascent[Visit[Factors]]]:
+    """All starts to their ends, and by which algorithm: about 0 where rows are many and keep their digits."""
+    component = source.data.component
+    if component.location is None or not source.is_large:
+        return TEMPERED_CAVI, source.ascend(TEMPERED_CAVI, problem, factors, limits)
+    state = source.ascend(COMMON_CAVI, problem, factors, limits)
+    sizes = np.asarray(ascent.for_restarts(common_sizes, component, problem, state.point.update))
+    rounding = 0.5 * float(np.finfo(sizes.dtype).eps) * sizes.max()
+    is_finite = np.isfinite(state.objective).all() and np.isfinite(rounding)
+    if is_finite and rounding <= COMMON_ROUNDING and not np.any(state.fall > 0):
+        return COMMON_CAVI, state
+    return TEMPERED_CAVI, source.ascend(TEMPERED_CAVI, problem, factors, limits)
 
 
 def assemble(

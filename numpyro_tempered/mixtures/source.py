@@ -115,6 +115,10 @@ class Source(Protocol):
     def data(self) -> MixtureData:
         """Component, prior and centre, and the rows that starts see."""
 
+    @property
+    def is_large(self) -> bool:
+        """Whether a pass takes longer than what is compiled for it may cost."""
+
     def capacity(self, num_components: int) -> int:
         """Components of the arrays of a mixture of K: those beyond K fill up."""
 

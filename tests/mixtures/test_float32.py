@@ -10,9 +10,16 @@ import pytest
 from conftest import enable_x64, tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import search
+from numpyro_tempered.mixtures import search, sweep
+from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.evidence import check_resolution, check_rounding, losses_of, sizes_of
-from numpyro_tempered.mixtures.factors import MixtureProblem, coefficients, first_factors
+from numpyro_tempered.mixtures.factors import (
+    COMMON_CAVI,
+    TEMPERED_CAVI,
+    MixtureProblem,
+    coefficients,
+    first_factors,
+)
 from numpyro_tempered.mixtures.prepare import move, prepare
 from numpyro_tempered.mixtures.sweep import Coefficients, Sums, base_sum, in_blocks, make_blocks
 
@@ -272,3 +279,26 @@ def test_the_centre_of_data_on_the_device_is_subtracted_in_two_parts():
     centre = np.array([1e8 + 3.3])
     for function in (move, jax.jit(lambda rows, _: move(rows, centre))):
         np.testing.assert_allclose(function(jnp.array([[1e8 + 16.0]]), centre), [[16.0 - 3.3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", tiered(list(GAUSSIANS), unit=["diagonal_gaussian"]))
+def test_many_rows_share_statistics_only_where_these_keep_their_digits(name, monkeypatch):
+    used = []
+    ascend = ArraySource.ascend
+
+    def note(self, algorithm, *arguments):
+        used.append(algorithm)
+        return ascend(self, algorithm, *arguments)
+
+    component, options = GAUSSIANS[name](D, 0.0), {"num_restarts": 2}
+    near = np.random.default_rng(0).normal(size=X.shape) + 4.0 * LABELS[:, None]
+    few = {case: fit(component, x, **options) for case, x in {"near": near, "narrow": X}.items()}
+    monkeypatch.setattr(sweep, "FEW_ROWS", 0)
+    monkeypatch.setattr(ArraySource, "ascend", note)
+    many = fit(component, near, **options)
+    assert used == [COMMON_CAVI]
+    assert abs(many.objective - few["near"].objective) < 1e-5 * len(X)
+    # Narrow for their distance: the sums about 0 would have no digit of the variances.
+    many = fit(component, X, **options)
+    assert used == [COMMON_CAVI, COMMON_CAVI, TEMPERED_CAVI]
+    assert abs(many.objective - few["narrow"].objective) < 1e-5 * len(X)
