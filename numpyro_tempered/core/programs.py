@@ -1,5 +1,6 @@
 """Compiled programs that serve again: found by what was traced, never by the function that was traced."""
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -202,7 +203,9 @@ def wait_for(function: Any) -> None:
     """Wait for the programs of a function that are being compiled."""
     for pending in [each for each in _PENDING if each[0] is function]:
         pending[1].join()
-        _PENDING.remove(pending)
+        # Another thread that waits may have been first.
+        with contextlib.suppress(ValueError):
+            _PENDING.remove(pending)
 
 
 def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:

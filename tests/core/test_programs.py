@@ -14,6 +14,10 @@ from numpyro_tempered.core.programs import compile_once, run_program, share_trac
 
 SCALE = np.float32(0.1)
 TABLE = jnp.arange(3.0)
+COMPILED = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: COMPILED.append(event) if "backend_compile" in event else None
+)
 
 
 @pytest.fixture
@@ -195,3 +199,31 @@ def test_what_has_no_key_or_is_no_array_is_not_shared():
     with jax.disable_jit():
         function = make(0.1, TABLE)
         assert share_trace(function, jnp.ones(())) is function
+
+
+def doubled(x, *, times):
+    return sum((x for _ in range(times)), jnp.sin(x))
+
+
+def test_what_is_compiled_ahead_is_found_by_the_call():
+    function = jax.jit(doubled, static_argnames="times")
+    assert programs.compile_ahead(function, np.ones(7, np.float32), times=3)
+    assert not programs.compile_ahead(function, np.zeros(7, np.float32), times=3)
+    programs.wait_for(function)
+    COMPILED.clear()
+    np.testing.assert_allclose(function(np.ones(7, np.float32), times=3), 3.0 + np.sin(1.0), rtol=1e-6)
+    assert not COMPILED
+    # Other static arguments and other shapes are other programs.
+    assert programs.compile_ahead(function, np.ones(7, np.float32), times=2)
+    assert programs.compile_ahead(function, np.ones(8, np.float32), times=3)
+    programs.wait_for(function)
+
+
+def test_a_traced_function_compiles_ahead_in_its_own_time():
+    run = programs.compile_once(lambda x: jnp.cos(x) * 4.25, np.ones(5, np.float32), ahead=True)
+    first = run(np.ones(5, np.float32))
+    np.testing.assert_allclose(first, 4.25 * np.cos(1.0), rtol=1e-6)
+    again = programs.compile_once(lambda x: jnp.cos(x) * 4.25, np.ones(5, np.float32), ahead=True)
+    COMPILED.clear()
+    np.testing.assert_array_equal(again(np.ones(5, np.float32)), first)
+    assert not COMPILED
