@@ -23,6 +23,8 @@ RESOLUTION = 1e-3
 
 # With no more rows than this, arrays are padded to sizes that many problems share: compiling costs more.
 FEW_ROWS = 2**13
+# Data of more numbers than this are not padded to another number of blocks, for their memory.
+MANY_NUMBERS = 2**22
 
 
 class Blocks(NamedTuple):
@@ -74,10 +76,14 @@ def make_blocks(rows: Array, weight: Array, size: int, shards: int = 1) -> Block
 
 
 def blocks_on_host(rows: np.ndarray, weight: np.ndarray, size: int) -> Blocks:
-    """The same of arrays on the host; the number of blocks is a power of two, as is that of the rows of one."""
+    """The same of arrays on the host; the number of blocks is a power of two, as is that of the rows of one.
+
+    Where they would take much memory, there are no more blocks than are needed.
+    """
     n, dim = rows.shape
     size = next_power(n, 128) if n < size else size
-    number = next_power(-(-n // size))
+    number = -(-n // size)
+    number = next_power(number) if rows.size <= MANY_NUMBERS else number
     padding = number * size - n
     rows = np.pad(rows, [(0, padding), (0, 0)], mode="edge")
     columns = np.ascontiguousarray(np.moveaxis(rows.reshape(1, number, size, dim), 2, 3))

@@ -87,3 +87,18 @@ def test_coordinates_that_count_rows_of_nan_are_refused():
     naive = component._replace(coordinates=lambda x: x - x.mean(axis=0))
     with pytest.raises(ValueError, match="coordinates gives NaN"):
         nt.mixtures.fit(jax.random.key(0), rows(0, d=2), naive, num_components=2)
+
+
+@pytest.mark.parametrize(("many", "number"), [(2**22, 16), (100, 9)])
+def test_rows_fill_blocks(many, number, monkeypatch):
+    monkeypatch.setattr(sweep, "MANY_NUMBERS", many)
+    x, weight = rows(0, 1100, 2), np.linspace(1.0, 2.0, 1100)
+    blocks = sweep.blocks_on_host(x, weight, 128)
+    assert blocks.columns.shape == (1, number, 2, 128)
+    np.testing.assert_allclose(np.asarray(sweep.out_of_blocks(blocks.columns))[:1100], x, rtol=1e-6)
+    assert float(blocks.weight.sum()) == pytest.approx(weight.sum(), rel=1e-5)
+    padded = np.asarray(sweep.rows_of(blocks))
+    assert np.isnan(padded[1100:]).all()
+    # What fills up is counted by no sum.
+    total = sweep.over_blocks(lambda columns, weight: (columns * weight).sum(axis=1), blocks)
+    np.testing.assert_allclose(total, weight @ x, rtol=1e-4, atol=1e-2)
