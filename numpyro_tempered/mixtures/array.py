@@ -106,8 +106,8 @@ class ArraySource(NamedTuple):
             parts.append(jax.tree.map(np.asarray, states))
         if not has_coordinates:
             raise ValueError(
-                f"{data.component.name}: coordinates gives NaN. Rows of NaN stand for none: leave them out of "
-                "means, and give them any finite point."
+                f"{data.component.name}: coordinates gives NaN. Rows of NaN stand for none: leave "
+                "them out of means over the rows."
             )
         return jax.tree.map(np.asarray, posed), _joined(parts, beginning.num_starts)
 
@@ -199,8 +199,7 @@ def _begin(
     """The problem, the states of the starts with these numbers, and whether all coordinates are numbers."""
     problem = algorithm.pose(component, setting.problem, blocks)
     active, growth = setting.active, setting.growth
-    rows, weight = sweep.rows_of(blocks), sweep.out_of_blocks(blocks.weight)
-    points = component.coordinates(rows)
+    points, weight = sweep.points_of(component, blocks), sweep.out_of_blocks(blocks.weight)
 
     def from_start(key: Array) -> Array:
         labels = assign(key, setting.start, points, weight, active)  # type: ignore[arg-type]
@@ -208,7 +207,7 @@ def _begin(
         if labels.ndim == 1:
             order = jnp.arange(active.shape[0], dtype=labels.dtype)[:, None]
             in_place = in_place[..., None, :] == order
-        return in_place.astype(rows.dtype)
+        return in_place.astype(blocks.columns.dtype)
 
     def from_parent(key: Array) -> Array:
         parent, first = growth  # type: ignore[misc]

@@ -58,7 +58,7 @@ def propose(
         others = jax.nn.softmax(jnp.where(is_donor, -jnp.inf, joint), axis=0)
         return jnp.where(is_merge, jnp.where(is_donor, 0.0, merged), others)
 
-    points = component.coordinates(sweep.rows_of(blocks))
+    points = sweep.points_of(component, blocks)
     of_parent = jax.vmap(lambda shard: jax.lax.map(lambda columns: without_donor(columns)[parent], shard))
     mass = sweep.out_of_blocks(blocks.weight * of_parent(blocks.columns))
     first = squared_distance(points, points[draw_row(first_key, mass)])

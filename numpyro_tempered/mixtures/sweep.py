@@ -108,12 +108,13 @@ def into_blocks(values: Array, blocks: Blocks) -> Array:
     return jnp.moveaxis(values, 2, -1)
 
 
-def rows_of(blocks: Blocks) -> Array:
-    """The rows of blocks ``(m, d)``; NaN where they are padding."""
+def points_of(component: Component, blocks: Blocks) -> Array:
+    """The rows of blocks in coordinates whose distances separate the components, ``(m, p)``; 0 for padding."""
     shards, number, size = blocks.weight.shape
-    is_row = jnp.arange(number * size) < blocks.num_rows
-    rows = jnp.reshape(out_of_blocks(blocks.columns), (shards, number * size, -1))
-    return jnp.reshape(jnp.where(is_row[:, None], rows, jnp.nan), (shards * number * size, -1))
+    is_row = jnp.tile(jnp.arange(number * size) < blocks.num_rows, shards)[:, None]
+    # Means of columns leave NaN out, and so what fills up.
+    points = component.coordinates(jnp.where(is_row, out_of_blocks(blocks.columns), jnp.nan))
+    return jnp.where(is_row, points, 0.0)
 
 
 class Coefficients(NamedTuple):

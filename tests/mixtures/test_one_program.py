@@ -89,6 +89,15 @@ def test_coordinates_that_count_rows_of_nan_are_refused():
         nt.mixtures.fit(jax.random.key(0), rows(0, d=2), naive, num_components=2)
 
 
+def test_coordinates_of_each_row_need_not_know_of_rows_that_fill_up():
+    component, key = nt.mixtures.known_variance(2, prior_scale=10.0), jax.random.key(0)
+    options = {"num_components": 3, "num_restarts": 2, "num_moves": 1, "num_samples": 0}
+    plain = component._replace(coordinates=lambda x: x)
+    fit = nt.mixtures.fit(key, rows(0, d=2), plain, **options)
+    expected = nt.mixtures.fit(key, rows(0, d=2), component, **options)
+    assert fit.objective == pytest.approx(expected.objective, abs=1e-2)
+
+
 @pytest.mark.parametrize(("many", "number"), [(2**22, 16), (100, 9)])
 def test_rows_fill_blocks(many, number, monkeypatch):
     monkeypatch.setattr(sweep, "MANY_NUMBERS", many)
@@ -97,8 +106,9 @@ def test_rows_fill_blocks(many, number, monkeypatch):
     assert blocks.columns.shape == (1, number, 2, 128)
     np.testing.assert_allclose(np.asarray(sweep.out_of_blocks(blocks.columns))[:1100], x, rtol=1e-6)
     assert float(blocks.weight.sum()) == pytest.approx(weight.sum(), rel=1e-5)
-    padded = np.asarray(sweep.rows_of(blocks))
-    assert np.isnan(padded[1100:]).all()
+    points = np.asarray(sweep.points_of(nt.mixtures.known_variance(2), blocks))
+    np.testing.assert_allclose(points[:1100], (x - x.mean(axis=0)) / x.std(axis=0), rtol=1e-4, atol=1e-5)
+    assert not points[1100:].any()
     # What fills up is counted by no sum.
     total = sweep.over_blocks(lambda columns, weight: (columns * weight).sum(axis=1), blocks)
     np.testing.assert_allclose(total, weight @ x, rtol=1e-4, atol=1e-2)

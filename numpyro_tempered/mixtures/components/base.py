@@ -84,7 +84,8 @@ class Component(NamedTuple):
             constants, such as a variance. None where there is no maximum.
         num_parameters: The number of components to the number of free parameters.
         coordinates: Rows ``(n, d)`` to points ``(n, p)`` without NaN, whose Euclidean distance separates the
-            components; for starts and splits.
+            components; for starts and splits. Rows of NaN stand for none: means over the rows leave them out, and
+            their points do not matter.
         location: How hyperparameters move with the data, so that sums are taken about the components and keep
             their digits. None where the data may not be moved.
         with_missing: Makes the same component, without its prior, for data with missing entries, which it
