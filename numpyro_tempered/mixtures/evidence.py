@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Visit
-from numpyro_tempered.mixtures.components.base import Component, Parameters, as_dtype
+from numpyro_tempered.mixtures.components.base import Component, as_dtype
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
     Factors,
@@ -322,12 +322,3 @@ def bound_gap(
         log_likelihood: log L of the draw, without log h.
     """
     return problem.alpha * (log_likelihood - complete_likelihood(draw, sums) - label_entropy)
-
-
-def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> tuple[Array, Parameters]:
-    """One draw from rho: log weights ``(K,)``, and the components' parameters by name, K first."""
-    key, *rest = jax.random.split(rng_key, 17)
-    keys = iter(rest)
-    # The gammas of a Dirichlet underflow for small concentrations, their logarithms do not.
-    log_weights = jax.nn.log_softmax(jax.random.loggamma(key, factors.concentration))
-    return log_weights, component.draw(lambda name, fn: fn.sample(next(keys)), factors.posterior)

@@ -131,11 +131,6 @@ def complete_likelihood(mixture: Coefficients, sums: Sums) -> Array:
     return by_count + jnp.sum(sums.statistics * mixture.weights)
 
 
-def entropy(component: Component, factors: Factors, sums: Sums) -> Array:
-    """The weighted sum of the entropies of the responsibilities that a sweep at these factors made."""
-    return sums.log_sum - complete_likelihood(coefficients(component, factors), sums)
-
-
 def pose(component: Component, problem: MixtureProblem, blocks: Blocks) -> MixtureProblem:
     """The problem with the sum of log h."""
     return problem._replace(base=base_sum(component, blocks))

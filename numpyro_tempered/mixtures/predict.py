@@ -17,7 +17,6 @@ from numpyro_tempered.mixtures.components.base import (
     missing_form,
     move_parameters,
 )
-from numpyro_tempered.mixtures.evidence import draw_parameters
 from numpyro_tempered.mixtures.factors import Factors, coefficients
 from numpyro_tempered.mixtures.prepare import move, on_host
 from numpyro_tempered.mixtures.result import MixtureFit
@@ -212,3 +211,12 @@ def _sample_parameters(keys: Array, component: Component, factors: Factors) -> P
         return {"weights": jnp.exp(log_weights), **parameters}
 
     return jax.vmap(one)(keys)
+
+
+def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> tuple[Array, Parameters]:
+    """One draw from rho: log weights ``(K,)``, and the components' parameters by name, K first."""
+    key, *rest = jax.random.split(rng_key, 17)
+    keys = iter(rest)
+    # The gammas of a Dirichlet underflow for small concentrations, their logarithms do not.
+    log_weights = jax.nn.log_softmax(jax.random.loggamma(key, factors.concentration))
+    return log_weights, component.draw(lambda name, fn: fn.sample(next(keys)), factors.posterior)

@@ -11,7 +11,7 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.array import ArraySource
-from numpyro_tempered.mixtures.ascent import Algorithm, History, Limits, Visit, for_keys, restart
+from numpyro_tempered.mixtures.ascent import History, Limits, Visit, for_keys, restart
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, broadcast_prior, translate_on_host
 from numpyro_tempered.mixtures.evidence import FINAL, evaluate, final_arguments, step_error
 from numpyro_tempered.mixtures.factors import COMMON_CAVI, TEMPERED_CAVI, Factors, MixtureProblem, common_sizes
@@ -70,7 +70,7 @@ def run(
         return Rest(beginning.num_starts + len(warm.padded), limits, FINAL, last)
 
     problem, factors = source.begin(rng_key, TEMPERED_CAVI, problem, beginning, rest)
-    algorithm, state = ascend(source, problem, with_warm(factors, warm), limits)
+    state = ascend(source, problem, with_warm(factors, warm), limits)
     objectives = ascent.finite_or_least(state.objective)
     check_finite(state, objectives, data.component)
     best, num_accepted = int(np.argmax(objectives)), 0
@@ -81,7 +81,7 @@ def run(
             proposals = for_keys(
                 propose, data.component, keys, problem, restart(state.point.factors, best), source.blocks
             )
-            after = source.ascend(algorithm, problem, proposals, limits)
+            after = ascend(source, problem, proposals, limits)
             values = ascent.finite_or_least(after.objective)
             if values.max() > float(state.objective[best]) + threshold:
                 state, best, num_accepted = after, int(np.argmax(values)), num_accepted + 1
@@ -107,20 +107,17 @@ def run(
     return fit._replace(num_moves=num_accepted)
 
 
-def ascend(
-    source: Source, problem: MixtureProblem, factors: Factors, limits: Limits
-) -> tuple[Algorithm, Ascent[Visit[Factors]]]:
-    """All starts to their ends, and by which algorithm: about 0 where rows are many and keep their digits."""
+def ascend(source: Source, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
+    """All starts to their ends; with sums about 0 where rows are many and these keep their digits."""
     component = source.data.component
-    if component.location is None or not source.is_large:
-        return TEMPERED_CAVI, source.ascend(TEMPERED_CAVI, problem, factors, limits)
-    state = source.ascend(COMMON_CAVI, problem, factors, limits)
-    sizes = np.asarray(ascent.for_restarts(common_sizes, component, problem, state.point.update))
-    rounding = 0.5 * float(np.finfo(sizes.dtype).eps) * sizes.max()
-    is_finite = np.isfinite(state.objective).all() and np.isfinite(rounding)
-    if is_finite and rounding <= COMMON_ROUNDING and not np.any(state.fall > 0):
-        return COMMON_CAVI, state
-    return TEMPERED_CAVI, source.ascend(TEMPERED_CAVI, problem, factors, limits)
+    if component.location is not None and source.is_large:
+        state = source.ascend(COMMON_CAVI, problem, factors, limits)
+        sizes = np.asarray(ascent.for_restarts(common_sizes, component, problem, state.point.update))
+        rounding = 0.5 * float(np.finfo(sizes.dtype).eps) * sizes.max()
+        # What is not finite compares as False.
+        if np.isfinite(state.objective).all() and rounding <= COMMON_ROUNDING and not np.any(state.fall > 0):
+            return state
+    return source.ascend(TEMPERED_CAVI, problem, factors, limits)
 
 
 def assemble(
