@@ -13,6 +13,7 @@ from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
 
 GAUSSIANS: dict[str, Callable[..., Component]] = {
@@ -270,7 +271,11 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
     def _likelihood(self, X: Any) -> tuple[float, int, int]:
         """The log-likelihood, the number of free parameters, and the number of rows."""
         densities, k = self.score_samples(X), self.n_components_
-        return float(np.sum(densities)), k - 1 + self.fit_.component.num_parameters(k), len(densities)
+        return (
+            float(np.sum(densities)),
+            k - 1 + derived.num_parameters(self.fit_.component, self.fit_.problem.prior, k),
+            len(densities),
+        )
 
 
 def _weight(sample_weight: Any, num_rows: int) -> np.ndarray | None:

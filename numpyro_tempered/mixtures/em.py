@@ -14,6 +14,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import Visit
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
 from numpyro_tempered.mixtures.evidence import check_resolution
@@ -201,7 +202,7 @@ def em(
         log_likelihood=float(values.log_likelihood),
         counts=counts,
         entropy=float(values.entropy),
-        num_parameters=num_components - 1 + data.component.num_parameters(num_components),
+        num_parameters=num_components - 1 + derived.num_parameters(data.component, data.prior, num_components),
         pseudo_data=pseudo_data,
         total=data.total,
         **ascent.History.of(state, best, objectives, limits.num_restarts)._asdict(),

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Visit
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
@@ -209,7 +210,7 @@ def coefficients_of(component: Component, factors: Factors, draws: Draws) -> Coe
 
     def of_one(log_weights: Array, noises: Noises) -> Coefficients:
         parameters = parameters_at(component, posterior, noises)
-        return Coefficients(log_weights, *component.coefficients_at(parameters), centres)
+        return Coefficients(log_weights, *derived.coefficients_at(component, posterior, parameters), centres)
 
     return jax.vmap(of_one)(*draws)
 

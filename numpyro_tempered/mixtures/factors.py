@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Algorithm, rounding_error
-from numpyro_tempered.mixtures.components import special
+from numpyro_tempered.mixtures.components import derived, special
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, base_sum, block_sums
 
@@ -60,7 +60,7 @@ def coefficients(component: Component, factors: Factors, centres: Array | None =
     centres = centres_of(component, factors) if centres is None else centres
     log_weights = special.dirichlet_expected_log(factors.concentration)
     return Coefficients(
-        log_weights, *component.coefficients(about(component, factors, centres).posterior), centres
+        log_weights, *derived.coefficients(component, about(component, factors, centres).posterior), centres
     )
 
 
@@ -96,14 +96,14 @@ def first_factors(
 def penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
     """KL(rho, prior)."""
     weights = special.dirichlet_kl(factors.concentration, problem.concentration)
-    return weights + component.kl(factors.posterior, problem.prior)
+    return weights + derived.kl(component, factors.posterior, problem.prior)
 
 
 def distance(component: Component, factors: Factors, after: Factors) -> Array:
     """KL(rho, rho after its step): what the step raises F by. A precision that is shared counts K times."""
 
     def of_one(q: Hyperparameters, p: Hyperparameters) -> Array:
-        return component.kl(broadcast_prior(q, 1), p)
+        return derived.kl(component, broadcast_prior(q, 1), p)
 
     weights = special.dirichlet_kl(factors.concentration, after.concentration)
     return weights + jnp.sum(jax.vmap(of_one)(factors.posterior, after.posterior))
@@ -157,7 +157,7 @@ TEMPERED_CAVI = Algorithm(
 def common_coefficients(component: Component, factors: Factors) -> Coefficients:
     """The same mixture with statistics about 0, the mean of the data."""
     log_weights = special.dirichlet_expected_log(factors.concentration)
-    return Coefficients(log_weights, *component.coefficients(factors.posterior))
+    return Coefficients(log_weights, *derived.coefficients(component, factors.posterior))
 
 
 def follow_common(

@@ -10,7 +10,15 @@ from jax.scipy.special import xlogy
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Algorithm
-from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, change_of, loc_of
+from numpyro_tempered.mixtures.components import derived
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Hyperparameters,
+    Parameters,
+    broadcast_prior,
+    change_of,
+    loc_of,
+)
 from numpyro_tempered.mixtures.evidence import losses_of
 from numpyro_tempered.mixtures.source import Summary
 from numpyro_tempered.mixtures.sweep import RESOLUTION, Blocks, Coefficients, Sums
@@ -56,9 +64,11 @@ class EMProblem(NamedTuple):
         return jnp.where(self.active, jnp.maximum(self.pseudo_data, least), least)
 
 
-def coefficients(component: Component, point: Point) -> Coefficients:
+def coefficients(component: Component, prior: Hyperparameters, point: Point) -> Coefficients:
     """Log p_j and log q_j, as a function linear in the statistics."""
-    return Coefficients(point.log_weights, *component.coefficients_at(point.parameters), point.centres)
+    priors = broadcast_prior(prior, point.log_weights.shape[0])
+    of_parameters = derived.coefficients_at(component, priors, point.parameters)
+    return Coefficients(point.log_weights, *of_parameters, point.centres)
 
 
 def least_share(component: Component, dtype: np.dtype) -> float:
@@ -81,7 +91,7 @@ def maximise(component: Component, problem: EMProblem, sums: Sums, centres: Arra
 
 def rounding_loss(component: Component, problem: EMProblem, point: Point) -> Array:
     """What rounding takes from the log density of a datum, in the worst component, in nats; may be NaN."""
-    losses = jnp.sum(jnp.abs(coefficients(component, point).weights) * problem.change, axis=-1)
+    losses = jnp.sum(jnp.abs(coefficients(component, problem.prior, point).weights) * problem.change, axis=-1)
     return jnp.max(jnp.where(problem.active, losses, 0.0))
 
 
@@ -134,7 +144,7 @@ def em_problem(component: Component, problem: EMProblem, blocks: Blocks) -> EMPr
     problem = problem._replace(change=change, base=sweep.base_sum(component, blocks))
     of_one = problem._replace(active=jnp.ones(1, bool))
     point = from_responsibilities(component, of_one, jnp.ones_like(blocks.weight)[:, :, None], blocks)
-    is_finite = jnp.all(jnp.isfinite(coefficients(component, point).constant))
+    is_finite = jnp.all(jnp.isfinite(coefficients(component, problem.prior, point).constant))
     return problem._replace(is_resolved=(rounding_loss(component, of_one, point) <= RESOLUTION) & is_finite)
 
 
@@ -183,7 +193,9 @@ def final_values(
     return FinalValues(sums.log_sum + base, sums.counts, entropy, spacing, losses, parameters)
 
 
-FINAL = Summary(lambda component, point, extra: coefficients(component, point), final_sums, final_values)
+FINAL = Summary(
+    lambda component, point, extra: coefficients(component, extra[2], point), final_sums, final_values
+)
 
 
 def from_responsibilities(
@@ -223,7 +235,7 @@ def first_point(component: Component, problem: EMProblem, responsibilities: Arra
 EXPECTATION_MAXIMISATION = Algorithm(
     pose=em_problem,
     begin=first_point,
-    read=lambda component, problem, point: coefficients(component, point),
+    read=lambda component, problem, point: coefficients(component, problem.prior, point),
     terms=em_terms,
     follow=em_follow,
 )

@@ -10,6 +10,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_tempered.core.checks import check_count, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
     Component,
     Parameters,
@@ -189,7 +190,7 @@ def _log_predictive(component: Component, factors: Factors, rows: Array) -> Arra
 def _predictive_parts(component: Component, factors: Factors, rows: Array) -> Array:
     a = factors.concentration
     log_weights = jnp.log(a) - jnp.log(jnp.sum(a))
-    return (log_weights[:, None] + component.log_predictive(factors.posterior, rows.T)).T
+    return (log_weights[:, None] + derived.log_predictive(component, factors.posterior, rows.T)).T
 
 
 @partial(jax.jit, static_argnames="component")

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components.derived import check_derivatives
 
 
 class MixtureData(NamedTuple):
@@ -83,6 +84,7 @@ def centre_data(
         rows = np.asarray(rows if centre is None else rows - centre, jax.dtypes.canonicalize_dtype(rows.dtype))
     else:
         rows = move(rows, centre)
+    check_derivatives(form._replace(prior=None), prior, rows)
     return MixtureData(form._replace(prior=None), prior, rows, weight, centre, total, (spacing, spacing_of(rows)))
 
 

@@ -11,6 +11,7 @@ from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import sweep
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, update
 from numpyro_tempered.mixtures.prepare import check_settings, check_weight, move
@@ -230,7 +231,7 @@ def stochastic(
         active = jnp.ones(num_components, bool)
         layout = {"capacity": num_components, "shards": 1, "size": rows.shape[0]}
         stored = start_data(start, rows.shape[0], num_components, **layout)
-        labels = start.assign(rng_key, stored, form.coordinates(rows), weight, active)
+        labels = start.assign(rng_key, stored, derived.coordinates(form, rows), weight, active)
         if labels.ndim == 1:
             labels = jax.nn.one_hot(labels, num_components)
         omega = sweep.in_blocks(labels.astype(rows.dtype), blocks.weight.shape[-1])

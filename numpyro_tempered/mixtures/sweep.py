@@ -11,6 +11,7 @@ import numpy as np
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def points_of(component: Component, blocks: Blocks) -> Array:
     shards, number, size = blocks.weight.shape
     is_row = jnp.tile(jnp.arange(number * size) < blocks.num_rows, shards)[:, None]
     # Means of columns leave NaN out, and so what fills up.
-    points = component.coordinates(jnp.where(is_row, out_of_blocks(blocks.columns), jnp.nan))
+    points = derived.coordinates(component, jnp.where(is_row, out_of_blocks(blocks.columns), jnp.nan))
     return jnp.where(is_row, points, 0.0)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from numpyro import handlers
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
-from numpyro_tempered.mixtures.components import base
+from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.components.product import ColumnsOf
 from numpyro_tempered.mixtures.prepare import check_weight
@@ -125,7 +126,7 @@ def _on_host(values: ArrayLike) -> base.Rows:
 def _prior_of_all(component: Component, prior: Hyperparameters, num_components: int) -> Hyperparameters:
     """The prior in the form of a posterior: an axis K where each component has its own, none where they share."""
     priors = base.broadcast_prior(prior, num_components)
-    counts, sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(component.coefficients, priors))
+    counts, sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(partial(derived.coefficients, component), priors))
     return component.update(prior, counts, sums)
 
 

@@ -58,6 +58,10 @@ class Component(NamedTuple):
     written for all K components at once, with K as leading axis of what is called a posterior or parameters;
     the prior has no such axis. Data are columns, features first: shape ``(d, n)``.
 
+    Seven functions make a component. What follows from them is derived, by automatic differentiation of
+    ``log_evidence`` and ``draw`` at single components; a closed form in its place is faster, and in float32 more
+    exact. Sites that are drawn have the names of the parameters then, and no two components share one.
+
     JAX compiles a component once for the functions that it holds. Make it by a function that returns the same
     functions for the same arguments, as :func:`columnwise` does, and put every number into ``prior``.
 
@@ -70,22 +74,27 @@ class Component(NamedTuple):
         log_base: Columns ``(d, n)`` to log h, ``(n,)``.
         update: ``(prior, counts (K,), sums (K, F))`` to the posterior. The prior itself where both are 0. With a
             ``location``, also that of another part of a product, priors of K components come with K first.
-        coefficients: A posterior to E[c] ``(K,)`` and E[w] ``(K, F)``.
-        kl: ``(posterior, prior)`` to the KL divergence, summed over components, shape ().
         log_evidence: ``(prior, counts, sums)`` to the log of ∫ exp(N_j c(θ) + ⟨sums_j, w(θ)⟩) dprior(θ), summed
-            over components, shape (). It is the log ratio of the normalisers of posterior and prior.
-        log_predictive: ``(posterior, columns (d, n))`` to the log density ``(K, n)`` of a datum under each
-            component, the parameters integrated out.
+            over components, shape (). It is the log ratio of the normalisers of posterior and prior. Derivatives
+            at counts and sums of 0 are taken where ``coefficients`` is not given.
         draw: ``(sample, hyperparameters)`` to parameters, where ``sample(name, distribution)`` is
             ``numpyro.sample`` or draws; the one description of the prior and the posterior as distributions.
         distribution: Parameters ``(..., K)`` to the NumPyro distribution of a datum, of batch shape ``(..., K)``.
-        coefficients_at: Parameters to c ``(K,)`` and w ``(K, F)``.
+        coefficients: A posterior to E[c] ``(K,)`` and E[w] ``(K, F)``; by default the gradient of
+            ``log_evidence``.
+        kl: ``(posterior, prior)`` to the KL divergence, summed over components, shape (); by default from the
+            data between the two, which Newton's method finds.
+        log_predictive: ``(posterior, columns (d, n))`` to the log density ``(K, n)`` of a datum under each
+            component, the parameters integrated out; by default its ``log_evidence``.
+        coefficients_at: Parameters to c ``(K,)`` and w ``(K, F)``; by default from how ``draw`` and
+            ``log_evidence`` change with a datum.
         maximum_likelihood: ``(prior, counts, sums)`` to parameters. It reads from the prior only known
-            constants, such as a variance. None where there is no maximum.
-        num_parameters: The number of components to the number of free parameters.
+            constants, such as a variance. None where there is no maximum: then there is no EM.
+        num_parameters: The number of components to the number of free parameters; by default those that ``draw``
+            draws, in unconstrained coordinates.
         coordinates: Rows ``(n, d)`` to points ``(n, p)`` without NaN, whose Euclidean distance separates the
             components; for starts and splits. Rows of NaN stand for none: means over the rows leave them out, and
-            their points do not matter.
+            their points do not matter. By default standardised columns.
         location: How hyperparameters move with the data, so that sums are taken about the components and keep
             their digits. None where the data may not be moved.
         with_missing: Makes the same component, without its prior, for data with missing entries, which it
@@ -98,16 +107,16 @@ class Component(NamedTuple):
     statistics: Callable[[Array], Array]
     log_base: Callable[[Array], Array]
     update: Callable[[Hyperparameters, Array, Array], Hyperparameters]
-    coefficients: Callable[[Hyperparameters], tuple[Array, Array]]
-    kl: Callable[[Hyperparameters, Hyperparameters], Array]
     log_evidence: Callable[[Hyperparameters, Array, Array], Array]
-    log_predictive: Callable[[Hyperparameters, Array], Array]
     draw: Callable[[Sample, Hyperparameters], Parameters]
     distribution: Callable[[Parameters], dist.Distribution]
-    coefficients_at: Callable[[Parameters], tuple[Array, Array]]
-    maximum_likelihood: Callable[[Hyperparameters, Array, Array], Parameters] | None
-    num_parameters: Callable[[int], int]
-    coordinates: Callable[[Array], Array]
+    coefficients: Callable[[Hyperparameters], tuple[Array, Array]] | None = None
+    kl: Callable[[Hyperparameters, Hyperparameters], Array] | None = None
+    log_predictive: Callable[[Hyperparameters, Array], Array] | None = None
+    coefficients_at: Callable[[Parameters], tuple[Array, Array]] | None = None
+    maximum_likelihood: Callable[[Hyperparameters, Array, Array], Parameters] | None = None
+    num_parameters: Callable[[int], int] | None = None
+    coordinates: Callable[[Array], Array] | None = None
     location: Location | None = None
     with_missing: Callable[[], "Component"] | None = None
 

@@ -15,6 +15,7 @@ from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters
 
 # Relative to the largest term of an identity; it holds to some 1e-13 in double precision.
@@ -123,20 +124,20 @@ def _identities(
     # In the order in which they are reported: what others rest on comes first.
     pairs: Identities = OrderedDict()
     pairs["update without data and the prior"] = nothing, priors
-    pairs["kl of the prior and 0"] = component.kl(priors, prior), jnp.zeros(())
     empty_evidence = component.log_evidence(prior, 0.0 * counts, 0.0 * sums)
     pairs["log_evidence without data and 0"] = empty_evidence, jnp.zeros(())
+    pairs["kl of the prior and 0"] = derived.kl(component, priors, prior), jnp.zeros(())
 
     def evidence(more: Array, more_sums: Array) -> Array:
         return component.log_evidence(prior, counts + more, sums + more_sums)
 
     value, slopes = jax.value_and_grad(evidence, (0, 1))(jnp.zeros_like(counts), jnp.zeros_like(sums))
-    constant, weights = component.coefficients(posterior)
+    constant, weights = derived.coefficients(component, posterior)
 
     # A draw, its density under posterior and prior, and its likelihood.
     def at_a_draw(key: Array) -> tuple[Array, Array, Array, Array]:
         parameters, log_ratio = _draw_with_ratio(key, component, posterior, priors)
-        c, w = component.coefficients_at(parameters)
+        c, w = derived.coefficients_at(component, posterior, parameters)
         log_density = c[:, None] + jnp.einsum("kf,fn->kn", w, statistics) + base
         likelihood = jnp.sum(counts * c) + jnp.sum(sums * w)
         fn = component.distribution(parameters)
@@ -151,14 +152,14 @@ def _identities(
     pairs["draw or update, whose posterior / prior is not likelihood / evidence, and log_evidence"] = evidences
     pairs["coefficients and the derivatives of log_evidence"] = (constant, weights), slopes
     expected = jnp.sum(counts * constant) + jnp.sum(sums * weights)
-    divergence = component.kl(posterior, prior)
+    divergence = derived.kl(component, posterior, prior)
     pairs["kl and log_evidence, the two forms of the objective,"] = divergence, expected - value
 
     def gain(one: Array, datum: Array) -> Array:
         return evidence(one, one[:, None] * datum) - value
 
     gains = jax.vmap(jax.vmap(gain, (None, 0)), (0, None))(jnp.eye(2, dtype=counts.dtype), statistics.T)
-    predictive = component.log_predictive(posterior, columns)
+    predictive = derived.log_predictive(component, posterior, columns)
     # A row without an observed entry is not a datum.
     some = ~jnp.all(jnp.isnan(rows), axis=1)
     each_gain = jnp.where(some, gains + base, 0.0)
@@ -180,9 +181,12 @@ def _location_identities(
     loc = of(posterior)
     after, prior_after = (components.translate(component, q, shift) for q in (posterior, prior))
     pairs["location.of and its own change"] = of(after), loc + shift
-    density = component.log_predictive(after, columns + shift[:, None])
-    pairs["location.of and log_predictive"] = density, component.log_predictive(posterior, columns)
-    pairs["location.of and kl"] = component.kl(after, prior_after), component.kl(posterior, prior)
+    density = derived.log_predictive(component, after, columns + shift[:, None])
+    pairs["location.of and log_predictive"] = density, derived.log_predictive(component, posterior, columns)
+    pairs["location.of and kl"] = (
+        derived.kl(component, after, prior_after),
+        derived.kl(component, posterior, prior),
+    )
     deviations = columns - jnp.where(may_move, loc, 0.0)[..., None]
     statistics = jax.vmap(component.statistics)(deviations)
     pairs["location.linear and statistics"] = (
@@ -216,15 +220,17 @@ def _missing_identities(component: Component, prior: Hyperparameters, complete: 
     for each in (component, form):
         statistics = each.statistics(complete)
         posterior = each.update(prior, *_weighted_sums(statistics))
-        constant, weights = each.coefficients(posterior)
+        constant, weights = derived.coefficients(each, posterior)
         expected = constant[:, None] + jnp.einsum("kf,fn->kn", weights, statistics)
-        values.append((expected, each.log_predictive(posterior, complete), each.kl(posterior, prior)))
+        values.append(
+            (expected, derived.log_predictive(each, posterior, complete), derived.kl(each, posterior, prior))
+        )
     empty = jnp.full((complete.shape[0], 1), jnp.nan)
     pairs["with_missing on complete rows and the component"] = values[1], values[0]
     nothing = (
         constant[:, None] + jnp.einsum("kf,fn->kn", weights, form.statistics(empty)),
         form.log_base(empty)[None],
-        form.log_predictive(posterior, empty),
+        derived.log_predictive(form, posterior, empty),
     )
     pairs["with_missing on a row of NaN and 0"] = nothing, jax.tree.map(jnp.zeros_like, nothing)
     return pairs

@@ -26,16 +26,17 @@ class Column(NamedTuple):
         statistics: ``x`` to the r arrays T_1(x) ... T_r(x).
         log_base: ``x`` to log h(x).
         update: ``(prior, count, sums)`` to the posterior; ``sums`` are the r weighted sums.
-        coefficients: A posterior to E[c] and the r arrays E[w_1] ... E[w_r].
-        kl: ``(posterior, prior)`` to the KL divergence.
         log_evidence: ``(prior, count, sums)`` to the log of ∫ exp(count × c + Σ_k sums_k w_k) dprior.
-        log_predictive: ``(posterior, x)`` to the log density of x, the parameter integrated out.
         draw: ``(sample, hyperparameters)`` to parameters by name; see :class:`Component`.
         distribution: Parameters to a NumPyro distribution of scalars.
+        num_statistics: r.
+        coefficients: A posterior to E[c] and the r arrays E[w_1] ... E[w_r]; this and what follows is derived
+            where it is None, see :class:`Component`.
+        kl: ``(posterior, prior)`` to the KL divergence.
+        log_predictive: ``(posterior, x)`` to the log density of x, the parameter integrated out.
         coefficients_at: Parameters to c and the r arrays w_1 ... w_r.
         maximum_likelihood: ``(prior, count, sums)`` to parameters, with only known constants read from the
             prior; None where there is no maximum.
-        num_statistics: r.
         num_parameters: Of one column of one component.
         coordinate: ``x`` to a scale on which a distance of 1 means as much everywhere; standardised afterwards.
         location: Hyperparameters to what of them moves as the data do; see :class:`Location`.
@@ -46,16 +47,16 @@ class Column(NamedTuple):
     statistics: Callable[[Array], Arrays]
     log_base: Callable[[Array], Array]
     update: Update
-    coefficients: Callable[[Hyperparameters], tuple[Array, Arrays]]
-    kl: Callable[[Hyperparameters, Hyperparameters], Array]
     log_evidence: Evidence
-    log_predictive: Callable[[Hyperparameters, Array], Array]
     draw: Callable[[Sample, Hyperparameters], Parameters]
     distribution: Callable[[Parameters], dist.Distribution]
-    coefficients_at: Callable[[Parameters], tuple[Array, Arrays]]
-    maximum_likelihood: Callable[[Hyperparameters, Array, Arrays], Parameters] | None
     num_statistics: int
-    num_parameters: int
+    coefficients: Callable[[Hyperparameters], tuple[Array, Arrays]] | None = None
+    kl: Callable[[Hyperparameters, Hyperparameters], Array] | None = None
+    log_predictive: Callable[[Hyperparameters, Array], Array] | None = None
+    coefficients_at: Callable[[Parameters], tuple[Array, Arrays]] | None = None
+    maximum_likelihood: Callable[[Hyperparameters, Array, Arrays], Parameters] | None = None
+    num_parameters: int | None = None
     coordinate: Callable[[Array], Array] = lambda x: x
     location: Callable[[Hyperparameters], Array] | None = None
     valid: Callable[[Array], Array] | None = None
@@ -128,11 +129,14 @@ def _columnwise(
         count = parts.pop() if missing else jnp.broadcast_to(counts[..., None], parts[0].shape)
         return count, tuple(parts)
 
+    # What a column leaves out is left out of the component, which derives it.
+    of_posterior, of_parameters, divergence = column.coefficients, column.coefficients_at, column.kl
+    predictive, best, number = column.log_predictive, column.maximum_likelihood, column.num_parameters
+
     def log_predictive(posterior: Hyperparameters, columns: Array) -> Array:
         q = jax.tree.map(lambda leaf: leaf[..., None], posterior)
-        return jnp.sum(where_observed(lambda x: column.log_predictive(q, x), columns), axis=-2)
+        return jnp.sum(where_observed(lambda x: predictive(q, x), columns), axis=-2)  # type: ignore[misc]
 
-    best = column.maximum_likelihood
     return components.Component(
         name=name,
         prior=None,
@@ -140,17 +144,15 @@ def _columnwise(
         statistics=lambda columns: jnp.concatenate(parts_of(columns)),
         log_base=lambda columns: jnp.sum(where_observed(column.log_base, columns), axis=0),
         update=lambda prior, counts, sums: column.update(prior, *unpack(counts, sums)),
-        coefficients=lambda posterior: join(*column.coefficients(posterior), missing),
-        kl=lambda posterior, prior: jnp.sum(column.kl(posterior, prior)),
         log_evidence=lambda prior, counts, sums: jnp.sum(column.log_evidence(prior, *unpack(counts, sums))),
-        log_predictive=log_predictive,
         draw=column.draw,
         distribution=lambda parameters: column.distribution(parameters).to_event(1),
-        coefficients_at=lambda parameters: join(*column.coefficients_at(parameters), missing),
-        maximum_likelihood=None
-        if best is None
-        else lambda prior, counts, sums: best(prior, *unpack(counts, sums)),
-        num_parameters=lambda num_components: num_components * dim * column.num_parameters,
+        coefficients=of_posterior and (lambda posterior: join(*of_posterior(posterior), missing)),
+        kl=divergence and (lambda posterior, prior: jnp.sum(divergence(posterior, prior))),
+        log_predictive=predictive and log_predictive,
+        coefficients_at=of_parameters and (lambda parameters: join(*of_parameters(parameters), missing)),
+        maximum_likelihood=best and (lambda prior, counts, sums: best(prior, *unpack(counts, sums))),
+        num_parameters=None if number is None else lambda num_components: num_components * dim * number,
         coordinates=lambda rows: components.standardised(column.coordinate(rows)),
         location=None if column.location is None else location_by(parts_of, column.location),
         with_missing=lambda: _columnwise(name, column, dim, check, True),

@@ -15,6 +15,7 @@ from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters, Sample
 
 
@@ -45,7 +46,8 @@ def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence
 
     Raises:
         TypeError: If a part is not a component.
-        ValueError: If the names differ, or a column belongs to no part, or to two.
+        ValueError: If the names differ, a column belongs to no part, or to two, or a part has no
+            ``coefficients_at``.
 
     Example:
         >>> import numpyro_tempered as nt
@@ -56,6 +58,8 @@ def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence
     """
     for name, part in parts.items():
         components.check_is_component(part, f"product: part {name!r}")
+        if part.coefficients_at is None:
+            raise ValueError(f"product: part {name!r} leaves out coefficients_at, which a product needs.")
     if not parts or set(parts) != set(columns):
         raise ValueError(f"product: the parts are {list(parts)}, columns are given for {list(columns)}.")
     indices = _indices({name: columns[name] for name in parts})
@@ -124,6 +128,13 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
             parameters[part.name] = part.component.maximum_likelihood(prior[part.name], counts, piece)  # type: ignore[misc]
         return _with_names(parameters)
 
+    def coefficients_at(parameters: Parameters) -> tuple[Array, Array]:
+        of_parts = ((part.component, _parameters_of(parameters, part, parts)) for part in parts)
+        return join(family.coefficients_at(values) for family, values in of_parts)  # type: ignore[misc]
+
+    def num_parameters(num_components: int) -> int:
+        return sum(family.num_parameters(num_components) for family in families)  # type: ignore[misc]
+
     located = tuple(part for part in parts if part.component.location is not None)
 
     located_columns = np.concatenate([part.column_index for part in located]) if located else np.zeros(0, int)
@@ -154,21 +165,19 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
         statistics=lambda x: jnp.concatenate([part.component.statistics(x[part.column_index]) for part in parts]),
         log_base=lambda x: total(lambda part: part.component.log_base(x[part.column_index])),
         update=update,
-        coefficients=lambda q: join(part.component.coefficients(q[part.name]) for part in parts),
-        kl=lambda q, p: total(lambda part: part.component.kl(q[part.name], p[part.name])),
+        coefficients=lambda q: join(derived.coefficients(part.component, q[part.name]) for part in parts),
+        kl=lambda q, p: total(lambda part: derived.kl(part.component, q[part.name], p[part.name])),
         log_evidence=log_evidence,
         log_predictive=lambda q, x: total(
-            lambda part: part.component.log_predictive(q[part.name], x[part.column_index])
+            lambda part: derived.log_predictive(part.component, q[part.name], x[part.column_index])
         ),
         draw=draw,
         distribution=distribution,
-        coefficients_at=lambda p: join(
-            part.component.coefficients_at(_parameters_of(p, part, parts)) for part in parts
-        ),
+        coefficients_at=coefficients_at,
         maximum_likelihood=maximum_likelihood if all(family.maximum_likelihood for family in families) else None,
-        num_parameters=lambda num_components: sum(family.num_parameters(num_components) for family in families),
+        num_parameters=num_parameters if all(family.num_parameters for family in families) else None,
         coordinates=lambda rows: jnp.concatenate(
-            [part.component.coordinates(rows[:, part.column_index]) for part in parts], axis=1
+            [derived.coordinates(part.component, rows[:, part.column_index]) for part in parts], axis=1
         ),
         location=components.Location(location_of, linear, sums, columns) if located else None,
         with_missing=(lambda: _product(structure, True)) if any(f.with_missing for f in families) else None,
