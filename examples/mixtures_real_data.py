@@ -93,10 +93,11 @@ def components_of(name, x):
     """The components to be compared: one family under the prior that counts, and under a second."""
     if name == "digits":
         levels = (x.max(axis=0) + 1).astype(int).tolist()
-        return {f"{c:g} a level": nt.mixtures.categorical(levels, concentration=c) for c in PRIORS["level"]}
-    family = nt.mixtures.diagonal_gaussian if x.shape[1] == 1 else nt.mixtures.gaussian
+        return {f"{c:g} a level": nt.components.categorical(levels, concentration=c) for c in PRIORS["level"]}
+    family = nt.components.diagonal_gaussian if x.shape[1] == 1 else nt.components.gaussian
     return {
-        f"fraction {f:g}": family(x.shape[1], **nt.mixtures.scaled_to(x, fraction=f)) for f in PRIORS["fraction"]
+        f"fraction {f:g}": family(x.shape[1], **nt.components.scaled_to(x, fraction=f))
+        for f in PRIORS["fraction"]
     }
 
 

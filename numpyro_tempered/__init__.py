@@ -16,6 +16,7 @@ from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.round_gates import round_and_refit
 from numpyro_tempered.infer.settle import Convergence, ConvergenceWarning
 from numpyro_tempered.infer.svi import TemperedFit, fit_svi
+from numpyro_tempered.mixtures import components
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.report.table import table
 from numpyro_tempered.select import alpha
@@ -42,6 +43,7 @@ __all__ = [
     "alpha",
     "bounds",
     "compare",
+    "components",
     "descent",
     "distributions",
     "dyadic",

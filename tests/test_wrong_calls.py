@@ -24,7 +24,7 @@ GROUP = pd.Series(list("abc") * 4, dtype="category")
 MIXED = pd.DataFrame(X, columns=["one", "two"]).assign(group=GROUP)
 DATES = pd.Series(pd.date_range("2020-01-01", periods=12))
 ONLINE_GUIDE = nt.guides.AutoOnlineDiagonalNormal
-COMPONENT = nt.mixtures.known_variance(2, prior_scale=10.0)
+COMPONENT = nt.components.known_variance(2, prior_scale=10.0)
 SPIKES = {"inclusion_prob": 0.5, "slab_scale": 1.0}
 
 

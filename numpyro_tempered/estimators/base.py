@@ -9,21 +9,21 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
-from numpyro_tempered import mixtures
 from numpyro_tempered.core.checks import check_count, describe
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components.base import Component
 
 # Families that are functions of the number of columns.
 FAMILIES = (
-    mixtures.gaussian,
-    mixtures.tied_gaussian,
-    mixtures.diagonal_gaussian,
-    mixtures.spherical_gaussian,
-    mixtures.known_variance,
-    mixtures.bernoulli,
-    mixtures.poisson,
-    mixtures.exponential,
+    components.gaussian,
+    components.tied_gaussian,
+    components.diagonal_gaussian,
+    components.spherical_gaussian,
+    components.known_variance,
+    components.bernoulli,
+    components.poisson,
+    components.exponential,
 )
 
 

@@ -13,14 +13,16 @@ from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
+from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
+from numpyro_tempered.mixtures.criteria import aic, bic
 
 GAUSSIANS: dict[str, Callable[..., Component]] = {
-    "full": mixtures.gaussian,
-    "tied": mixtures.tied_gaussian,
-    "diag": mixtures.diagonal_gaussian,
-    "spherical": mixtures.spherical_gaussian,
+    "full": components.gaussian,
+    "tied": components.tied_gaussian,
+    "diag": components.diagonal_gaussian,
+    "spherical": components.spherical_gaussian,
 }
 INDEPENDENT = ("diag", "spherical")
 
@@ -29,7 +31,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
     r"""A mixture by tempered coordinate ascent, :func:`numpyro_tempered.mixtures.fit`, for scikit-learn.
 
     Names of Gaussian components have a prior in the units of the data, by
-    :func:`numpyro_tempered.mixtures.scaled_to`, so that columns may come in raw units; only "spherical" needs
+    :func:`numpyro_tempered.components.scaled_to`, so that columns may come in raw units; only "spherical" needs
     columns of one unit. A constant column has no scale and is refused: scikit-learn's ``VarianceThreshold``
     leaves it out. Everything is computed in double precision, whatever the type of the data, and returned as
     NumPy arrays.
@@ -38,9 +40,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         n_components: K, or several such as ``range(1, 9)``, of which the penalised ELBO selects one, by
             :func:`numpyro_tempered.mixtures.select_num_components`.
         component: "full", "tied", "diag" or "spherical" for Gaussian components; a component, such as
-            ``nt.mixtures.poisson(3)``; or a function from the number of columns to one, such as
-            ``nt.mixtures.poisson``. Missing entries (NaN) are marginalised by "diag", "spherical" and components
-            that allow this, and refused by the others.
+            ``nt.components.poisson(3)``; or a function from the number of columns to one, such as
+            ``nt.components.poisson``. Missing entries (NaN) are marginalised by "diag", "spherical" and
+            components that allow this, and refused by the others.
         alpha: Power on the likelihood, positive.
         concentration: Dirichlet prior of the weights.
         fraction: The share of a column's variance that the prior expects within components, for the names alone.
@@ -174,11 +176,11 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         counts the free parameters of the components and K - 1 weights. Neither alpha nor the weights of rows
         count. Several ``n_components`` are selected by another criterion, the penalised ELBO.
         """
-        return mixtures.bic(*self._likelihood(X))
+        return bic(*self._likelihood(X))
 
     def aic(self, X: Any) -> float:
         """-2 log L + 2 p; the smallest is the best. log L and p are those of :meth:`bic`."""
-        return mixtures.aic(*self._likelihood(X)[:2])
+        return aic(*self._likelihood(X)[:2])
 
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Rows ``(n_samples, d)`` from the predictive distribution, and their components ``(n_samples,)``."""
@@ -250,7 +252,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             return component
         family = GAUSSIANS[check_choice(component, "component", GAUSSIANS)]
         self._refuse_missing(rows)
-        scale = mixtures.scaled_to(rows, fraction=self.fraction, sample_weight=weight)
+        scale = components.scaled_to(rows, fraction=self.fraction, sample_weight=weight)
         return family(rows.shape[1], **scale)
 
     def _refuse_missing(self, rows: np.ndarray) -> None:

@@ -137,7 +137,7 @@ def select_num_components(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> component = nt.components.known_variance(1, prior_scale=10.0)
         >>> choice = nt.mixtures.select_num_components(
         ...     jax.random.key(0), x, component, num_components=[1, 2], num_restarts=8, baselines=False
         ... )

@@ -1,4 +1,11 @@
-"""Where coordinate ascent starts: first responsibilities, as values."""
+"""Where coordinate ascent starts: first responsibilities, as values.
+
+Example:
+    >>> import numpyro_tempered as nt
+    >>> start = nt.mixtures.starts.given_responsibilities([0, 0, 1])
+    >>> start.random
+    False
+"""
 
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +16,8 @@ import numpy as np
 
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
+
+__all__ = ["Start", "given_responsibilities", "kmeans_plus_plus", "random_responsibilities"]
 
 
 class Assign(Protocol):
@@ -49,7 +58,7 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.kmeans_plus_plus().random
+        >>> nt.mixtures.starts.kmeans_plus_plus().random
         True
     """
 
@@ -139,7 +148,7 @@ def random_responsibilities(concentration: float = 1.0) -> Start:
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.random_responsibilities(0.1).random
+        >>> nt.mixtures.starts.random_responsibilities(0.1).random
         True
     """
 
@@ -162,7 +171,7 @@ def given_responsibilities(responsibilities: ArrayLike) -> Start:
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.given_responsibilities([0, 0, 1]).random
+        >>> nt.mixtures.starts.given_responsibilities([0, 0, 1]).random
         False
     """
     values = np.asarray(responsibilities)
@@ -220,7 +229,7 @@ def start_or_default(start: Start | None) -> Start:
         return kmeans_plus_plus()
     if not isinstance(start, Start):
         raise TypeError(
-            f"start is a {type(start).__name__}; expected a value such as nt.mixtures.kmeans_plus_plus() or "
-            "nt.mixtures.given_responsibilities(labels)."
+            f"start is a {type(start).__name__}; expected a value such as nt.mixtures.starts.kmeans_plus_plus() "
+            "or nt.mixtures.starts.given_responsibilities(labels)."
         )
     return start

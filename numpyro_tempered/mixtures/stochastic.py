@@ -175,8 +175,11 @@ def stochastic(
         start: First responsibilities, :func:`kmeans_plus_plus` by default.
 
     Returns:
-        A :class:`StochasticRule`. Inside of ``jit`` a batch with values that are not data of the family
-        is rejected as a whole; outside of it an error names them.
+        A NamedTuple of functions: ``init(rng_key, x, sample_weight=None)`` to the state before the first batch,
+        whose rows serve the first responsibilities alone; ``update(state, x, sample_weight=None)`` to the next
+        state and the batch's log density before it; ``factors(state)``; and ``log_density(state, x,
+        sample_weight=None)``, for held-out data. Inside of ``jit`` a batch with values that are not data of the
+        family is rejected as a whole; outside of it an error names them.
 
     Raises:
         TypeError: If an argument is of another kind than above.
@@ -189,7 +192,7 @@ def stochastic(
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> component = nt.mixtures.known_variance(1, prior_scale=10.0)
+        >>> component = nt.components.known_variance(1, prior_scale=10.0)
         >>> rule = nt.mixtures.stochastic(component, num_components=2)
         >>> batches = np.tile([[0.0], [9.0], [0.2], [8.8]], (5, 1, 1))
         >>> state = jax.jit(rule.init)(jax.random.key(0), batches[0])

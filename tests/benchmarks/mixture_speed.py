@@ -59,7 +59,7 @@ def component_for(x):
     """The priors that scikit-learn takes by default, as ours."""
     d = x.shape[1]
     covariance = np.atleast_2d(np.cov(x.T))
-    return nt.mixtures.gaussian(d, loc=x.mean(0), mean_precision=1.0, df=float(d), scale=covariance)
+    return nt.components.gaussian(d, loc=x.mean(0), mean_precision=1.0, df=float(d), scale=covariance)
 
 
 class FromResponsibilities(BayesianGaussianMixture):
@@ -98,7 +98,7 @@ def ours(x, k, dtype, restarts=1):
     dtype = data.rows.dtype
     source = array_source(data, k, restarts)
     problem = problem_of(source, Settings(1.0, np.ones(k)))
-    beginning = Beginning(k, nt.mixtures.kmeans_plus_plus(), restarts)
+    beginning = Beginning(k, nt.mixtures.starts.kmeans_plus_plus(), restarts)
     problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, beginning)
 
     def run(passes, tolerance=NEVER):
@@ -235,7 +235,7 @@ def objective_table(repetitions, small):
     prior = component.prior
     keys = jax.random.split(jax.random.key(3), restarts)
     begun = [
-        nt.mixtures.kmeans_plus_plus().assign(key, (), jnp.asarray(x), jnp.ones(n), jnp.ones(k, bool))
+        nt.mixtures.starts.kmeans_plus_plus().assign(key, (), jnp.asarray(x), jnp.ones(n), jnp.ones(k, bool))
         for key in keys
     ]
     starting = [np.eye(k)[np.asarray(labels)] for labels in begun]
@@ -266,7 +266,7 @@ def objective_table(repetitions, small):
                     np.asarray(x, dtype),
                     component,
                     num_components=k,
-                    start=nt.mixtures.given_responsibilities(start),
+                    start=nt.mixtures.starts.given_responsibilities(start),
                     num_restarts=1,
                     num_samples=0,
                     tolerance=tolerance / n,

@@ -31,13 +31,16 @@ def expected():
     names = set()
     for name in nt.__all__:
         value = getattr(nt, name)
-        if inspect.ismodule(value):
-            names |= {
-                f"numpyro_tempered.{name}.{inner}" for inner in getattr(value, "__all__", defined_in(value))
-            }
-        else:
-            names.add(f"numpyro_tempered.{name}")
+        names |= names_within(f"numpyro_tempered.{name}", value)
     return names
+
+
+def names_within(name, value):
+    """A name, or those of a module, also of the modules in it."""
+    if not inspect.ismodule(value):
+        return {name}
+    inner = getattr(value, "__all__", defined_in(value))
+    return set().union(*(names_within(f"{name}.{each}", getattr(value, each)) for each in inner))
 
 
 def test_no_public_name_is_missing_from_the_reference():

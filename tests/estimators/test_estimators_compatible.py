@@ -61,7 +61,7 @@ def test_covariances_have_the_shapes_of_scikit_learn(component, shape):
 
 
 @pytest.mark.parametrize(
-    "component", [nt.mixtures.poisson, nt.mixtures.poisson(2), lambda dim: nt.mixtures.poisson(dim)]
+    "component", [nt.components.poisson, nt.components.poisson(2), lambda dim: nt.components.poisson(dim)]
 )
 def test_components_of_other_families(component):
     counts = np.random.default_rng(1).poisson(np.array([2.0, 30.0])[LABEL][:, None], size=(40, 2))
@@ -69,7 +69,7 @@ def test_components_of_other_families(component):
     np.testing.assert_array_equal(fit.predict(counts) == fit.predict(counts)[0], LABEL == 0)
     assert not hasattr(fit, "means_")
     assert not hasattr(fit, "covariances_")
-    if component is nt.mixtures.poisson:
+    if component is nt.components.poisson:
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(fit)).predict(counts), fit.predict(counts))
 
 

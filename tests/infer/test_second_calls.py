@@ -68,10 +68,10 @@ CALLS = {
     ).run_chunks(key, [data(k)], size=20),
     "to_inference_data": lambda key, k: nt.to_inference_data(nt.fit_svi(key, model, AutoNormal, *data(k))),
     "mixtures.fit": lambda key, k: nt.mixtures.fit(
-        key, data(k)[0], nt.mixtures.gaussian(2), num_components=2, num_samples=10
+        key, data(k)[0], nt.components.gaussian(2), num_components=2, num_samples=10
     ),
     "mixtures.em": lambda key, k: nt.mixtures.em(
-        key, data(k)[0], nt.mixtures.diagonal_gaussian(2), num_components=2, pseudo_data=1.0
+        key, data(k)[0], nt.components.diagonal_gaussian(2), num_components=2, pseudo_data=1.0
     ),
     "ppca": lambda key, k: nt.ppca.fit(
         key, data(k)[0] @ np.ones((2, 4)) + data(k + 9)[0] @ np.eye(2, 4), num_factors=1

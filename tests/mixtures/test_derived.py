@@ -55,8 +55,8 @@ SEVEN = Column(
 
 
 def seven(dim, coefficients_at=None, **hyperparameters):
-    prior = nt.mixtures.diagonal_gaussian(dim, **hyperparameters).prior
-    return nt.mixtures.columnwise("seven", prior, SEVEN._replace(coefficients_at=coefficients_at))
+    prior = nt.components.diagonal_gaussian(dim, **hyperparameters).prior
+    return nt.components.columnwise("seven", prior, SEVEN._replace(coefficients_at=coefficients_at))
 
 
 @partial(jax.jit, static_argnames="component")
@@ -104,7 +104,7 @@ def test_a_normal_gamma_column_of_seven_functions(missing, x64):
     if missing:
         x[1, 0] = np.nan
     hyperparameters = {"loc": [1.0, 2.0], "mean_precision": 0.5, "concentration": 2.0, "rate": 3.0}
-    compare(nt.mixtures.diagonal_gaussian(2, **hyperparameters), seven(2, **hyperparameters), x)
+    compare(nt.components.diagonal_gaussian(2, **hyperparameters), seven(2, **hyperparameters), x)
 
 
 def two_clusters(n=60, dim=2):
@@ -115,7 +115,7 @@ def two_clusters(n=60, dim=2):
 @pytest.mark.parametrize("name", tiered(["array", "chunks", "product", "float32"], unit=["array"]))
 def test_fits_are_those_of_the_closed_forms(name):
     x, key = two_clusters(), jax.random.key(0)
-    closed, bare = nt.mixtures.diagonal_gaussian(2, loc=2.0), seven(2, loc=2.0)
+    closed, bare = nt.components.diagonal_gaussian(2, loc=2.0), seven(2, loc=2.0)
     options = {"num_components": 2, "num_restarts": 2, "alpha": 0.5, "num_samples": 20}
     fit = nt.mixtures.fit
     if name == "chunks":
@@ -123,8 +123,8 @@ def test_fits_are_those_of_the_closed_forms(name):
     if name == "product":
         # Beside a part whose components share a parameter.
         closed, bare = (
-            nt.mixtures.product({"a": nt.mixtures.tied_gaussian(1), "b": each}, {"a": 1, "b": 1})
-            for each in (nt.mixtures.diagonal_gaussian(1), seven(1, coefficients_at=COLUMN.coefficients_at))
+            nt.components.product({"a": nt.components.tied_gaussian(1), "b": each}, {"a": 1, "b": 1})
+            for each in (nt.components.diagonal_gaussian(1), seven(1, coefficients_at=COLUMN.coefficients_at))
         )
     x64 = contextlib.nullcontext() if name == "float32" else enable_x64()
     with x64:
@@ -142,7 +142,7 @@ def test_fits_are_those_of_the_closed_forms(name):
 @pytest.mark.full
 def test_em_by_seven_functions(x64):
     x, key = np.abs(two_clusters()), jax.random.key(0)
-    closed = nt.mixtures.poisson(2)
+    closed = nt.components.poisson(2)
     results = [
         nt.mixtures.em(key, np.round(x), each, num_components=2, num_restarts=2)
         for each in (closed, without_closed_forms(closed)._replace(coordinates=closed.coordinates))
@@ -160,7 +160,7 @@ def test_a_mean_of_no_data_is_refused(name):
 
 def test_a_part_of_a_product_needs_coefficients_at():
     with pytest.raises(ValueError, match="product: part 'b' leaves out coefficients_at"):
-        nt.mixtures.product({"a": nt.mixtures.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1})
+        nt.components.product({"a": nt.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1})
 
 
 def test_sites_that_are_no_parameters_are_refused():

@@ -29,11 +29,11 @@ LABELS = np.repeat(np.arange(3), N // 3)
 X = GAP * np.array([[-1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[LABELS] + np.random.default_rng(0).normal(size=(N, D))
 FAR = 1e8
 GAUSSIANS = {
-    "known_variance": lambda dim, loc: nt.mixtures.known_variance(dim, prior_loc=loc, prior_scale=GAP),
-    "diagonal_gaussian": lambda dim, loc: nt.mixtures.diagonal_gaussian(dim, loc=loc, mean_precision=1e-8),
-    "spherical_gaussian": lambda dim, loc: nt.mixtures.spherical_gaussian(dim, loc=loc, mean_precision=1e-8),
-    "gaussian": lambda dim, loc: nt.mixtures.gaussian(dim, loc=loc, mean_precision=1e-8),
-    "tied_gaussian": lambda dim, loc: nt.mixtures.tied_gaussian(dim, loc=loc, mean_precision=1e-8),
+    "known_variance": lambda dim, loc: nt.components.known_variance(dim, prior_loc=loc, prior_scale=GAP),
+    "diagonal_gaussian": lambda dim, loc: nt.components.diagonal_gaussian(dim, loc=loc, mean_precision=1e-8),
+    "spherical_gaussian": lambda dim, loc: nt.components.spherical_gaussian(dim, loc=loc, mean_precision=1e-8),
+    "gaussian": lambda dim, loc: nt.components.gaussian(dim, loc=loc, mean_precision=1e-8),
+    "tied_gaussian": lambda dim, loc: nt.components.tied_gaussian(dim, loc=loc, mean_precision=1e-8),
 }
 OPTIONS = {"num_components": 3, "num_restarts": 2}
 
@@ -122,7 +122,7 @@ def test_sources_and_steps_agree_with_double_precision(name):
 
 @pytest.mark.full
 def test_moves_keep_digits():
-    stuck = nt.mixtures.given_responsibilities(np.where(LABELS == 2, 1, LABELS) + 1)
+    stuck = nt.mixtures.starts.given_responsibilities(np.where(LABELS == 2, 1, LABELS) + 1)
     component = GAUSSIANS["diagonal_gaussian"](D, 0.0)
     before, after = (fit(component, start=stuck, num_moves=moves) for moves in (0, 8))
     double = in_double(lambda: fit(component))
@@ -152,8 +152,8 @@ def test_predictions_far_from_zero_keep_their_digits():
 @pytest.mark.full
 def test_columns_of_a_product_move_where_they_may():
     """Codes stay where they are, beside a Gaussian column far from 0."""
-    parts = {"size": GAUSSIANS["diagonal_gaussian"](1, FAR), "kind": nt.mixtures.categorical([3])}
-    component = nt.mixtures.product(parts, {"size": [1], "kind": [0]})
+    parts = {"size": GAUSSIANS["diagonal_gaussian"](1, FAR), "kind": nt.components.categorical([3])}
+    component = nt.components.product(parts, {"size": [1], "kind": [0]})
     x = np.stack([LABELS.astype(float), X[:, 0] + FAR], axis=1)
     single, double = fit(component, x), in_double(lambda: fit(component, x))
     assert single.centre[0] == 0.0
@@ -167,7 +167,7 @@ def test_columns_of_a_product_move_where_they_may():
 @pytest.mark.parametrize("name", ["diagonal_gaussian", "gaussian", "tied_gaussian"])
 def test_columns_of_different_units(name):
     x = (X / GAP + 0.1 * np.random.default_rng(1).normal(size=X.shape)) * [1e-6, 1e6]
-    component = getattr(nt.mixtures, name)(D, **nt.mixtures.scaled_to(x))
+    component = getattr(nt.mixtures, name)(D, **nt.components.scaled_to(x))
     single, double = fit(component, x), in_double(lambda: fit(component, x))
     assert single.converged
     np.testing.assert_allclose(single.objective, double.objective, rtol=0, atol=1e-5 * N)
@@ -213,7 +213,7 @@ def test_counts_whose_log_densities_are_rounding_are_refused():
     """x log λ - λ of 10^8 has no digit behind the point in single precision: all data were in one component."""
     rate, rng = 1e8, np.random.default_rng(7)
     counts = np.concatenate([rng.poisson(rate, 60), rng.poisson(rate + 8.0 * rate**0.5, 60)])
-    component = nt.mixtures.poisson(1, rate=1.0 / rate)
+    component = nt.components.poisson(1, rate=1.0 / rate)
     options = {"x": counts, "num_components": 2}
     with pytest.raises(FloatingPointError, match="let jax have 64 bits"):
         fit(component, **options)
@@ -221,7 +221,7 @@ def test_counts_whose_log_densities_are_rounding_are_refused():
 
 
 def test_log_densities_that_are_differences_of_large_numbers_are_refused():
-    component = nt.mixtures.poisson(1)
+    component = nt.components.poisson(1)
     # A rate of 10^8, and a component without data.
     mixture = Coefficients(np.zeros(2), np.array([-1e8, 0.0]), np.array([[18.4], [99.0]]))
     sums = Sums(np.zeros(()), np.array([10.0, 0.0]), np.array([[1e9], [1e-9]]))
@@ -234,7 +234,7 @@ def test_log_densities_that_are_differences_of_large_numbers_are_refused():
 
 def test_a_fall_of_what_counts_as_converged_is_rounding(monkeypatch):
     monkeypatch.setattr(search, "step_error", lambda source, problem, visit: 0.0)
-    component = nt.mixtures.known_variance(1)
+    component = nt.components.known_variance(1)
     source, factors = SimpleNamespace(data=SimpleNamespace(component=component)), np.zeros(2)
 
     def state(fall):
@@ -247,7 +247,7 @@ def test_a_fall_of_what_counts_as_converged_is_rounding(monkeypatch):
 
 @pytest.mark.full
 def test_a_fit_in_double_precision_serves_in_single():
-    component = nt.mixtures.gaussian(D, **nt.mixtures.scaled_to(X))
+    component = nt.components.gaussian(D, **nt.components.scaled_to(X))
     double, single = in_double(lambda: fit(component)), fit(component)
     key = jax.random.key(1)
     for function in (nt.mixtures.responsibilities, nt.mixtures.log_predictive):

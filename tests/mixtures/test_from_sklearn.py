@@ -77,7 +77,7 @@ def ours(key, x, start, component, **options):
     options = {
         "tolerance": 1e-13,
         "num_restarts": 1,
-        "start": nt.mixtures.given_responsibilities(start),
+        "start": nt.mixtures.starts.given_responsibilities(start),
         **options,
     }
     return nt.mixtures.fit(key, x, component, num_components=2, concentration=0.7, num_samples=0, **options)

@@ -25,7 +25,7 @@ ALPHA = 0.5
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(3)
 X = np.concatenate([RNG.normal(size=(30, 1)) + centre for centre in (-6.0, 0.0, 1.5, 7.0)])
-COMPONENT = nt.mixtures.known_variance(1, prior_scale=5.0)
+COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
 
 
 def log_beta(a):
@@ -153,7 +153,7 @@ def small(**options):
 @pytest.mark.full
 def test_no_number_of_components_is_worse_than_a_smaller_one(x64):
     # From one start that leaves all data in one component, whatever K.
-    start = nt.mixtures.given_responsibilities(np.zeros(len(X), int))
+    start = nt.mixtures.starts.given_responsibilities(np.zeros(len(X), int))
     orders = [6, 1, 4, 2]
     choice = nt.mixtures.select_num_components(KEY, X, COMPONENT, num_components=orders, start=start, **small())
     assert list(choice.fits) == orders
@@ -168,7 +168,7 @@ def test_no_number_of_components_is_worse_than_a_smaller_one(x64):
 
 @pytest.mark.full
 def test_the_path_starts_from_both_neighbours(x64):
-    start = nt.mixtures.given_responsibilities(np.zeros(len(X), int))
+    start = nt.mixtures.starts.given_responsibilities(np.zeros(len(X), int))
     options = small(start=start, num_components=[1, 2, 3])
     del options["alpha"], options["baselines"], options["num_draws"]
     path = nt.mixtures.num_components_path(KEY, X, COMPONENT, alphas=[ALPHA, 1.0], **options)

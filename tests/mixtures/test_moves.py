@@ -22,7 +22,7 @@ def x():
 
 @pytest.fixture(scope="module")
 def component():
-    return nt.mixtures.known_variance(2, prior_scale=10.0, scale=0.7)
+    return nt.components.known_variance(2, prior_scale=10.0, scale=0.7)
 
 
 # Two clusters on the left share a component, and the one in the middle has two.
@@ -32,7 +32,7 @@ STUCK[80:100] = 2
 
 def stuck_fit(x, component, **options):
     with enable_x64():
-        start = nt.mixtures.given_responsibilities(STUCK)
+        start = nt.mixtures.starts.given_responsibilities(STUCK)
         return nt.mixtures.fit(
             jax.random.key(1),
             x,
@@ -53,7 +53,7 @@ def stuck(x, component):
 @pytest.fixture(scope="module")
 def best(x, component):
     with enable_x64():
-        labels = nt.mixtures.given_responsibilities(np.repeat(np.arange(5), 40))
+        labels = nt.mixtures.starts.given_responsibilities(np.repeat(np.arange(5), 40))
         return nt.mixtures.fit(
             jax.random.key(1), x, component, num_components=5, start=labels, num_samples=0, num_restarts=4
         )

@@ -15,7 +15,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import group, group_names
 
 ORDERS = [1, 2, 3]
-COMPONENT = nt.mixtures.known_variance(1, prior_scale=5.0)
+COMPONENT = nt.components.known_variance(1, prior_scale=5.0)
 OPTIONS = {"num_components": ORDERS, "num_restarts": 4, "num_samples": 40}
 
 
@@ -235,7 +235,7 @@ def test_a_mixture_of_one_column_is_drawn(choice, x):
 def test_counts_are_drawn_as_masses():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.poisson(2.0, 60), rng.poisson(15.0, 60)])[:, None].astype(float)
-    fit = nt.mixtures.fit(jax.random.key(0), x, nt.mixtures.poisson(1), num_components=2, num_samples=0)
+    fit = nt.mixtures.fit(jax.random.key(0), x, nt.components.poisson(1), num_components=2, num_samples=0)
     ax = nt.plots.plot_mixture(fit, x)
     assert ax.get_ylabel() == "predictive mass"
     curve = next(line for line in ax.get_lines() if line.get_label() == "predictive")
@@ -248,7 +248,7 @@ def test_counts_are_drawn_as_masses():
 def test_two_columns_are_drawn_with_contours():
     rng = np.random.default_rng(0)
     x = np.repeat([[-4.0, 0.0], [4.0, 0.0]], 40, axis=0) + rng.normal(size=(80, 2))
-    component = nt.mixtures.known_variance(2, prior_scale=5.0)
+    component = nt.components.known_variance(2, prior_scale=5.0)
     fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2, num_samples=0)
     ax = nt.plots.plot_mixture(fit, x)
     # Two clusters of points and one set of contours.

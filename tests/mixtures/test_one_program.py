@@ -54,7 +54,7 @@ def test_what_fills_up_changes_nothing_in_em(name, monkeypatch):
 
 
 def test_a_family_is_compiled_once():
-    component, key = nt.mixtures.known_variance(5, prior_scale=10.0), jax.random.key(0)
+    component, key = nt.components.known_variance(5, prior_scale=10.0), jax.random.key(0)
     others = [jax.random.key(number) for number in range(4)]
     COMPILED.clear()
     nt.mixtures.fit(key, rows(0), component, num_components=3)
@@ -63,7 +63,7 @@ def test_a_family_is_compiled_once():
     COMPILED.clear()
     nt.mixtures.fit(others[1], rows(1, 500), component, num_components=8, num_restarts=5, alpha=0.3)
     nt.mixtures.fit(others[2], rows(2, 300), component, num_components=1, max_iter=900, tolerance=1e-4)
-    wider = nt.mixtures.known_variance(5, prior_scale=20.0, scale=np.arange(1.0, 6.0))
+    wider = nt.components.known_variance(5, prior_scale=20.0, scale=np.arange(1.0, 6.0))
     weight = np.linspace(0.0, 2.0, 512)
     nt.mixtures.fit(
         others[3], rows(3, 512), wider, num_components=2, concentration=[0.1, 3.0], sample_weight=weight
@@ -72,7 +72,7 @@ def test_a_family_is_compiled_once():
 
 
 def test_a_table_is_a_few_programs():
-    component, key = nt.mixtures.known_variance(4, prior_scale=10.0), jax.random.key(0)
+    component, key = nt.components.known_variance(4, prior_scale=10.0), jax.random.key(0)
     COMPILED.clear()
     choice = nt.mixtures.select_num_components(key, rows(0, d=4), component, num_components=range(1, 7))
     assert choice.num_components == 3
@@ -83,7 +83,7 @@ def test_a_table_is_a_few_programs():
 
 
 def test_coordinates_that_count_rows_of_nan_are_refused():
-    component = nt.mixtures.known_variance(2)
+    component = nt.components.known_variance(2)
     naive = component._replace(coordinates=lambda x: x - x.mean(axis=0))
     with pytest.raises(ValueError, match="coordinates gives NaN"):
         nt.mixtures.fit(jax.random.key(0), rows(0, d=2), naive, num_components=2)
@@ -91,7 +91,7 @@ def test_coordinates_that_count_rows_of_nan_are_refused():
 
 @pytest.mark.full
 def test_coordinates_of_each_row_need_not_know_of_rows_that_fill_up():
-    component, key = nt.mixtures.known_variance(2, prior_scale=10.0), jax.random.key(0)
+    component, key = nt.components.known_variance(2, prior_scale=10.0), jax.random.key(0)
     options = {"num_components": 3, "num_restarts": 2, "num_moves": 1, "num_samples": 0}
     plain = component._replace(coordinates=lambda x: x)
     fit = nt.mixtures.fit(key, rows(0, d=2), plain, **options)
@@ -107,7 +107,7 @@ def test_rows_fill_blocks(many, number, monkeypatch):
     assert blocks.columns.shape == (1, number, 2, 128)
     np.testing.assert_allclose(np.asarray(sweep.out_of_blocks(blocks.columns))[:1100], x, rtol=1e-6)
     assert float(blocks.weight.sum()) == pytest.approx(weight.sum(), rel=1e-5)
-    points = np.asarray(sweep.points_of(nt.mixtures.known_variance(2), blocks))
+    points = np.asarray(sweep.points_of(nt.components.known_variance(2), blocks))
     np.testing.assert_allclose(points[:1100], (x - x.mean(axis=0)) / x.std(axis=0), rtol=1e-4, atol=1e-5)
     assert not points[1100:].any()
     # What fills up is counted by no sum.

@@ -26,9 +26,9 @@ def data():
 
 
 COMPONENTS = {
-    "gaussian": lambda: nt.mixtures.gaussian(2, mean_precision=0.1, df=4.0),
+    "gaussian": lambda: nt.components.gaussian(2, mean_precision=0.1, df=4.0),
     # Compiled in half of the time.
-    "known_variance": lambda: nt.mixtures.known_variance(2, prior_scale=8.0),
+    "known_variance": lambda: nt.components.known_variance(2, prior_scale=8.0),
 }
 
 
@@ -45,7 +45,7 @@ def fit(data, request):
     if start == "labels":
         # Of which a fifth are wrong.
         wrong = np.where(np.arange(len(x)) % 5 == 0, (labels + 1) % 3, labels)
-        options = {"num_restarts": 1, "start": nt.mixtures.given_responsibilities(wrong)}
+        options = {"num_restarts": 1, "start": nt.mixtures.starts.given_responsibilities(wrong)}
     with enable_x64():
         return nt.mixtures.fit(
             jax.random.key(0), x, COMPONENTS[component](), num_components=3, alpha=0.5, num_samples=0, **options
@@ -143,7 +143,7 @@ def test_relabelling_takes_a_permutation(fit, order):
 
 @pytest.mark.full
 def test_fresh_rows_may_have_missing_entries_where_the_family_allows(data):
-    component = nt.mixtures.diagonal_gaussian(2, mean_precision=0.1)
+    component = nt.components.diagonal_gaussian(2, mean_precision=0.1)
     fit = nt.mixtures.fit(jax.random.key(0), data[0], component, num_components=3, num_samples=0)
     rows = np.array([[-6.0, np.nan], [np.nan, np.nan]])
     density = np.asarray(nt.mixtures.log_predictive(fit, rows))
@@ -173,7 +173,7 @@ def test_methods_compile_and_map_over_rows(fit, data, x64):
 
 @pytest.mark.full
 def test_single_precision_stays_single_beside_double(data, x64):
-    component = nt.mixtures.known_variance(2, prior_scale=10.0)
+    component = nt.components.known_variance(2, prior_scale=10.0)
     x = data[0].astype(np.float32)
     fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2, num_samples=0)
     assert fit.trace.dtype == np.float32

@@ -27,7 +27,7 @@ CLASSES = (Y > 0).astype(float)
 ROWS = X + np.where(np.arange(N) < 10, -4.0, 4.0)[:, None]
 HOLES = np.where(np.arange(N)[:, None] % 5 == [0, 7], np.nan, ROWS)
 SLAB = {"inclusion_prob": 0.3, "slab_scale": 1.0}
-COMPONENT = nt.mixtures.known_variance(2, prior_scale=10.0)
+COMPONENT = nt.components.known_variance(2, prior_scale=10.0)
 
 
 def model(x, y=None):
@@ -441,7 +441,7 @@ def test_sparse_fits_of_other_targets_are_refused():
 @pytest.mark.full
 def test_data_that_cannot_be_compared_give_a_warning():
     counts = nt.mixtures.fit(
-        KEY, np.arange(20) % 4, nt.mixtures.poisson(1), num_components=1, alpha=ALPHA, num_restarts=1
+        KEY, np.arange(20) % 4, nt.components.poisson(1), num_components=1, alpha=ALPHA, num_restarts=1
     )
     with pytest.warns(UserWarning, match="is not checked"):
         nt.compare({"one": counts, "two": made("sparse.LinearFit")})

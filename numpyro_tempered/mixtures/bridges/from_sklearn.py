@@ -7,8 +7,11 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
-from numpyro_tempered.mixtures.components import diagonal_gaussian, gaussian, spherical_gaussian, tied_gaussian
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
+from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
+from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
+from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
+from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.factors import Factors
 from numpyro_tempered.mixtures.prepare import check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
@@ -35,8 +38,8 @@ def from_sklearn(
 
     The factors are those of the model. F and E1 are bounds at any factors, and are evaluated at these:
 
-    - full covariances: those of ``nt.mixtures.gaussian``, and a fixed point of its ascent if ``reg_covar`` is 0.
-      With another ``reg_covar`` the factors are a little wider than the best ones, and F is lower.
+    - full covariances: those of ``nt.components.gaussian``, and a fixed point of its ascent if ``reg_covar`` is
+      0. With another ``reg_covar`` the factors are a little wider than the best ones, and F is lower.
     - diag, spherical: those of ``diagonal_gaussian`` and ``spherical_gaussian``, precisions Gamma with
       concentration df / 2 or d df / 2. Where d > 1, scikit-learn's responsibilities use the expected log
       determinant of a full Wishart matrix, which these factors do not have: not a fixed point of the ascent on F.
@@ -101,17 +104,17 @@ def _form(model: VariationalMixture) -> tuple[Component, Hyperparameters]:
     covariances = _host(model.covariances_)
     scale = covariances * np.reshape(df, (*df.shape, *(1,) * (covariances.ndim - df.ndim)))
     if model.covariance_type in ("full", "tied"):
-        with_wishart = tied_gaussian.tied_gaussian if model.covariance_type == "tied" else gaussian.gaussian
+        with_wishart = tied_gaussian if model.covariance_type == "tied" else gaussian
         # The factor of a tied precision is repeated K times.
         df, scale = _host(np.broadcast_to(df, (size,))), _host(np.broadcast_to(scale, (size, dim, dim)))
-        posterior = gaussian.NormalWishart(loc, mean_precision, df, scale)
+        posterior = NormalWishart(loc, mean_precision, df, scale)
         return with_wishart(dim, **of_means, df=df0, scale=scale0), posterior
     # A spherical covariance has the degrees of freedom of all d columns.
     spherical = model.covariance_type == "spherical"
-    with_gamma = spherical_gaussian.spherical_gaussian if spherical else diagonal_gaussian.diagonal_gaussian
+    with_gamma = spherical_gaussian if spherical else diagonal_gaussian
     half = 0.5 * dim if spherical else 0.5
     concentration = half * df if spherical else _columns(half * df, dim)
-    gammas = diagonal_gaussian.NormalGamma(loc, _columns(mean_precision, dim), concentration, half * scale)
+    gammas = NormalGamma(loc, _columns(mean_precision, dim), concentration, half * scale)
     return with_gamma(dim, **of_means, concentration=half * df0, rate=half * scale0), gammas
 
 

@@ -72,7 +72,7 @@ def polish(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> x = np.array([[-1.2], [0.1], [1.1], [2.5]])
-        >>> component = nt.mixtures.known_variance(1, prior_scale=2.0)
+        >>> component = nt.components.known_variance(1, prior_scale=2.0)
         >>> fit = nt.mixtures.fit(jax.random.key(0), x, component, num_components=2)
         >>> polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=320)
         >>> polished.elbo.value > fit.bound.value

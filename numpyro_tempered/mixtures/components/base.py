@@ -129,7 +129,7 @@ def check_is_component(component: object, name: str = "component") -> None:
     """Raise TypeError where this is not a component."""
     if not isinstance(component, Component):
         kind = type(component).__name__
-        raise TypeError(f"{name} is a {kind}; expected a component such as nt.mixtures.gaussian(dim).")
+        raise TypeError(f"{name} is a {kind}; expected a component such as nt.components.gaussian(dim).")
 
 
 def broadcast_prior(prior: T, num_components: int) -> T:

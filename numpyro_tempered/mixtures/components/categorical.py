@@ -45,7 +45,7 @@ def categorical(levels: Sequence[int], *, concentration: ArrayLike = 1.0) -> com
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.categorical([2, 3]).prior.concentration.tolist()
+        >>> nt.components.categorical([2, 3]).prior.concentration.tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
     name = "categorical"

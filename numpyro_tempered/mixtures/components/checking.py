@@ -57,7 +57,8 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
     Example:
         >>> import jax
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.check_component(jax.random.key(0), nt.mixtures.known_variance(1), [[0.0], [9.0], [1.0]])
+        >>> component = nt.components.known_variance(1)
+        >>> nt.components.check_component(jax.random.key(0), component, [[0.0], [9.0], [1.0]])
     """
     rows = component.check(x)[:MAX_ROWS]
     host = np.asarray(rows, np.float64)

@@ -95,9 +95,9 @@ def columnwise(
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> from numpyro_tempered.mixtures.components import poisson
-        >>> prior = poisson.GammaRate(jnp.ones(2), jnp.ones(2))
-        >>> nt.mixtures.columnwise("two_counts", prior, poisson.COLUMN).num_parameters(3)
+        >>> from numpyro_tempered.mixtures.components.poisson import COLUMN, GammaRate
+        >>> prior = GammaRate(jnp.ones(2), jnp.ones(2))
+        >>> nt.components.columnwise("two_counts", prior, COLUMN).num_parameters(3)
         6
     """
     (dim,) = jnp.shape(jax.tree.leaves(prior)[0])

@@ -55,7 +55,7 @@ def diagonal_gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.diagonal_gaussian(3, rate=2.0).prior.rate.shape
+        >>> nt.components.diagonal_gaussian(3, rate=2.0).prior.rate.shape
         (3,)
     """
     name = "diagonal_gaussian"

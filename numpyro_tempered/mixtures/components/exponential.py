@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components import poisson
 from numpyro_tempered.mixtures.components.base import Component, Parameters
 from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise, evidence_by
+from numpyro_tempered.mixtures.components.poisson import COLUMN as POISSON
+from numpyro_tempered.mixtures.components.poisson import GammaRate, gamma_prior
 from numpyro_tempered.mixtures.components.special import digamma, gamma_log_normaliser
 
 
@@ -29,24 +30,24 @@ def exponential(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.exponential(1, rate=10.0).prior.rate.shape
+        >>> nt.components.exponential(1, rate=10.0).prior.rate.shape
         (1,)
     """
     name = "exponential"
-    return columnwise(name, poisson.gamma_prior(name, dim, concentration, rate), COLUMN)
+    return columnwise(name, gamma_prior(name, dim, concentration, rate), COLUMN)
 
 
-def update(prior: poisson.GammaRate, count: Array, sums: Arrays) -> poisson.GammaRate:
+def update(prior: GammaRate, count: Array, sums: Arrays) -> GammaRate:
     """The gamma posterior."""
-    return poisson.GammaRate(prior.concentration + count, prior.rate + sums[0])
+    return GammaRate(prior.concentration + count, prior.rate + sums[0])
 
 
-def coefficients(q: poisson.GammaRate) -> tuple[Array, Arrays]:
+def coefficients(q: GammaRate) -> tuple[Array, Arrays]:
     """E log rate and -E[rate]."""
     return digamma(q.concentration) - jnp.log(q.rate), (-q.concentration / q.rate,)
 
 
-def log_predictive(q: poisson.GammaRate, x: Array) -> Array:
+def log_predictive(q: GammaRate, x: Array) -> Array:
     """Pareto of the second kind (Lomax)."""
     return jnp.log(q.concentration / q.rate) - (q.concentration + 1.0) * jnp.log1p(x / q.rate)
 
@@ -56,13 +57,13 @@ def coefficients_at(parameters: Parameters) -> tuple[Array, Arrays]:
     return jnp.log(parameters["rate"]), (-parameters["rate"],)
 
 
-def maximum_likelihood(prior: poisson.GammaRate, count: Array, sums: Arrays) -> Parameters:
+def maximum_likelihood(prior: GammaRate, count: Array, sums: Arrays) -> Parameters:
     """One over the weighted means."""
     return {"rate": jnp.where(count > 0, count, 1.0) / jnp.where(count > 0, sums[0], 1.0)}
 
 
 # Statistics, prior and draws are those of Poisson's rates.
-COLUMN = poisson.COLUMN._replace(
+COLUMN = POISSON._replace(
     log_base=jnp.zeros_like,
     update=update,
     coefficients=coefficients,

@@ -62,7 +62,7 @@ def gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.gaussian(2).prior.scale.shape
+        >>> nt.components.gaussian(2).prior.scale.shape
         (2, 2)
     """
     prior = wishart_prior("gaussian", dim, loc, mean_precision, df, scale=scale, variance=variance)

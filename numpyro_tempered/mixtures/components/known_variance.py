@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components import diagonal_gaussian
 from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, per_column
 from numpyro_tempered.mixtures.components.columnwise import Arrays, columnwise
+from numpyro_tempered.mixtures.components.diagonal_gaussian import COLUMN as DIAGONAL_GAUSSIAN
 from numpyro_tempered.mixtures.components.special import LOG_TWO_PI
 
 
@@ -42,7 +42,7 @@ def known_variance(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.known_variance(2, prior_scale=10.0).prior.scale.shape
+        >>> nt.components.known_variance(2, prior_scale=10.0).prior.scale.shape
         (2,)
     """
     name = "known_variance"
@@ -110,7 +110,7 @@ def maximum_likelihood(prior: NormalMean, count: Array, sums: Arrays) -> Paramet
 
 
 # Statistics and base measure are those of any Gaussian column.
-COLUMN = diagonal_gaussian.COLUMN._replace(
+COLUMN = DIAGONAL_GAUSSIAN._replace(
     update=update,
     coefficients=coefficients,
     kl=kl,

@@ -47,7 +47,7 @@ def multinomial(dim: int, *, concentration: ArrayLike = 1.0, total_count: int = 
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.multinomial(3, concentration=0.5).prior.concentration.tolist()
+        >>> nt.components.multinomial(3, concentration=0.5).prior.concentration.tolist()
         [0.5, 0.5, 0.5]
     """
     name = "multinomial"

@@ -44,7 +44,7 @@ def poisson(dim: int, *, concentration: ArrayLike = 1.0, rate: ArrayLike = 1.0) 
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.poisson(2, rate=0.1).prior.rate.shape
+        >>> nt.components.poisson(2, rate=0.1).prior.rate.shape
         (2,)
     """
     name = "poisson"

@@ -51,8 +51,8 @@ def product(parts: Mapping[str, Component], columns: Mapping[str, int | Sequence
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> parts = {"size": nt.mixtures.gaussian(2), "kind": nt.mixtures.categorical([3])}
-        >>> component = nt.mixtures.product(parts, {"size": [0, 2], "kind": [1]})
+        >>> parts = {"size": nt.components.gaussian(2), "kind": nt.components.categorical([3])}
+        >>> component = nt.components.product(parts, {"size": [0, 2], "kind": [1]})
         >>> component.check([[0.1, 2, 0.3], [0.4, 0, 0.5]]).shape
         (2, 3)
     """

@@ -7,8 +7,22 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components import gaussian
 from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, floating_rows
+from numpyro_tempered.mixtures.components.gaussian import (
+    NormalWishart,
+    cholesky,
+    coefficients,
+    gaussian_of,
+    inverse_root,
+    kl_of_mean,
+    log_predictive,
+    mean_and_scatter,
+    moments,
+    precision_of,
+    wishart_kl,
+    wishart_log_normaliser,
+    wishart_prior,
+)
 
 
 def tied_gaussian(
@@ -47,66 +61,66 @@ def tied_gaussian(
 
     Example:
         >>> import numpyro_tempered as nt
-        >>> nt.mixtures.tied_gaussian(2).num_parameters(3)
+        >>> nt.components.tied_gaussian(2).num_parameters(3)
         9
     """
     name = "tied_gaussian"
-    prior = gaussian.wishart_prior(name, dim, loc, mean_precision, df, scale=scale, variance=variance)
+    prior = wishart_prior(name, dim, loc, mean_precision, df, scale=scale, variance=variance)
     return _tied(dim)._replace(prior=prior)
 
 
 @lru_cache(maxsize=64)
 def _tied(dim: int) -> Component:
-    return gaussian.gaussian_of(dim)._replace(
+    return gaussian_of(dim)._replace(
         name="tied_gaussian",
         check=lambda x: floating_rows(x, "tied_gaussian", dim),
         update=update,
-        coefficients=lambda q: gaussian.coefficients(shared(q)),
+        coefficients=lambda q: coefficients(shared(q)),
         kl=kl,
         log_evidence=log_evidence,
-        log_predictive=lambda q, columns: gaussian.log_predictive(shared(q), columns),
+        log_predictive=lambda q, columns: log_predictive(shared(q), columns),
         draw=draw,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * dim + dim * (dim + 1) // 2,
     )
 
 
-def shared(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
+def shared(q: NormalWishart) -> NormalWishart:
     """The same with the first component's precision in the place of the others'."""
     one = of_precision(q)
     return q._replace(df=jnp.broadcast_to(one.df, q.df.shape), scale=jnp.broadcast_to(one.scale, q.scale.shape))
 
 
-def of_precision(q: gaussian.NormalWishart) -> gaussian.NormalWishart:
+def of_precision(q: NormalWishart) -> NormalWishart:
     """The hyperparameters of the shared precision: those of the first of K components, or the prior itself."""
     return q if q.df.ndim == 0 else jax.tree.map(lambda leaf: leaf[0], q)
 
 
-def update(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> gaussian.NormalWishart:
+def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
     """The joint posterior of the means and the precision."""
-    loc, kappa, scatter = gaussian.mean_and_scatter(prior, counts, sums)
+    loc, kappa, scatter = mean_and_scatter(prior, counts, sums)
     precision = of_precision(prior)
     df = jnp.broadcast_to(precision.df + jnp.sum(counts), counts.shape)
     matrix = precision.scale + jnp.sum(scatter, axis=0)
-    return gaussian.NormalWishart(loc, kappa, df, jnp.broadcast_to(matrix, scatter.shape))
+    return NormalWishart(loc, kappa, df, jnp.broadcast_to(matrix, scatter.shape))
 
 
-def kl(q: gaussian.NormalWishart, p: gaussian.NormalWishart) -> Array:
+def kl(q: NormalWishart, p: NormalWishart) -> Array:
     """KL of the K means given the precision, in expectation, and KL of the shared precision."""
     one = of_precision(q)
-    root = gaussian.cholesky(one.scale)
-    inverse = gaussian.inverse_root(root)
-    return jnp.sum(gaussian.kl_of_mean(shared(q), p, inverse)) + gaussian.wishart_kl(one, p, root, inverse)
+    root = cholesky(one.scale)
+    inverse = inverse_root(root)
+    return jnp.sum(kl_of_mean(shared(q), p, inverse)) + wishart_kl(one, p, root, inverse)
 
 
-def log_evidence(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Array:
+def log_evidence(prior: NormalWishart, counts: Array, sums: Array) -> Array:
     """The log ratio of the normalisers, in which the precision counts once."""
     q = update(prior, counts, sums)
     means = 0.5 * prior.loc.shape[-1] * jnp.sum(jnp.log(prior.mean_precision / q.mean_precision))
-    return means + gaussian.wishart_log_normaliser(of_precision(q)) - gaussian.wishart_log_normaliser(prior)
+    return means + wishart_log_normaliser(of_precision(q)) - wishart_log_normaliser(prior)
 
 
-def draw(sample: Sample, q: gaussian.NormalWishart) -> Parameters:
+def draw(sample: Sample, q: NormalWishart) -> Parameters:
     """One precision matrix, and means given it."""
     one = of_precision(q)
     precision = sample("precision", dist.Wishart(one.df, rate_matrix=one.scale))
@@ -115,8 +129,8 @@ def draw(sample: Sample, q: gaussian.NormalWishart) -> Parameters:
     return {"loc": loc, "precision": jnp.broadcast_to(precision, scaled.shape)}
 
 
-def maximum_likelihood(prior: gaussian.NormalWishart, counts: Array, sums: Array) -> Parameters:
+def maximum_likelihood(prior: NormalWishart, counts: Array, sums: Array) -> Parameters:
     """Weighted means, and the inverse of the pooled covariance."""
-    _, mean, scatter = gaussian.moments(counts, sums)
-    precision = gaussian.precision_of(jnp.sum(scatter, axis=0) / jnp.sum(counts))
+    _, mean, scatter = moments(counts, sums)
+    precision = precision_of(jnp.sum(scatter, axis=0) / jnp.sum(counts))
     return {"loc": mean, "precision": jnp.broadcast_to(precision, scatter.shape)}
