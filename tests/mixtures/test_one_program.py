@@ -8,6 +8,8 @@ from mixture_families import FAMILIES, component_of, some_data
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures import sweep
+from numpyro_tempered.mixtures.components.base import as_dtype, broadcast_prior
+from numpyro_tempered.mixtures.factors import Factors, coefficients
 
 COMPILED = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -37,6 +39,24 @@ def test_what_fills_up_changes_nothing(name, monkeypatch):
     np.testing.assert_allclose(filled.kl, exact.kl, rtol=1e-9)
     for ours, expected in zip(*map(jax.tree.leaves, (filled.factors, exact.factors)), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_what_fills_up_may_be_anywhere_and_not_finite():
+    # At the prior, whose squares may overflow where real components are near the data.
+    component = nt.components.known_variance(2, prior_loc=1e30)
+    concentration = np.array([2.0, 0.0])
+    posterior = broadcast_prior(as_dtype(component.prior, np.float32), 2)
+    posterior = posterior._replace(loc=np.stack([np.ones(2, np.float32), posterior.loc[1]]))
+    component = component._replace(prior=None)
+    mixture = coefficients(component, Factors(concentration, posterior))
+    np.testing.assert_array_equal(mixture.centres, [[1.0, 1.0], [0.0, 0.0]])
+    mixture = mixture._replace(constant=np.array([0.0, np.nan]), weights=np.array([[0.0] * 4, [np.inf] * 4]))
+    joint = sweep.log_joint(component, mixture, np.ones((2, 3), np.float32))
+    assert np.isfinite(joint[0]).all()
+    assert np.isneginf(joint[1]).all()
+    omega, log_sum = sweep.normalise(joint, np.ones(3))
+    assert np.isfinite(log_sum)
+    assert not np.asarray(omega[1]).any()
 
 
 @pytest.mark.parametrize("name", tiered(["gaussian", "tied_gaussian", "categorical"], unit=["tied_gaussian"]))
