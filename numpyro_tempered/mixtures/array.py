@@ -13,11 +13,11 @@ from numpyro_tempered.core.ascent import Ascent, advance
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Visit, step_of
+from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Summary, Visit, step_of
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import coefficients
 from numpyro_tempered.mixtures.prepare import MixtureData
-from numpyro_tempered.mixtures.source import Beginning, Rest, Setting, Summary
+from numpyro_tempered.mixtures.source import Beginning, Rest, Setting
 from numpyro_tempered.mixtures.starts import Assign, split_components, start_data
 
 T = TypeVar("T")
@@ -180,6 +180,10 @@ def array_source(data: MixtureData, num_components: int, num_starts: int, *, fil
 
 @partial(jax.jit, static_argnames=("summary", "component"))
 def _reduce(blocks: sweep.Blocks, arguments: tuple[Any, ...], *, summary: Summary, component: Component) -> Any:
+    return _reduced(blocks, arguments, summary, component)
+
+
+def _reduced(blocks: sweep.Blocks, arguments: tuple[Any, ...], summary: Summary, component: Component) -> Any:
     read = summary.read(component, *arguments)
     return summary.finish(component, summary.sums(component, blocks, read), read, *arguments)
 
@@ -197,7 +201,7 @@ def _begin(
     assign: Assign,
 ) -> tuple[Any, Any, Array]:
     """The problem, the states of the starts with these numbers, and whether all coordinates are numbers."""
-    problem = algorithm.pose(component, setting.problem, blocks)
+    problem = _reduced(blocks, (setting.problem,), algorithm.pose, component)
     active, growth = setting.active, setting.growth
     points, weight = sweep.points_of(component, blocks), sweep.out_of_blocks(blocks.weight)
 

@@ -21,20 +21,34 @@ T = TypeVar("T")
 NEAR = 0.1
 
 
+class Summary(NamedTuple):
+    """What is computed from all rows in one pass over them.
+
+    Attributes:
+        read: ``(component, *arguments)`` to what the blocks of rows need of the arguments.
+        sums: ``(component, blocks, what was read)`` to a tree of arrays, of which those of all rows are the sum.
+        finish: ``(component, sums, what was read, *arguments)`` to the result.
+    """
+
+    read: Callable[..., Any]
+    sums: Callable[..., Any]
+    finish: Callable[..., Any]
+
+
 class Algorithm(NamedTuple):
     """Responsibilities, and what follows from the sums under them, in turn.
 
     A problem P, a state T, what a pass reads of it M and sums S are trees of arrays.
 
     Attributes:
-        pose: ``(component, P, blocks)`` to the problem with what it needs of all rows.
+        pose: Of P, the problem with what it needs of all rows.
         begin: ``(component, P, responsibilities (P, B, K, b), blocks)`` to a first T.
         read: ``(component, P, T)`` to M.
         terms: ``(component, P, M, columns (d, b), weight (b,))`` to the S of a block; those of all blocks add.
         follow: ``(component, P, T, S, total)`` to the objective at T, its rounding error, and the next T.
     """
 
-    pose: Callable[..., Any]
+    pose: Summary
     begin: Callable[..., Any]
     read: Callable[..., Any]
     terms: Callable[..., Any]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.array import array_source
-from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Visit, after_pass
+from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Summary, Visit, after_pass
 from numpyro_tempered.mixtures.components.base import Component, check_is_component, missing_form
 from numpyro_tempered.mixtures.draws import generator_of
 from numpyro_tempered.mixtures.prepare import MixtureData, centre_data, spacing_of, weight_of
-from numpyro_tempered.mixtures.source import Beginning, Summary, pass_of
+from numpyro_tempered.mixtures.source import Beginning, pass_of
 
 Chunk: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
 Chunks: TypeAlias = Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -28,11 +28,6 @@ T = TypeVar("T")
 P = TypeVar("P")
 # The number of the use of a key that draws the sample; that of the order of rows is the next.
 SAMPLE = 2**20
-BASE = Summary(
-    read=lambda component: (),
-    sums=lambda component, blocks, read: sweep.base_sum(component, blocks),
-    finish=lambda component, base, read: base,
-)
 
 
 class ChunkSource(NamedTuple):
@@ -98,7 +93,7 @@ class ChunkSource(NamedTuple):
         self, rng_key: Array, algorithm: Algorithm, problem: P, beginning: Beginning, rest: object = None
     ) -> tuple[P, Any]:
         """The problem, and states from responsibilities of the sample, weighted as all data."""
-        problem = problem._replace(base=np.asarray(self.reduce(BASE)))  # type: ignore[attr-defined]
+        problem = jax.tree.map(np.asarray, self.reduce(algorithm.pose, problem))
         scale = self.data.total / float(np.sum(self.data.weight, dtype=np.float64))
         data = self.data._replace(weight=(scale * self.data.weight).astype(self.data.weight.dtype))
         sample = array_source(data, beginning.num_components, beginning.num_restarts, fill=False)
@@ -116,6 +111,12 @@ class ChunkSource(NamedTuple):
 
         state = ascent.begin(states, limits.max_iter)
         return jax.tree.map(np.asarray, ascent.ascend(advance, state, limits, stride=1))
+
+
+def is_chunks(x: object) -> TypeGuard[Chunks]:
+    """Whether data are chunks rather than one array: a function, or a list of arrays ``(n, d)``."""
+    first = x[0] if isinstance(x, list | tuple) and x else None
+    return callable(x) or np.ndim(first[0] if isinstance(first, tuple) else first) == 2  # type: ignore[arg-type]
 
 
 def open_chunks(chunks: Chunks) -> Iterator[Chunk]:

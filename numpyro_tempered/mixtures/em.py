@@ -12,10 +12,11 @@ from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
-from numpyro_tempered.mixtures.array import array_source
+from numpyro_tempered.mixtures.array import ArraySource, array_source
 from numpyro_tempered.mixtures.ascent import Visit
+from numpyro_tempered.mixtures.chunks import Chunks, ChunkSource, chunk_source, is_chunks
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, as_dtype
+from numpyro_tempered.mixtures.components.base import Component, as_dtype, check_is_component
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
 from numpyro_tempered.mixtures.evidence import check_resolution
 from numpyro_tempered.mixtures.likelihood import EXPECTATION_MAXIMISATION, FINAL, EMProblem, Point, rounding_loss
@@ -90,7 +91,7 @@ class MixtureEM(NamedTuple):
 @key_first
 def em(
     rng_key: Array,
-    x: ArrayLike,
+    x: ArrayLike | Chunks,
     component: Component,
     *,
     num_components: int,
@@ -100,6 +101,8 @@ def em(
     pseudo_data: float = 0.0,
     tolerance: float | None = None,
     max_iter: int = 1000,
+    num_start_rows: int = 65536,
+    size: int = 65536,
 ) -> MixtureEM:
     r"""Fit a mixture by maximum likelihood, with the EM algorithm.
 
@@ -117,7 +120,9 @@ def em(
 
     Args:
         rng_key: Key of the starts.
-        x: Data, rows ``(n, d)``. NaN are missing entries and are marginalised where the family allows this.
+        x: Data, rows ``(n, d)``. NaN are missing entries and are marginalised where the family allows this. Or
+            chunks of rows, as for :func:`fit_chunks`: a list of arrays ``(n, d)``, or a function that makes a new
+            iterable of them for each pass.
         component: The family, such as ``nt.components.gaussian(dim)``.
         num_components: K >= 1.
         sample_weight: How often each row counts, ``(n,)``, not negative.
@@ -129,6 +134,8 @@ def em(
         tolerance: A restart has converged when a pass raises the objective by no more than this times the sum
             of the weights; 1e-8 in double precision by default, and 1e-6 in single.
         max_iter: Upper limit of passes over the data.
+        num_start_rows: Rows of chunks, drawn at random, that starts see.
+        size: Rows of chunks in a block, the unit that is compiled and moved to the device.
 
     Returns:
         A :class:`MixtureEM`. A warning says when its restart has not converged.
@@ -156,10 +163,21 @@ def em(
     num_components = check_count(num_components, "num_components")
     limits = ascent.check_limits(num_restarts, max_iter, tolerance)
     pseudo_data = float(check_number(pseudo_data, "pseudo_data", "[0, inf)"))
-    data = prepare(x, component, sample_weight)
-    if data.component.maximum_likelihood is None:
+    check_is_component(component)
+    if component.maximum_likelihood is None:
         raise ValueError(f"{component.name} has no maximum_likelihood: take nt.mixtures.fit.")
-    source, dtype = array_source(data, num_components, limits.num_restarts), data.rows.dtype
+    source: ArraySource | ChunkSource
+    if is_chunks(x):
+        if sample_weight is not None:
+            raise ValueError("chunks bring their weights: give tuples (rows, sample_weight), not sample_weight.")
+        together = num_components * limits.num_restarts
+        source = chunk_source(
+            rng_key, x, component, num_start_rows=num_start_rows, size=size, num_together=together
+        )
+    else:
+        rows = prepare(x, component, sample_weight)  # type: ignore[arg-type]
+        source = array_source(rows, num_components, limits.num_restarts)
+    data, dtype = source.data, source.data.rows.dtype
     active: Any = np.arange(source.capacity(num_components)) < num_components
     prior, *numbers = as_dtype((data.prior, pseudo_data, data.total), dtype)
     beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Visit
+from numpyro_tempered.mixtures.ascent import Summary, Visit
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
@@ -25,7 +25,7 @@ from numpyro_tempered.mixtures.factors import (
     update,
 )
 from numpyro_tempered.mixtures.prepare import MixtureData
-from numpyro_tempered.mixtures.source import Source, Summary
+from numpyro_tempered.mixtures.source import Source
 from numpyro_tempered.mixtures.sweep import (
     RESOLUTION,
     Blocks,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Algorithm, rounding_error
+from numpyro_tempered.mixtures.ascent import Algorithm, Summary, rounding_error
 from numpyro_tempered.mixtures.components import derived, special
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, base_sum, block_sums
@@ -131,9 +131,12 @@ def complete_likelihood(mixture: Coefficients, sums: Sums) -> Array:
     return by_count + jnp.sum(sums.statistics * mixture.weights)
 
 
-def pose(component: Component, problem: MixtureProblem, blocks: Blocks) -> MixtureProblem:
-    """The problem with the sum of log h."""
-    return problem._replace(base=base_sum(component, blocks))
+# The problem with the sum of log h.
+POSE = Summary(
+    read=lambda component, problem: None,
+    sums=lambda component, blocks, read: base_sum(component, blocks),
+    finish=lambda component, base, read, problem: problem._replace(base=base),
+)
 
 
 def follow(
@@ -146,7 +149,7 @@ def follow(
 
 # CA18, Algorithm 1.
 TEMPERED_CAVI = Algorithm(
-    pose=pose,
+    pose=POSE,
     begin=first_factors,
     read=lambda component, problem, factors: coefficients(component, factors),
     terms=lambda component, problem, mixture, columns, weight: block_sums(component, mixture, columns, weight),

@@ -9,7 +9,7 @@ from jax.scipy.special import xlogy
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Algorithm
+from numpyro_tempered.mixtures.ascent import Algorithm, Summary
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
     Component,
@@ -20,7 +20,6 @@ from numpyro_tempered.mixtures.components.base import (
     loc_of,
 )
 from numpyro_tempered.mixtures.evidence import losses_of
-from numpyro_tempered.mixtures.source import Summary
 from numpyro_tempered.mixtures.sweep import RESOLUTION, Blocks, Coefficients, Sums
 
 
@@ -122,28 +121,53 @@ def em_follow(
     return objective, rounding, maximise(component, problem, of_data, point.centres)
 
 
-def em_problem(component: Component, problem: EMProblem, blocks: Blocks) -> EMProblem:
+class Totals(NamedTuple):
+    """Sums over all rows that a problem needs.
+
+    Attributes:
+        base: Of log h.
+        squares: Of squared entries, ``(d,)``.
+        sizes: Of |T(x)|, ``(F,)``.
+        statistics: Of T(x), ``(F,)``.
+    """
+
+    base: Array
+    squares: Array
+    sizes: Array
+    statistics: Array
+
+
+def totals(component: Component, blocks: Blocks, read: object) -> Totals:
+    """The sums of some rows."""
+
+    def terms(columns: Array, weight: Array) -> Totals:
+        statistics = component.statistics(columns)
+        squares = jnp.square(jnp.where(jnp.isnan(columns), 0.0, columns))
+        of_rows = Totals(component.log_base(columns), squares, jnp.abs(statistics), statistics)
+        return jax.tree.map(lambda values: jnp.sum(weight * values, axis=-1), of_rows)
+
+    return sweep.over_blocks(terms, blocks)
+
+
+def em_problem(component: Component, sums: Totals, read: object, problem: EMProblem) -> EMProblem:
     """The problem with what it needs of all rows."""
     total = problem.total
     spacing = jnp.finfo(total.dtype).eps
-
-    def terms(columns: Array, weight: Array) -> tuple[Array, Array]:
-        observed = jnp.where(jnp.isnan(columns), 0.0, columns)
-        statistics = component.statistics(columns)
-        return jnp.sum(weight * jnp.square(observed), axis=1), jnp.sum(weight * jnp.abs(statistics), axis=1)
-
-    squares, sizes = (each / total for each in sweep.over_blocks(terms, blocks))
+    squares = sums.squares / total
     if component.location is None:
-        change = spacing * sizes
+        change = spacing * sums.sizes / total
     else:
         columns = component.location.columns
         moves = np.isin(np.arange(squares.shape[0]), np.arange(squares.shape[0]) if columns is None else columns)
         # Of the largest numbers, at some standard deviations.
         step = jnp.where(moves, 4.0 * spacing * jnp.sqrt(squares), 0.0)[:, None]
         change = jnp.abs(component.statistics(step) - component.statistics(jnp.zeros_like(step)))[:, 0]
-    problem = problem._replace(change=change, base=sweep.base_sum(component, blocks))
+    problem = problem._replace(change=change, base=sums.base)
+    # All data as one component; where they may be moved they are, to their mean.
     of_one = problem._replace(active=jnp.ones(1, bool))
-    point = from_responsibilities(component, of_one, jnp.ones_like(blocks.weight)[:, :, None], blocks)
+    share = of_one.shares(least_share(component, total.dtype)) / total
+    of_data = Sums(jnp.zeros_like(total), total[None], (1.0 + share) * sums.statistics[None])
+    point = maximise(component, of_one, of_data, None)
     is_finite = jnp.all(jnp.isfinite(coefficients(component, problem.prior, point).constant))
     return problem._replace(is_resolved=(rounding_loss(component, of_one, point) <= RESOLUTION) & is_finite)
 
@@ -233,7 +257,7 @@ def first_point(component: Component, problem: EMProblem, responsibilities: Arra
 
 # Dempster, Laird, Rubin 1977.
 EXPECTATION_MAXIMISATION = Algorithm(
-    pose=em_problem,
+    pose=Summary(lambda component, problem: None, totals, em_problem),
     begin=first_point,
     read=lambda component, problem, point: coefficients(component, problem.prior, point),
     terms=em_terms,

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Visit, pass_sums, read_all
+from numpyro_tempered.mixtures.ascent import Algorithm, Limits, Summary, Visit, pass_sums, read_all
 from numpyro_tempered.mixtures.factors import Factors
 from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.starts import Start
@@ -66,20 +66,6 @@ class Setting(NamedTuple):
     start: Any
     active: Array | np.ndarray
     growth: Growth | None
-
-
-class Summary(NamedTuple):
-    """What is computed from all rows in one pass over them.
-
-    Attributes:
-        read: ``(component, *arguments)`` to what the blocks of rows need of the arguments.
-        sums: ``(component, blocks, what was read)`` to a tree of arrays, of which those of all rows are the sum.
-        finish: ``(component, sums, what was read, *arguments)`` to the result.
-    """
-
-    read: Callable[..., Any]
-    sums: Callable[..., Any]
-    finish: Callable[..., Any]
 
 
 class Rest(NamedTuple):

@@ -1,6 +1,7 @@
 """EM: against scikit-learn and formulas, and where the likelihood has no maximum."""
 
 import contextlib
+import itertools
 import types
 
 import jax
@@ -214,6 +215,32 @@ def test_what_is_known_stays(x64):
     assert result.num_parameters == 2 + 3 * 2
     with pytest.warns(UserWarning, match="EM has not converged in 1 passes: raise max_iter"):
         assert not fit(known_variance(2), max_iter=1).converged
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_chunks_give_the_result_of_the_rows_in_memory(family, x64):
+    x = X if family == "gaussian" else np.round(np.abs(X))
+    component = {"gaussian": gaussian(2), "poisson": poisson(2)}[family]
+    weight = np.linspace(0.5, 1.5, len(x))
+    options = {"num_components": 3, "num_restarts": 3, "pseudo_data": 0.5}
+    key = jax.random.key(0)
+    expected = em(key, x, component, sample_weight=weight, **options)
+    cuts = [0, 7, 7, 90, len(x)]
+    chunks = [(x[a:b], weight[a:b]) for a, b in itertools.pairwise(cuts)]
+    for source in (chunks, lambda: iter(chunks)):
+        result = em(key, source, component, size=64, **options)
+        assert result.log_likelihood == pytest.approx(expected.log_likelihood, rel=1e-12)
+        assert result.bic == pytest.approx(expected.bic, rel=1e-12)
+        assert result.num_iter == expected.num_iter
+        np.testing.assert_allclose(result.objectives, expected.objectives, rtol=1e-11)
+        for name, value in expected.parameters.items():
+            np.testing.assert_allclose(result.parameters[name], value, rtol=1e-8)
+
+
+def test_chunks_bring_their_weights():
+    with pytest.raises(ValueError, match="chunks bring their weights"):
+        em(jax.random.key(0), [X], gaussian(2), num_components=2, sample_weight=np.ones(len(X)))
 
 
 def test_an_empty_component_stays_empty(x64):
