@@ -11,12 +11,12 @@ from sklearn.utils.validation import check_is_fitted
 from numpyro_tempered import mixtures
 from numpyro_tempered.core.checks import check_choice, check_count, check_number
 from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, check_is_component
 from numpyro_tempered.mixtures.criteria import aic, bic
+from numpyro_tempered.mixtures.weights import Concentration, mean
 
 GAUSSIANS: dict[str, Callable[..., Component]] = {
     "full": components.gaussian,
@@ -44,7 +44,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             ``nt.components.poisson``. Missing entries (NaN) are marginalised by "diag", "spherical" and
             components that allow this, and refused by the others.
         alpha: Power on the likelihood, positive.
-        concentration: Dirichlet prior of the weights.
+        concentration: Dirichlet prior of the weights, or ``nt.mixtures.stick_breaking(gamma)``.
         fraction: The share of a column's variance that the prior expects within components, for the names alone.
         n_init: Starts, ascended side by side, of which the best is taken.
         max_iter: Upper limit of passes over the data.
@@ -84,7 +84,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         *,
         component: str | Component | Callable[[int], Component] = "full",
         alpha: float = 1.0,
-        concentration: ArrayLike = 1.0,
+        concentration: Concentration = 1.0,
         fraction: float = 0.1,
         n_init: int = 8,
         max_iter: int = 1000,
@@ -199,7 +199,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
     @property
     def weights_(self) -> np.ndarray:
         """Posterior means of the weights ``(K,)``."""
-        return self.fit_.factors.concentration / np.sum(self.fit_.factors.concentration)
+        return mean(self.fit_.factors.concentration)
 
     @property
     def means_(self) -> np.ndarray:

@@ -13,6 +13,7 @@ from numpyro_tempered.mixtures.prepare import shard_rows
 from numpyro_tempered.mixtures.result import MixtureFit, as_tempered_fit, relabel
 from numpyro_tempered.mixtures.select import ComponentSelection, select_num_components
 from numpyro_tempered.mixtures.stochastic import robbins_monro, stochastic
+from numpyro_tempered.mixtures.weights import stick_breaking
 
 __all__ = [
     "ComponentSelection",
@@ -38,5 +39,6 @@ __all__ = [
     "select_num_components",
     "shard_rows",
     "starts",
+    "stick_breaking",
     "stochastic",
 ]

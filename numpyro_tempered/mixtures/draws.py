@@ -13,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, Parameters
 from numpyro_tempered.mixtures.factors import Factors
 
@@ -69,14 +70,12 @@ def draw_noise(rng_key: Array, component: Component, factors: Factors, num_sampl
         )
 
     concentration = np.asarray(factors.concentration)
-    exists = concentration > 0
-    # The gammas of a Dirichlet underflow for small concentrations, their logarithms do not.
-    log_gamma = draw_log_gamma(
-        np.random.default_rng([*seed, 0]), np.where(exists, concentration, 1.0), num_samples
-    )
-    log_weights = np.where(exists, log_gamma, -np.inf)
-    log_weights = log_weights - np.logaddexp.reduce(log_weights, axis=1, keepdims=True)
-    return log_weights, {name: of_site(number, name) for number, name in enumerate(sorted(needs))}
+    # Gammas of small concentrations underflow, their logarithms do not.
+    shape = np.where(concentration > 0, concentration, 1.0)
+    log_gamma = draw_log_gamma(np.random.default_rng([*seed, 0]), shape, num_samples)
+    return weights.log_weights(log_gamma, concentration), {
+        name: of_site(number, name) for number, name in enumerate(sorted(needs))
+    }
 
 
 def draw_log_gamma(rng: np.random.Generator, shape: np.ndarray, num_samples: int) -> np.ndarray:

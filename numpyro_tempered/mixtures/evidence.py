@@ -23,6 +23,7 @@ from numpyro_tempered.mixtures.factors import (
     distance,
     penalty,
     update,
+    update_in_order,
 )
 from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.source import Source
@@ -300,7 +301,7 @@ def _step_error(
     extra: tuple[MixtureProblem, Factors],
 ) -> Array:
     problem, following = extra
-    return distance(component, following, update(component, problem, final.sums, read[0].centres))
+    return distance(component, following, update_in_order(component, problem, final.sums, read[0].centres))
 
 
 STEP_ERROR = Summary(final_coefficients, final_sums, _step_error)

@@ -6,17 +6,19 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.ascent import Algorithm, Summary, rounding_error
-from numpyro_tempered.mixtures.components import derived, special
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, base_sum, block_sums
 
 
 class Factors(NamedTuple):
-    """rho = Dirichlet(concentration) ⊗ the posteriors of the components.
+    """rho = the factor of the weights ⊗ the posteriors of the components.
 
     Attributes:
-        concentration: ``(K,)``; 0 for a component that fills up to a size that is compiled.
+        concentration: ``(K,)`` of a Dirichlet, or ``(K, 2)`` of the Betas of sticks, whose last is Beta(a, 0); 0
+            for a component that fills up to a size that is compiled.
         posterior: Hyperparameters with leading axis K.
     """
 
@@ -29,7 +31,7 @@ class MixtureProblem(NamedTuple):
 
     Attributes:
         prior: Of one component.
-        concentration: Of the Dirichlet prior of the weights, ``(K,)``; 0 for components that fill up.
+        concentration: Of the prior of the weights, as in :class:`Factors`; 0 for components that fill up.
         alpha: Power on the likelihood.
         base: The weighted sum of log h(x_i).
     """
@@ -45,7 +47,9 @@ def centres_of(component: Component, factors: Factors) -> Array | None:
     if component.location is None:
         return None
     # Where the prior of a component that is none is far away, nothing may overflow.
-    return jnp.where(factors.concentration[:, None] > 0, component.location.of(factors.posterior), 0.0)
+    return jnp.where(
+        weights.active(factors.concentration)[:, None], component.location.of(factors.posterior), 0.0
+    )
 
 
 def about(component: Component, factors: Factors, centres: Array | None) -> Factors:
@@ -58,7 +62,7 @@ def about(component: Component, factors: Factors, centres: Array | None) -> Fact
 def coefficients(component: Component, factors: Factors, centres: Array | None = None) -> Coefficients:
     """E log p_j and E log q_j, linear in statistics about centres, which are those of the factors by default."""
     centres = centres_of(component, factors) if centres is None else centres
-    log_weights = special.dirichlet_expected_log(factors.concentration)
+    log_weights = weights.expected_log(factors.concentration)
     return Coefficients(
         log_weights, *derived.coefficients(component, about(component, factors, centres).posterior), centres
     )
@@ -71,18 +75,35 @@ def update(component: Component, problem: MixtureProblem, sums: Sums, centres: A
     if centres is not None:
         prior = translate(component, broadcast_prior(prior, counts.shape[0]), -centres)
     posterior = translate(component, component.update(prior, counts, statistics), centres)
-    return Factors(problem.concentration + counts, posterior)
+    return Factors(weights.update(problem.concentration, counts), posterior)
+
+
+def in_order(problem: MixtureProblem, sums: Sums, centres: Array | None) -> tuple[Sums, Array | None]:
+    """Sums and their centres in the best order of the components, where the weights have one."""
+    order = weights.best_order(problem.concentration, problem.alpha * sums.counts)
+    if order is None:
+        return sums, centres
+    sums = sums._replace(counts=sums.counts[order], statistics=sums.statistics[order])
+    return sums, None if centres is None else centres[order]
+
+
+def update_in_order(
+    component: Component, problem: MixtureProblem, sums: Sums, centres: Array | None = None
+) -> Factors:
+    """The factors given responsibilities, in the best order of the components."""
+    return update(component, problem, *in_order(problem, sums, centres))
 
 
 def first_sums(
     component: Component, problem: MixtureProblem, responsibilities: Array, blocks: Blocks
 ) -> tuple[Array | None, Sums]:
     """Centres and sums about them under responsibilities ``(P, B, K, b)``: a pass each."""
-    sums = accumulate(component, responsibilities, blocks)
-    if component.location is None:
-        return None, sums
-    centres = centres_of(component, update(component, problem, sums))
-    return centres, accumulate(component, responsibilities, blocks, centres)
+    sums, centres = accumulate(component, responsibilities, blocks), None
+    if component.location is not None:
+        centres = centres_of(component, update(component, problem, sums))
+        sums = accumulate(component, responsibilities, blocks, centres)
+    sums, centres = in_order(problem, sums, centres)
+    return centres, sums
 
 
 def first_factors(
@@ -95,8 +116,8 @@ def first_factors(
 
 def penalty(component: Component, problem: MixtureProblem, factors: Factors) -> Array:
     """KL(rho, prior)."""
-    weights = special.dirichlet_kl(factors.concentration, problem.concentration)
-    return weights + derived.kl(component, factors.posterior, problem.prior)
+    of_weights = weights.kl(factors.concentration, problem.concentration)
+    return of_weights + derived.kl(component, factors.posterior, problem.prior)
 
 
 def distance(component: Component, factors: Factors, after: Factors) -> Array:
@@ -105,8 +126,8 @@ def distance(component: Component, factors: Factors, after: Factors) -> Array:
     def of_one(q: Hyperparameters, p: Hyperparameters) -> Array:
         return derived.kl(component, broadcast_prior(q, 1), p)
 
-    weights = special.dirichlet_kl(factors.concentration, after.concentration)
-    return weights + jnp.sum(jax.vmap(of_one)(factors.posterior, after.posterior))
+    of_weights = weights.kl(factors.concentration, after.concentration)
+    return of_weights + jnp.sum(jax.vmap(of_one)(factors.posterior, after.posterior))
 
 
 def objective(component: Component, problem: MixtureProblem, factors: Factors, sums: Sums) -> Array:
@@ -120,7 +141,9 @@ def objective_and_rounding(
     """F, and its rounding error."""
     divergence = penalty(component, problem, factors)
     terms = problem.alpha * sums.log_sum, problem.alpha * problem.base, -divergence
-    return terms[0] + terms[1] + terms[2], rounding_error(total, *terms, alpha=problem.alpha)
+    # The log-gammas of the weights are those of their prior's data too.
+    size = total + jnp.sum(problem.concentration)
+    return terms[0] + terms[1] + terms[2], rounding_error(size, *terms, alpha=problem.alpha)
 
 
 def complete_likelihood(mixture: Coefficients, sums: Sums) -> Array:
@@ -144,7 +167,7 @@ def follow(
 ) -> tuple[Array, Array, Factors]:
     """F, its rounding error, and the next factors."""
     value, rounding = objective_and_rounding(component, problem, factors, sums, total)
-    return value, rounding, update(component, problem, sums, centres_of(component, factors))
+    return value, rounding, update_in_order(component, problem, sums, centres_of(component, factors))
 
 
 # CA18, Algorithm 1.
@@ -159,7 +182,7 @@ TEMPERED_CAVI = Algorithm(
 
 def common_coefficients(component: Component, factors: Factors) -> Coefficients:
     """The same mixture with statistics about 0, the mean of the data."""
-    log_weights = special.dirichlet_expected_log(factors.concentration)
+    log_weights = weights.expected_log(factors.concentration)
     return Coefficients(log_weights, *derived.coefficients(component, factors.posterior))
 
 
@@ -168,7 +191,7 @@ def follow_common(
 ) -> tuple[Array, Array, Factors]:
     """The same of sums about 0."""
     value, rounding = objective_and_rounding(component, problem, factors, sums, total)
-    return value, rounding, update(component, problem, sums)
+    return value, rounding, update_in_order(component, problem, sums)
 
 
 # With statistics that all components share, a pass over many columns takes half of the time. It serves where
@@ -183,4 +206,5 @@ def common_sizes(component: Component, problem: MixtureProblem, factors: Factors
     mixture = common_coefficients(component, factors)
     terms = mixture.weights * component.statistics(centres_of(component, factors).T).T  # type: ignore[union-attr]
     sizes = jnp.abs(mixture.constant) + jnp.sum(jnp.abs(terms), axis=1)
-    return jnp.where(factors.concentration - problem.concentration >= problem.alpha, sizes, 0.0)
+    counts = weights.counts_of(factors.concentration, problem.concentration)
+    return jnp.where(counts >= problem.alpha, sizes, 0.0)

@@ -10,6 +10,7 @@ from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prep
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import WarmStart, run
 from numpyro_tempered.mixtures.starts import Start
+from numpyro_tempered.mixtures.weights import Concentration
 
 
 @key_first
@@ -20,7 +21,7 @@ def fit(
     *,
     num_components: int,
     alpha: float = 1.0,
-    concentration: ArrayLike = 1.0,
+    concentration: Concentration = 1.0,
     sample_weight: ArrayLike | None = None,
     start: Start | None = None,
     warm_start: WarmStart | None = None,
@@ -33,10 +34,10 @@ def fit(
 ) -> MixtureFit:
     r"""Fit a mixture by tempered coordinate ascent.
 
-    The model is :math:`\sum_j p_j q_{\theta_j}`, with p ~ Dirichlet and independent :math:`\theta_j`. With
-    responsibilities :math:`\omega_{ij} \propto \exp(l_{ij})`, :math:`l_{ij} = E \log p_j + E \log
-    q_{\theta_j}(x_i)`, which carry no alpha, and factors that are the priors updated by alpha times the weighted
-    statistics, every half-step raises
+    The model is :math:`\sum_j p_j q_{\theta_j}`, with p ~ Dirichlet, or :func:`stick_breaking`, and independent
+    :math:`\theta_j`. With responsibilities :math:`\omega_{ij} \propto \exp(l_{ij})`, :math:`l_{ij} = E \log p_j +
+    E \log q_{\theta_j}(x_i)`, which carry no alpha, and factors that are the priors updated by alpha times the
+    weighted statistics, every half-step raises
 
     .. math:: F = \alpha \sum_{ij} \omega_{ij} (l_{ij} - \log \omega_{ij}) - \mathrm{KL}(\rho, \pi)
               \le \alpha E_\rho[\log L] - \mathrm{KL}(\rho, \pi) = E_1 .
@@ -48,7 +49,7 @@ def fit(
         component: The family and its prior, such as ``nt.components.gaussian(dim)``.
         num_components: K >= 1. Components may end empty, at their prior.
         alpha: Power on the likelihood, positive.
-        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        concentration: Dirichlet prior of the weights, one number or ``(K,)``; or :func:`stick_breaking`.
         sample_weight: How often each row counts, ``(n,)``, not negative.
         start: First responsibilities, :func:`kmeans_plus_plus` by default.
         warm_start: A fit of the same family, or several. The first restart starts from the factors of one of K
@@ -69,7 +70,8 @@ def fit(
     Raises:
         TypeError: If an argument is of another kind than above, or the data are traced.
         ValueError: If the data are not of the family, or an argument is out of its range.
-        FloatingPointError: If no restart keeps a finite objective.
+        FloatingPointError: If no restart keeps a finite objective, or the precision does not hold the prior of
+            the weights.
         RuntimeError: If F falls by more than rounding, which is an error of the component's functions.
 
     References:
@@ -99,7 +101,7 @@ def fit_chunks(
     *,
     num_components: int,
     alpha: float = 1.0,
-    concentration: ArrayLike = 1.0,
+    concentration: Concentration = 1.0,
     start: Start | None = None,
     warm_start: WarmStart | None = None,
     num_restarts: int = 8,
@@ -124,7 +126,7 @@ def fit_chunks(
         component: The family and its prior.
         num_components: K >= 1.
         alpha: Power on the likelihood, positive.
-        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        concentration: Dirichlet prior of the weights, one number or ``(K,)``; or :func:`stick_breaking`.
         start: First responsibilities of the rows that starts see, :func:`kmeans_plus_plus` by default.
         warm_start: As for :func:`fit`.
         num_restarts: Starts, ascended in the same passes; the one with the largest F is returned.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, stochastic
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
@@ -19,6 +19,7 @@ from numpyro_tempered.mixtures.search import assemble, problem_of
 from numpyro_tempered.mixtures.source import Beginning, pass_of
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
+from numpyro_tempered.mixtures.weights import Concentration
 
 DEFAULT_STEPS = stochastic.RobbinsMonro(kappa=0.7, tau=1.0)
 
@@ -31,7 +32,7 @@ def fit_stochastic(
     *,
     num_components: int,
     alpha: float = 1.0,
-    concentration: ArrayLike = 1.0,
+    concentration: Concentration = 1.0,
     step_size: stochastic.StepSize = DEFAULT_STEPS,
     batch_size: int = 1024,
     num_passes: int = 1,
@@ -57,7 +58,7 @@ def fit_stochastic(
         component: The family and its prior.
         num_components: K >= 1.
         alpha: Power on the likelihood, positive.
-        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        concentration: Dirichlet prior of the weights, one number or ``(K,)``; or :func:`stick_breaking`.
         step_size: In (0, 1], or a function of the step's number (1, 2, ...), :func:`robbins_monro` by default.
         batch_size: Rows of a batch.
         num_passes: Passes over the data.

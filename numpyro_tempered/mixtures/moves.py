@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures import sweep
+from numpyro_tempered.mixtures import sweep, weights
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_factors
 from numpyro_tempered.mixtures.starts import draw_row, squared_distance
@@ -35,7 +35,7 @@ def propose(
         Ueda, Nakano, Ghahramani, Hinton, *SMEM algorithm for mixture models*, 2000; Hughes, Sudderth, *Memoized
         online variational inference for Dirichlet process mixture models*, 2013.
     """
-    exists = problem.concentration > 0
+    exists = weights.active(problem.concentration)
     num_components = jnp.sum(exists)
     numbers = jnp.arange(exists.shape[0])
     mixture = coefficients(component, factors)

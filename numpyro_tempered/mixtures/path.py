@@ -67,7 +67,7 @@ def num_components_path(
     """
     orders = check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
-    check_options(options)
+    check_options(options, label_multiplicity)
     alphas = [alphas] if isinstance(alphas, int | float) else list(alphas)
     grid = sorted((float(a) for a in alphas), reverse=True)
     if not grid or len(set(grid)) < len(grid):

@@ -10,6 +10,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_tempered.core.checks import check_count, is_traced, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
     Component,
@@ -151,9 +152,9 @@ def sample_parameters(rng_key: Array, fit: MixtureFit, num_samples: int) -> Para
     parameters = _sample_parameters(jax.random.split(rng_key, num_samples), fit.component, factors_of(fit))
     if fit.centre is None:
         return parameters
-    weights = parameters.pop("weights")
+    of_weights = parameters.pop("weights")
     shift = np.broadcast_to(fit.centre, (fit.num_components, len(fit.centre)))
-    return {"weights": weights} | move_parameters(fit.component, fit.problem.prior, parameters, shift)
+    return {"weights": of_weights} | move_parameters(fit.component, fit.problem.prior, parameters, shift)
 
 
 def factors_of(fit: MixtureFit) -> Factors:
@@ -188,8 +189,7 @@ def _log_predictive(component: Component, factors: Factors, rows: Array) -> Arra
 
 @partial(jax.jit, static_argnames="component")
 def _predictive_parts(component: Component, factors: Factors, rows: Array) -> Array:
-    a = factors.concentration
-    log_weights = jnp.log(a) - jnp.log(jnp.sum(a))
+    log_weights = weights.log_mean(factors.concentration)
     return (log_weights[:, None] + derived.log_predictive(component, factors.posterior, rows.T)).T
 
 
@@ -218,6 +218,7 @@ def draw_parameters(rng_key: Array, component: Component, factors: Factors) -> t
     """One draw from rho: log weights ``(K,)``, and the components' parameters by name, K first."""
     key, *rest = jax.random.split(rng_key, 17)
     keys = iter(rest)
-    # The gammas of a Dirichlet underflow for small concentrations, their logarithms do not.
-    log_weights = jax.nn.log_softmax(jax.random.loggamma(key, factors.concentration))
+    # Gammas of small concentrations underflow, their logarithms do not.
+    shape = jnp.where(factors.concentration > 0, factors.concentration, 1.0)
+    log_weights = weights.log_weights(jax.random.loggamma(key, shape), factors.concentration)
     return log_weights, component.draw(lambda name, fn: fn.sample(next(keys)), factors.posterior)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
+from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components.derived import check_derivatives
 
@@ -168,7 +169,7 @@ class Settings(NamedTuple):
 
     Attributes:
         alpha: Power on the likelihood.
-        concentration: Dirichlet prior of the weights, ``(K,)``.
+        concentration: Prior of the weights, ``(K,)`` of a Dirichlet or ``(K, 2)`` of sticks.
     """
 
     alpha: float
@@ -180,7 +181,7 @@ class Settings(NamedTuple):
         return len(self.concentration)
 
 
-def check_settings(num_components: int, alpha: float, concentration: ArrayLike) -> Settings:
+def check_settings(num_components: int, alpha: float, concentration: weights.Concentration) -> Settings:
     """The settings of a fit.
 
     Raises:
@@ -189,24 +190,12 @@ def check_settings(num_components: int, alpha: float, concentration: ArrayLike) 
     """
     num_components = check_count(num_components, "num_components")
     alpha = float(check_number(alpha, "alpha", "(0, inf)"))
-    return Settings(alpha, check_concentration(concentration, num_components))
+    return Settings(alpha, weights.prior_of(concentration, num_components))
 
 
 def check_counts(least: int = 1, **values: int) -> tuple[int, ...]:
     """Whole numbers of at least ``least``, by the names of the arguments."""
     return tuple(check_count(value, name, least) for name, value in values.items())
-
-
-def check_concentration(concentration: ArrayLike, num_components: int) -> np.ndarray:
-    """The Dirichlet prior of the weights, ``(K,)``.
-
-    Raises:
-        ValueError: If it is not positive, or has another shape than () or (K,).
-    """
-    values = np.asarray(concentration, np.float64)
-    if values.shape not in ((), (num_components,)):
-        raise ValueError(f"concentration has shape {values.shape}; expected () or ({num_components},).")
-    return np.broadcast_to(check_numbers(values, "concentration", "(0, inf)"), (num_components,))
 
 
 def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:

@@ -17,10 +17,11 @@ from numpyro_tempered.handlers.likelihood import get_trace, observed_values
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, WEIGHTS, mixture_guide, mixture_model
+from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, mixture_guide, mixture_model
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, translate_on_host
 from numpyro_tempered.mixtures.evidence import OCCUPIED, BoundEstimate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
+from numpyro_tempered.mixtures.weights import STICKS, WEIGHTS, are_sticks
 
 
 class MixtureFit(NamedTuple):
@@ -29,8 +30,8 @@ class MixtureFit(NamedTuple):
     Attributes:
         component: The family, without its prior.
         alpha: Power on the likelihood.
-        factors: The Dirichlet and the posteriors of the components, of data less ``centre``.
-        problem: Prior, Dirichlet prior, alpha and the sum of log h, of the same data.
+        factors: Of the weights and the components, of data less ``centre``.
+        problem: Prior, prior of the weights, alpha and the sum of log h, of the same data.
         centre: What is subtracted from the data, ``(d,)``, or None.
         objective: F, in double precision: the bound that the ascent maximises. F <= ``bound.value``.
         kl: KL(rho, prior), in double precision.
@@ -130,13 +131,13 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
     Args:
         fit: A fitted mixture.
         order: The old number of each component, a permutation of 0 ... K-1; by default from the largest to
-            the smallest count.
+            the smallest count. Sticks keep their order, which their prior depends on.
 
     Returns:
         The fit, relabelled.
 
     Raises:
-        ValueError: If ``order`` is not a permutation.
+        ValueError: If ``order`` is not a permutation, or another one than that of sticks.
 
     Example:
         >>> import jax, numpy as np
@@ -147,10 +148,17 @@ def relabel(fit: MixtureFit, order: ArrayLike | None = None) -> MixtureFit:
         >>> fit.counts.round(1).tolist()
         [3.0, 1.0]
     """
-    indices = np.argsort(-fit.counts, kind="stable") if order is None else np.asarray(order)
+    keeps, numbers = are_sticks(fit.factors.concentration), np.arange(fit.num_components)
+    falling = numbers if keeps else np.argsort(-fit.counts, kind="stable")
+    indices = falling if order is None else np.asarray(order)
     whole = np.issubdtype(indices.dtype, np.integer)
     if not whole or sorted(indices.tolist()) != list(range(fit.num_components)):
         raise ValueError(f"order must be a permutation of 0 ... {fit.num_components - 1}, got {order}.")
+    if keeps and np.any(indices != numbers):
+        raise ValueError(
+            f"order is {order}, but sticks in another order are another prior and another factor: leave order "
+            "out, and relabel the draws where another order is needed."
+        )
     return fit._replace(
         factors=jax.tree.map(lambda leaf: leaf[indices], fit.factors),
         problem=fit.problem._replace(concentration=fit.problem.concentration[indices]),
@@ -260,7 +268,6 @@ def from_mixture(
     variational = {
         "objective_trace": ("iteration", ordered.trace),
         "objective_by_restart": ("restart", ordered.objectives),
-        "concentration": ("component", np.asarray(ordered.factors.concentration)),
         "count": ("component", ordered.counts),
     }
     attrs = {
@@ -276,6 +283,10 @@ def from_mixture(
     }
     groups = {"variational": {name: values for name, (_, values) in variational.items()}}
     dims = {name: [dim] for name, (dim, _) in variational.items()} | _dims(tempered)
+    concentration = np.asarray(ordered.factors.concentration)
+    groups["variational"]["concentration"] = concentration
+    # Of a stick what it takes, and what it leaves.
+    dims["concentration"] = ["component", "side"][: concentration.ndim]
     return run._replace(groups=groups, attrs=attrs, dims=dims)
 
 
@@ -284,6 +295,8 @@ def _dims(fit: TemperedFit) -> dict[str, list[str]]:
     trace = get_trace(handlers.seed(fit.model, fit.rng_key), fit.args, fit.kwargs)
     sizes = {"component": trace[WEIGHTS]["value"].shape[0], "feature": trace[DATA]["value"].shape[1]}
     names = {WEIGHTS: ["component"], DATA: ["row", "feature"]}
+    if STICKS in trace:
+        names[STICKS] = ["stick"]
     for name, site in trace.items():
         if site["type"] != "sample" or name in names:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures import ascent
+from numpyro_tempered.mixtures import ascent, weights
 from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import History, Limits, Visit, for_keys, restart
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, broadcast_prior, translate_on_host
@@ -191,7 +191,9 @@ def check_finite(state: Ascent[Visit[Factors]], objectives: np.ndarray, componen
 def problem_of(source: Source, settings: Settings) -> MixtureProblem:
     """The problem that a source and the priors pose, without what it needs of all rows."""
     data, size = source.data, settings.num_components
-    concentration = np.pad(settings.concentration, (0, source.capacity(size) - size))
+    prior = settings.concentration
+    weights.check_rounding(prior, data.rows.dtype)
+    concentration = np.pad(prior, [(0, source.capacity(size) - size), *[(0, 0)] * (prior.ndim - 1)])
     numbers = as_dtype((concentration, settings.alpha, 0.0), data.rows.dtype)
     return MixtureProblem(as_dtype(data.prior, data.rows.dtype), *numbers)
 
@@ -222,7 +224,10 @@ def warm_factors(
     if warm_start is None:
         return Warm([], [], None)
     fits = [warm_start] if isinstance(warm_start, MixtureFit) else list(warm_start)
-    factors = [as_dtype(factors_for(source.data, fit, num_components), problem.alpha.dtype) for fit in fits]
+    for fit in fits:
+        check_warm(source.data, fit, num_components)
+    fits = [with_weights_of(problem, fit) for fit in fits]
+    factors = [as_dtype(factors_for(source.data, fit), problem.alpha.dtype) for fit in fits]
     nothing: Any = np.zeros_like(problem.concentration)
     whole = [
         fill_up(problem, nothing, each)
@@ -247,15 +252,15 @@ def pad(problem: MixtureProblem, factors: Factors, concentration: Array) -> Fact
     Args:
         problem: Of all components.
         factors: Of the first components.
-        concentration: Their Dirichlet prior, whose weights they were updated from.
+        concentration: The prior that their weights were updated from.
     """
-    counts = np.asarray(factors.concentration) - np.asarray(concentration)
-    first = np.asarray(problem.concentration)[: len(counts)] + counts
+    counts = weights.counts_of(np.asarray(factors.concentration), np.asarray(concentration))  # type: ignore[arg-type]
+    first = weights.update(np.asarray(problem.concentration)[: len(counts)], counts)  # type: ignore[arg-type]
     return fill_up(problem, problem.concentration, factors._replace(concentration=first))
 
 
 def fill_up(problem: MixtureProblem, concentration: Array, factors: Factors) -> Factors:
-    """Factors with components at their prior behind them, whose weights have this Dirichlet ``(K,)``."""
+    """Factors with components at their prior behind them, whose weights have this factor, leading axis K."""
     size = len(factors.concentration)
     others = broadcast_prior(problem.prior, len(concentration) - size)
     posterior = jax.tree.map(lambda *leaves: np.concatenate(leaves), factors.posterior, others)
@@ -274,8 +279,22 @@ def with_warm(factors: Factors, warm: Warm) -> Factors:
     return jax.tree.map(joined, factors, *warm.whole, *warm.padded) if warm.whole or warm.padded else factors
 
 
-def factors_for(data: MixtureData, warm_start: MixtureFit, num_components: int) -> Factors:
-    """The factors of another fit, for data less this fit's centre.
+def with_weights_of(problem: MixtureProblem, fit: MixtureFit) -> MixtureFit:
+    """The fit with weights of the problem's form; where it had a Dirichlet or sticks, from its counts."""
+    target, concentration, prior = (
+        np.asarray(each) for each in (problem.concentration, fit.factors.concentration, fit.problem.concentration)
+    )
+    if concentration.ndim == target.ndim:
+        return fit
+    first: Any = weights.first(target, fit.num_components)
+    updated = weights.update(first, weights.counts_of(concentration, prior))  # type: ignore[arg-type]
+    return fit._replace(
+        factors=fit.factors._replace(concentration=updated), problem=fit.problem._replace(concentration=first)
+    )
+
+
+def check_warm(data: MixtureData, warm_start: MixtureFit, num_components: int) -> None:
+    """Refuse what this fit cannot start from.
 
     Raises:
         TypeError: If ``warm_start`` is not a fit.
@@ -287,6 +306,10 @@ def factors_for(data: MixtureData, warm_start: MixtureFit, num_components: int) 
             f"warm_start has {warm_start.num_components} components of {warm_start.component.name}; expected at "
             f"most {num_components} of {data.component.name}, both with missing entries or both without."
         )
+
+
+def factors_for(data: MixtureData, warm_start: MixtureFit) -> Factors:
+    """The factors of another fit, for data less this fit's centre."""
     factors = warm_start.factors
     if warm_start.centre is None or data.centre is None:
         return factors

@@ -15,6 +15,7 @@ from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.em import em
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.weights import StickBreaking
 from numpyro_tempered.report.arviz import OnDemand, assemble, dataset, versions, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, dyadic, rank_models
@@ -117,7 +118,7 @@ def select_num_components(
         alpha: Power on the likelihood.
         log_prior: log b_K by K, or a callable from the K to that; :func:`numpyro_tempered.dyadic` by default.
         label_multiplicity: Whether to add log(K! / (K - K₊)!), K₊ the occupied components: the labels'
-            symmetry, which a bound around one labelling misses.
+            symmetry, which a bound around one labelling misses. Sticks have none.
         num_restarts: Random starts for each K, of the ascent and of EM.
         baselines: Whether to run EM.
         num_draws: Draws of the selected posterior in ``data``.
@@ -147,7 +148,7 @@ def select_num_components(
     began, orders = CLOCK.read(), check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
     num_draws = check_count(num_draws, "num_draws")
-    check_options(options)
+    check_options(options, label_multiplicity)
     options = {"alpha": alpha, "num_restarts": num_restarts} | options
     fits = fit_orders(rng_key, x, component, orders, {}, **options)
     columns = criterion_columns(fits, log_weights, label_multiplicity)
@@ -200,12 +201,17 @@ def fit_orders(
     return {k: fits[k] for k in orders}
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse a ``warm_start``: the fits of other K are that.
+def check_options(options: dict[str, Any], label_multiplicity: bool) -> None:
+    """Refuse a ``warm_start``, since the fits of other K are that, and the symmetry of labels of sticks.
 
     Raises:
-        ValueError: If it is among the options.
+        ValueError: If it is among the options, or labels of sticks are counted.
     """
+    if label_multiplicity and isinstance(options.get("concentration"), StickBreaking):
+        raise ValueError(
+            "stick_breaking has an order of its components, so that another labelling is another model: leave "
+            "label_multiplicity out."
+        )
     if "warm_start" in options:
         raise ValueError(
             "each fit starts from that of the next smaller K, or larger alpha: leave warm_start out."

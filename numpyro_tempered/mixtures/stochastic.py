@@ -13,9 +13,10 @@ from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate, translate_on_host
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, update
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, in_order, update
 from numpyro_tempered.mixtures.prepare import check_settings, check_weight, move
 from numpyro_tempered.mixtures.starts import Start, start_data, start_or_default
+from numpyro_tempered.mixtures.weights import Concentration
 
 
 class Schedule(Protocol):
@@ -76,14 +77,12 @@ class StochasticRule(NamedTuple):
     """Stochastic variational Bayes as pure functions, made by :func:`stochastic`.
 
     Attributes:
-        init: ``(rng_key, x, sample_weight=None)`` to the state before the first batch. The rows
-            serve the first responsibilities alone; they do not count as data.
-        update: ``(state, x, sample_weight=None)`` to the state after a batch, and the batch's log density (see
-            ``log_density``) under the factors before it.
-        factors: A state to the Dirichlet and the posteriors of the components, in the data's own coordinates;
-            with ``centre`` and outside of ``jit`` in double precision, which holds a location far from 0.
-        log_density: ``(state, x, sample_weight=None)`` to the average of log Σ_j exp(l_ij), shape (): a lower
-            bound on the expected log density of a datum, untempered; for held-out data.
+        init: The state before the first batch.
+        update: The state after a batch, and the batch's log density under the factors before it.
+        factors: A state to the factors of the weights and the components, in the data's own coordinates; with
+            ``centre`` and outside of ``jit`` in double precision, which holds a location far from 0.
+        log_density: The average of log Σ_j exp(l_ij), shape (): a lower bound on the expected log density of a
+            datum, untempered.
     """
 
     init: Init
@@ -135,7 +134,7 @@ def stochastic(
     *,
     num_components: int,
     alpha: float = 1.0,
-    concentration: ArrayLike = 1.0,
+    concentration: Concentration = 1.0,
     step_size: StepSize | None = None,
     total: float | None = None,
     num_inner: int = 1,
@@ -162,7 +161,7 @@ def stochastic(
         component: The family and its prior.
         num_components: K >= 1.
         alpha: Power on the likelihood, positive.
-        concentration: Dirichlet prior of the weights, one number or ``(K,)``.
+        concentration: Prior of the weights, as for :func:`fit`.
         step_size: In (0, 1], or a function of the step's number (1, 2, ...) such as :func:`robbins_monro`.
         total: n, the sum of the weights of the data that the posterior is for.
         num_inner: How often the responsibilities and the step of a batch are computed, each time from the state
@@ -326,6 +325,11 @@ def stochastic_step(
     after = towards(sums)
     if num_inner > 1:
         after = jax.lax.fori_loop(1, num_inner, lambda _, at: towards(sums_at(at)), after)
+    n = after.total_weight.value if total is None else jnp.asarray(total, dtype)
+    averages = sums._replace(counts=after.counts, statistics=after.statistics)
+    # Labels change after the averages, which are of one labelling.
+    ordered, centres = in_order(problem._replace(alpha=problem.alpha * n), averages, after.centres)
+    after = after._replace(counts=ordered.counts, statistics=ordered.statistics, centres=centres)
     is_valid = jnp.isfinite(log_density) & (rate > 0) & (rate <= 1)
     is_valid = is_valid & jnp.all(jnp.isfinite(after.counts)) & jnp.all(jnp.isfinite(after.statistics))
     # A batch without a row leaves the state as it is.

@@ -67,8 +67,9 @@ def to_inference_data(
     each row, summed over the components; in ``variational`` F at each pass and of each restart, concentrations
     and counts; attributes ``objective`` (F), ``elbo`` and ``elbo_se`` (E1), ``num_components``, ``num_occupied``,
     ``converged``. The factors tell components apart, so that no draw has labels switched: components stand from
-    the largest to the smallest count, or as ``order`` says. Of probabilistic PCA: ``loadings`` with dims
-    ``feature``, ``factor``; the z are integrated out of the log-likelihood of a row.
+    the largest to the smallest count, or as ``order`` says; those of ``sticks``, which the ``weights`` follow
+    from, as in the fit. Of probabilistic PCA: ``loadings`` with dims ``feature``, ``factor``; the z are
+    integrated out of the log-likelihood of a row.
 
     Args:
         result: A result.

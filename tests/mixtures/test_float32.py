@@ -302,3 +302,16 @@ def test_many_rows_share_statistics_only_where_these_keep_their_digits(name, mon
     many = fit(component, X, **options)
     assert used == [COMMON_CAVI, COMMON_CAVI, TEMPERED_CAVI]
     assert abs(many.objective - few["narrow"].objective) < 1e-5 * len(X)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [float, nt.mixtures.stick_breaking])
+def test_a_prior_of_the_weights_that_is_rounding_is_refused(make):
+    x, options = np.random.default_rng(0).normal(size=(50, 2)), {"num_components": 3, "num_restarts": 2}
+    component = nt.components.known_variance(2)
+    with pytest.raises(FloatingPointError, match="concentrations of the weights add up to"):
+        nt.mixtures.fit(jax.random.key(0), x, component, concentration=make(1e5), **options)
+    single = nt.mixtures.fit(jax.random.key(0), x, component, concentration=make(1e4), **options)
+    with enable_x64():
+        double = nt.mixtures.fit(jax.random.key(0), x, component, concentration=make(1e4), **options)
+    assert single.objective == pytest.approx(double.objective, abs=0.1)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from conftest import enable_x64
-from scipy.special import gammaln
+from scipy.special import betaln, digamma, gammaln
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.bridges.from_sklearn import from_sklearn
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
@@ -95,6 +96,27 @@ def test_bound_is_that_of_our_ascent_and_scikit_learns_with_its_constants(form, 
     assert fit.converged
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_default_weights_are_sticks_of_which_the_last_is_whole(size, key, x64):
+    x, _ = two_groups(2)
+    model = BayesianGaussianMixture(
+        n_components=size, weight_concentration_prior=0.7, reg_covar=0.0, tol=1e-11, max_iter=2000, random_state=0
+    ).fit(x)
+    fit = from_sklearn(key, model, x, num_samples=0)
+    # Theirs, with the constants of the components and of a stick for each.
+    weightless = dropped(model, len(x), 2) - (gammaln(size * 0.7) - size * gammaln(0.7))
+    theirs = model.lower_bound_ + weightless + size * np.log(0.7)
+    # Their last stick is no part of our model: its expected log and its divergence.
+    a, b = (each[-1] for each in model.weight_concentration_)
+    share = model.predict_proba(x)[:, -1]
+    divergence = (a - 1) * (digamma(a) - digamma(a + b)) - betaln(a, b) + betaln(1, 0.7)
+    more = np.sum(np.log1p(share * np.expm1(digamma(a + b) - digamma(a)))) + divergence
+    assert more >= 0
+    assert fit.objective == pytest.approx(theirs + more, rel=1e-8)
+    assert nt.mixtures.predict(fit, x).tolist() == model.predict(x).tolist()
+    assert weights.mean(fit.factors.concentration).sum() == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("form", ["diag", "spherical", "tied"])
 def test_other_forms_are_factors_whose_bound_our_ascent_raises(form, key, x64):
     with pytest.warns(ConvergenceWarning):
@@ -150,9 +172,6 @@ def test_refusals_say_what_to_do(key):
         from_sklearn(key, GaussianMixture(2), x)
     with pytest.raises(ValueError, match="not fitted"):
         from_sklearn(key, BayesianGaussianMixture(n_components=2), x)
-    process = BayesianGaussianMixture(n_components=2, random_state=0, tol=1.0).fit(x)
-    with pytest.raises(ValueError, match='weight_concentration_prior_type="dirichlet_distribution"'):
-        from_sklearn(key, process, x)
     with enable_x64():
         _, _, model = fitted("full", 2)
         with pytest.raises(ValueError, match=r"\(n, 2\)"):

@@ -16,6 +16,7 @@ from numpyro_tempered.mixtures.factors import Factors
 from numpyro_tempered.mixtures.prepare import check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import History, assemble, problem_of
+from numpyro_tempered.mixtures.weights import Concentration, stick_breaking
 
 # sklearn.mixture.BayesianGaussianMixture, which has no type annotations.
 VariationalMixture: TypeAlias = Any
@@ -33,8 +34,20 @@ def from_sklearn(
               - \tfrac{\nu_0 d}2 \log 2 - \sum_{i<d} \log\Gamma\big(\tfrac{\nu_0 - i}2\big) \Big]
               - \tfrac{nd}2 \log 2\pi
 
-    for full covariances, so that it ranks wrong numbers of components first. ``objective`` and ``bound`` of the
-    result have every constant.
+    for full covariances and a Dirichlet, so that it ranks wrong numbers of components first. ``objective`` and
+    ``bound`` of the result have every constant.
+
+    Weights of the type "dirichlet_process", scikit-learn's default, are those of :func:`stick_breaking` with
+    :math:`\gamma` the ``weight_concentration_prior_``; their first term is :math:`K \log \gamma`. There is one
+    difference. scikit-learn has a K-th stick :math:`v_K \sim \mathrm{Beta}(1, \gamma)` too and leaves
+    :math:`1 - v_K` to components without end that get no datum, so that its bound is one on the evidence of the
+    process. Here :math:`v_K = 1`, and the bound is one on the evidence of the truncated model, whose weights sum
+    to 1. It is larger, with scikit-learn's factors of all else and its responsibilities :math:`\omega`, by
+
+    .. math:: \sum_i \log(1 + \omega_{iK} (e^{c} - 1)) + \mathrm{KL}(\rho_{v_K}, \pi_{v_K}), \qquad
+              c = -E \log v_K ,
+
+    which is 0 where the last component is empty. Predictions differ by the same c.
 
     The factors are those of the model. F and E1 are bounds at any factors, and are evaluated at these:
 
@@ -50,8 +63,7 @@ def from_sklearn(
 
     Args:
         rng_key: Key of the draws for E1.
-        model: A fitted ``BayesianGaussianMixture``, of ``weight_concentration_prior_type``
-            "dirichlet_distribution".
+        model: A fitted ``BayesianGaussianMixture``.
         x: The data that it was fitted to, ``(n, d)``.
         num_samples: Draws for E1, each a pass over the data; 0 for none.
 
@@ -60,7 +72,7 @@ def from_sklearn(
 
     Raises:
         TypeError: If ``model`` is another object.
-        ValueError: If it is not fitted, its weights are a Dirichlet process, or the data are not of its shape.
+        ValueError: If it is not fitted, or the data are not of its shape.
 
     References:
         scikit-learn issues 19074, 15647 and 8714 on the constants.
@@ -69,13 +81,11 @@ def from_sklearn(
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
         >>> from sklearn.mixture import BayesianGaussianMixture
-        >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
-        >>> model = BayesianGaussianMixture(
-        ...     n_components=2, weight_concentration_prior_type="dirichlet_distribution", random_state=0
-        ... ).fit(x)
+        >>> x = np.concatenate([np.linspace(0.0, 1.0, 30), np.linspace(9.0, 10.0, 20)])[:, None]
+        >>> model = BayesianGaussianMixture(n_components=2, random_state=0).fit(x)
         >>> fit = nt.mixtures.from_sklearn(jax.random.key(0), model, x, num_samples=0)  # without E1
         >>> fit.counts.round().tolist()
-        [2.0, 2.0]
+        [30.0, 20.0]
     """
     num_samples = check_count(num_samples, "num_samples", 0)
     _check(model)
@@ -85,9 +95,10 @@ def from_sklearn(
         raise ValueError("the data have missing entries (NaN), which scikit-learn cannot have been fitted to.")
     dtype = data.rows.dtype
     source = array_source(data, model.n_components, 1, fill=False)
-    settings = check_settings(model.n_components, 1.0, model.weight_concentration_prior_)
+    concentration, prior = _weights(model)
+    settings = check_settings(model.n_components, 1.0, prior)
     posterior = translate_on_host(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
-    factors = as_dtype(Factors(_host(model.weight_concentration_), posterior), dtype)
+    factors = as_dtype(Factors(concentration, posterior), dtype)
     history = History(np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_))
     problem = problem_of(source, settings)
     fit, _ = assemble(rng_key, source, problem, settings, factors, history=history, num_samples=num_samples)
@@ -118,6 +129,16 @@ def _form(model: VariationalMixture) -> tuple[Component, Hyperparameters]:
     return with_gamma(dim, **of_means, concentration=half * df0, rate=half * scale0), gammas
 
 
+def _weights(model: VariationalMixture) -> tuple[Array, Concentration]:
+    """The factor of a model's weights, and their prior."""
+    if model.weight_concentration_prior_type == "dirichlet_distribution":
+        return _host(model.weight_concentration_), model.weight_concentration_prior_
+    ones, zeros = model.weight_concentration_
+    # The last stick is 1.
+    zeros = np.append(zeros[:-1], 0.0)
+    return _host(np.stack([ones, zeros], axis=1)), stick_breaking(model.weight_concentration_prior_)
+
+
 def _host(values: ArrayLike) -> Array:
     """Values on the host, in double precision."""
     return np.asarray(values, np.float64)  # type: ignore[return-value]
@@ -137,8 +158,3 @@ def _check(model: object) -> None:
         )
     if not hasattr(model, "degrees_of_freedom_"):
         raise ValueError("this BayesianGaussianMixture is not fitted: call its fit first.")
-    if model.weight_concentration_prior_type != "dirichlet_distribution":
-        raise ValueError(
-            f"the weights of this model are a {model.weight_concentration_prior_type}, which is no Dirichlet: "
-            'fit it with weight_concentration_prior_type="dirichlet_distribution".'
-        )

@@ -1,27 +1,28 @@
 """A mixture as a NumPyro model, and its fitted factors as a guide."""
 
 from numpyro_tempered.core.checks import check_count
-from numpyro_tempered.core.typing import ArrayLike, Guide, Model
+from numpyro_tempered.core.typing import Guide, Model
 from numpyro_tempered.mixtures.bridges.sites import mixture_guide, mixture_model
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.prepare import check_concentration
 from numpyro_tempered.mixtures.result import MixtureFit, check_fit
+from numpyro_tempered.mixtures.weights import Concentration, prior_of
 
 
 def numpyro_model(
-    mixture: MixtureFit | Component, num_components: int | None = None, *, concentration: ArrayLike = 1.0
+    mixture: MixtureFit | Component, num_components: int | None = None, *, concentration: Concentration = 1.0
 ) -> Model:
     r"""A mixture as a NumPyro model.
 
-    Sites: ``weights`` ~ Dirichlet; the parameters of the components in the plate ``components``, or outside of it
-    where all components share them; the data ``x`` in the plate ``rows``, with their labels summed out. The model
-    is not tempered: put :class:`temper` around it. Its bound at :func:`numpyro_guide`, by ``Trace_ELBO``, is E1
-    of the fit.
+    Sites: ``weights`` ~ Dirichlet, or of :func:`stick_breaking` the ``sticks``, K - 1 Betas from which the
+    ``weights`` follow; the parameters of the components in the plate ``components``, or outside of it where all
+    components share them; the data ``x`` in the plate ``rows``, with their labels summed out. The model is not
+    tempered: put :class:`temper` around it. Its bound at :func:`numpyro_guide`, by ``Trace_ELBO``, is E1 of the
+    fit.
 
     Args:
         mixture: A fit, whose priors the model takes; or a component.
         num_components: K, for a component.
-        concentration: Dirichlet prior of the weights, one number or ``(K,)``, for a component.
+        concentration: Prior of the weights, as for :func:`fit`, for a component.
 
     Returns:
         ``model(x, sample_weight=None)``, with data as in ``nt.mixtures.fit``. A row of weight 0 does not count.
@@ -57,7 +58,7 @@ def numpyro_model(
     if num_components is None:
         raise ValueError("a component has no number of components: pass num_components.")
     size = check_count(num_components, "num_components")
-    return mixture_model(mixture, mixture.prior, check_concentration(concentration, size))
+    return mixture_model(mixture, mixture.prior, prior_of(concentration, size))
 
 
 def numpyro_guide(fit: MixtureFit) -> Guide:

@@ -17,8 +17,9 @@ from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
 from numpyro_tempered.mixtures.components.product import ColumnsOf
 from numpyro_tempered.mixtures.prepare import check_weight
+from numpyro_tempered.mixtures.weights import draw
 
-WEIGHTS, COMPONENTS, ROWS, DATA = "weights", "components", "rows", "x"
+COMPONENTS, ROWS, DATA = "components", "rows", "x"
 
 
 def mixture_model(component: Component, prior: Hyperparameters, concentration: np.ndarray | Array) -> Model:
@@ -37,8 +38,8 @@ def mixture_model(component: Component, prior: Hyperparameters, concentration: n
         if sample_weight is not None:
             check_weight(_on_host(sample_weight), rows)
             weight = jnp.asarray(sample_weight, rows.dtype)
-        hyperparameters, dirichlet = base.as_dtype((prior, concentration), rows.dtype)
-        weights = numpyro.sample(WEIGHTS, dist.Dirichlet(dirichlet))
+        hyperparameters, of_weights = base.as_dtype((prior, concentration), rows.dtype)
+        weights = draw(_sample_site, of_weights)
         sample = _sampler(component, hyperparameters, size)
         parameters = component.draw(sample, _prior_of_all(component, hyperparameters, size))
         components = component.distribution(parameters)
@@ -58,19 +59,19 @@ def mixture_guide(
     posterior: Hyperparameters,
     change: Callable[[str, dist.Distribution], dist.Distribution] = lambda name, fn: fn,
 ) -> Guide:
-    """A Dirichlet and posteriors of the components as a guide.
+    """The factor of the weights and posteriors of the components as a guide.
 
     Args:
         component: The component.
         prior: Of one component.
-        concentration: Of the Dirichlet of the weights, ``(K,)``.
+        concentration: Of the factor of the weights, leading axis K.
         posterior: Hyperparameters with leading axis K.
         change: Name of a site and its distribution, before it stands in a plate, to another distribution.
     """
     sample = _sampler(component, prior, concentration.shape[0])
 
     def guide(x: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> None:
-        numpyro.sample(WEIGHTS, change(WEIGHTS, dist.Dirichlet(concentration)))
+        draw(lambda name, fn: _sample_site(name, change(name, fn)), concentration)
         component.draw(lambda name, fn: sample(name, change(name, fn)), posterior)
 
     return guide
@@ -118,6 +119,11 @@ def mask_missing(components: dist.Distribution, observed: Array) -> dist.Distrib
     return components.expand((observed.shape[0], *components.batch_shape))
 
 
+def _sample_site(name: str, fn: dist.Distribution) -> Array:
+    """``numpyro.sample`` of a site outside of plates."""
+    return numpyro.sample(name, fn.to_event(len(fn.batch_shape)))
+
+
 def _on_host(values: ArrayLike) -> base.Rows:
     """Values that can be checked, also where NumPyro compiles the model; traced ones as they are."""
     return values if is_traced(values) else np.asarray(values)  # type: ignore[return-value]
@@ -148,7 +154,7 @@ def _sampler(component: Component, prior: Hyperparameters, num_components: int) 
 
     def sample(name: str, fn: dist.Distribution) -> Array:
         if shapes[name] == one_more[name]:
-            return numpyro.sample(name, fn.to_event(len(fn.batch_shape)))
+            return _sample_site(name, fn)
         with numpyro.plate(COMPONENTS, num_components):
             return numpyro.sample(name, fn.to_event(len(fn.batch_shape) - 1))
 
