@@ -24,7 +24,6 @@ GAUSSIANS: dict[str, Callable[..., Component]] = {
     "diag": components.diagonal_gaussian,
     "spherical": components.spherical_gaussian,
 }
-INDEPENDENT = ("diag", "spherical")
 
 
 class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Estimator):
@@ -41,8 +40,8 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             :func:`numpyro_tempered.mixtures.select_num_components`.
         component: "full", "tied", "diag" or "spherical" for Gaussian components; a component, such as
             ``nt.components.poisson(3)``; or a function from the number of columns to one, such as
-            ``nt.components.poisson``. Missing entries (NaN) are marginalised by "diag", "spherical" and
-            components that allow this, and refused by the others.
+            ``nt.components.poisson``. Missing entries (NaN) are marginalised by Gaussians and by components that
+            allow this, and refused by the others.
         alpha: Power on the likelihood, positive.
         concentration: Dirichlet prior of the weights, or ``nt.mixtures.stick_breaking(gamma)``.
         fraction: The share of a column's variance that the prior expects within components, for the names alone.
@@ -242,7 +241,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
 
     def _allows_missing(self) -> bool:
         component = self.component
-        return component in INDEPENDENT if isinstance(component, str) else _marginalises(component)
+        return isinstance(component, str) or _marginalises(component)
 
     def _make_component(self, rows: np.ndarray, weight: np.ndarray | None) -> Component:
         component = self.component
@@ -251,22 +250,12 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             check_is_component(component)
             return component
         family = GAUSSIANS[check_choice(component, "component", GAUSSIANS)]
-        self._refuse_missing(rows)
         scale = components.scaled_to(rows, fraction=self.fraction, sample_weight=weight)
         return family(rows.shape[1], **scale)
-
-    def _refuse_missing(self, rows: np.ndarray) -> None:
-        if isinstance(self.component, str) and self.component not in INDEPENDENT and np.isnan(rows).any():
-            column = int(np.isnan(rows).any(axis=0).argmax())
-            raise ValueError(
-                f"column {column} of X has missing entries (NaN), which component={self.component!r} cannot "
-                "marginalise: take component='diag', or impute them first."
-            )
 
     def _at_rows(self, function: Callable[..., jax.Array], X: Any) -> np.ndarray:
         check_is_fitted(self)
         rows = self._validate(X)
-        self._refuse_missing(rows)
         with double_precision():
             return np.asarray(function(self.fit_, rows))
 

@@ -11,7 +11,7 @@ from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Summary, Visit
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, as_dtype
+from numpyro_tempered.mixtures.components.base import RESOLUTION, Component, as_dtype
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
     Factors,
@@ -28,7 +28,6 @@ from numpyro_tempered.mixtures.factors import (
 from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.source import Source
 from numpyro_tempered.mixtures.sweep import (
-    RESOLUTION,
     Blocks,
     Coefficients,
     Sums,

@@ -12,6 +12,7 @@ from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Algorithm, Summary
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
+    RESOLUTION,
     Component,
     Hyperparameters,
     Parameters,
@@ -20,7 +21,7 @@ from numpyro_tempered.mixtures.components.base import (
     loc_of,
 )
 from numpyro_tempered.mixtures.evidence import losses_of
-from numpyro_tempered.mixtures.sweep import RESOLUTION, Blocks, Coefficients, Sums
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums
 
 
 class Point(NamedTuple):
@@ -105,7 +106,7 @@ def em_terms(
     )
     omega, log_sum = sweep.normalise(joint, weight)
     shares = problem.shares(least_share(component, weight.dtype))[:, None] * (weight / problem.total)
-    statistics = sweep.weighted_statistics(component, omega + shares, columns, mixture.centres)
+    statistics = sweep.weighted_statistics(component, omega + shares, columns, mixture.centres, mixture.weights)
     penalty = jnp.sum(jnp.where(problem.active[:, None], shares * log_density, 0.0))
     return Sums(log_sum, jnp.sum(omega, axis=1), statistics), penalty
 

@@ -109,8 +109,9 @@ def run(
 
 def ascend(source: Source, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:
     """All starts to their ends; with sums about 0 where rows are many and these keep their digits."""
-    component = source.data.component
-    if component.location is not None and source.is_large:
+    location, component = source.data.component.location, source.data.component
+    # Where missing entries depend on others, no statistics are common: each component completes rows in its way.
+    if location is not None and location.completed is None and source.is_large:
         state = source.ascend(COMMON_CAVI, problem, factors, limits)
         sizes = np.asarray(ascent.for_restarts(common_sizes, component, problem, state.point.update))
         rounding = 0.5 * float(np.finfo(sizes.dtype).eps) * sizes.max()

@@ -170,7 +170,8 @@ def stochastic(
             the first batch; results are in the data's own coordinates. Sums are taken about the place of each
             component under the first responsibilities: one that moves from there by thousands of its standard
             deviations loses the digits of its variance in float32.
-        missing: Whether entries may be missing (NaN).
+        missing: Whether entries may be missing (NaN). Those of full covariance are completed by the factors
+            before the batch: without ``step_size`` the posterior then depends on the order of the batches.
         start: First responsibilities, :func:`kmeans_plus_plus` by default.
 
     Returns:

@@ -18,8 +18,6 @@ T = TypeVar("T")
 # Rows of a block times components times restarts: an array of this many numbers stays in the cache.
 BLOCK = 2**15
 LARGEST_BLOCK = 1024
-# Nats that rounding of the data may take from the log density of a datum.
-RESOLUTION = 1e-3
 
 
 # With no more rows than this, arrays are padded to sizes that many problems share: compiling costs more.
@@ -152,20 +150,43 @@ class Sums(NamedTuple):
 
 def log_joint(component: Component, mixture: Coefficients, columns: Array) -> Array:
     """l_ij without log h, for columns ``(d, n)``: shape ``(K, n)``."""
-    if mixture.centres is None:
+    deviations = deviations_from(component, columns, mixture.centres, mixture.weights)
+    if deviations is None:
         linear = matmul(mixture.weights, component.statistics(columns))
     else:
-        linear = component.location.linear(mixture.weights, columns - mixture.centres[..., None])  # type: ignore[union-attr]
+        linear = component.location.linear(mixture.weights, deviations)  # type: ignore[union-attr]
     # A component of weight 0 may be anything, also what is not finite.
     constant = (mixture.log_weights + mixture.constant)[:, None]
     return jnp.where(mixture.log_weights[:, None] > -jnp.inf, linear + constant, -jnp.inf)
 
 
-def weighted_statistics(component: Component, omega: Array, columns: Array, centres: Array | None) -> Array:
-    """Σ_i omega_ji T(x_i - c_j), ``(K, F)``, of responsibilities ``(K, n)`` and columns ``(d, n)``."""
-    if centres is None:
+def weighted_statistics(
+    component: Component, omega: Array, columns: Array, centres: Array | None, weights: Array | None = None
+) -> Array:
+    """Σ_i omega_ji T(x_i - c_j), ``(K, F)``, of responsibilities ``(K, n)`` and columns ``(d, n)``.
+
+    With the weights ``(K, F)`` of a mixture, missing entries that depend on others are completed by it.
+    """
+    location, deviations = component.location, deviations_from(component, columns, centres, weights)
+    if deviations is None or location is None:
         return contract(omega, component.statistics(columns))
-    return component.location.sums(omega, columns - centres[..., None])  # type: ignore[union-attr]
+    if weights is None or location.completed is None:
+        return location.sums(omega, deviations)
+    return location.completed(weights, omega, deviations)
+
+
+def deviations_from(
+    component: Component, columns: Array, centres: Array | None, weights: Array | None
+) -> Array | None:
+    """The columns ``(d, n)`` less the centres, ``(K, d, n)``; None where all components share their statistics.
+
+    They do not where a mixture, whose weights are given, completes rows.
+    """
+    if centres is not None:
+        return columns - centres[..., None]
+    if weights is None or component.location is None or component.location.completed is None:
+        return None
+    return jnp.broadcast_to(columns, (weights.shape[0], *columns.shape))
 
 
 def rounding_losses(component: Component, mixture: Coefficients, spacing: Array) -> Array:
@@ -195,7 +216,8 @@ def responsibilities(component: Component, mixture: Coefficients, blocks: Blocks
 def block_sums(component: Component, mixture: Coefficients, columns: Array, weight: Array) -> Sums:
     """The sums of one block, columns ``(d, b)``, about the mixture's centres."""
     omega, log_sum = normalise(log_joint(component, mixture, columns), weight)
-    return Sums(log_sum, jnp.sum(omega, axis=1), weighted_statistics(component, omega, columns, mixture.centres))
+    statistics = weighted_statistics(component, omega, columns, mixture.centres, mixture.weights)
+    return Sums(log_sum, jnp.sum(omega, axis=1), statistics)
 
 
 def sweep(component: Component, mixture: Coefficients, blocks: Blocks) -> Sums:

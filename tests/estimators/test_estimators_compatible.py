@@ -50,6 +50,17 @@ def test_missing_entries_are_marginalised(selected):
     np.testing.assert_allclose(alone, [0.0], atol=1e-12)
 
 
+@pytest.mark.parametrize("component", ["full", "tied"])
+def test_missing_entries_of_full_covariances_are_marginalised(component):
+    rows = X.copy()
+    rows[0, 0] = rows[1, 1] = np.nan
+    fit = TemperedMixture(2, component=component, random_state=0).fit(rows)
+    np.testing.assert_array_equal(fit.predict(rows) == fit.predict(rows)[0], LABEL == 0)
+    loaded = pickle.loads(pickle.dumps(fit))
+    np.testing.assert_array_equal(loaded.score_samples(rows), fit.score_samples(rows))
+    np.testing.assert_allclose(fit.score_samples([[np.nan, np.nan]]), [0.0], atol=1e-12)
+
+
 @pytest.mark.parametrize(("component", "shape"), [("tied", (2, 2)), ("diag", (2, 2)), ("spherical", (2,))])
 def test_covariances_have_the_shapes_of_scikit_learn(component, shape):
     scaled = StandardScaler().fit_transform(X)

@@ -132,14 +132,14 @@ FAMILIES = {
         lambda: gaussian(D, **GAUSSIANS, df=2.5, scale=PSI),
         oracle.NormalInverseWishart([0.5, 0.5], 0.25, 2.5, PSI),
         lambda raw: raw,
-        False,
+        True,
         ([[0.0, 1.0, 2.0]], r"shape \(1, 3\); \(n, 2\)"),
     ),
     "tied_gaussian": Family(
         lambda: tied_gaussian(D, **GAUSSIANS, df=2.5, scale=PSI),
         oracle.Tied([0.5, 0.5], 0.25, 2.5, PSI),
         lambda raw: raw,
-        False,
+        True,
         (np.zeros((0, 2)), r"shape \(0, 2\)"),
     ),
     "bernoulli": Family(

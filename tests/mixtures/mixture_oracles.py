@@ -237,7 +237,9 @@ class NormalInverseWishart:
         ]
 
     def log_density(self, theta, row):
-        return stats.multivariate_normal.logpdf(row, theta[0], np.linalg.inv(theta[1]))
+        o = ~np.isnan(row)
+        covariance = np.linalg.inv(theta[1])[np.ix_(o, o)]
+        return stats.multivariate_normal.logpdf(row[o], theta[0][o], covariance) if o.any() else 0.0
 
     def log_prior(self, theta, q):
         of_mean = stats.multivariate_normal.logpdf(theta[0], q[0], np.linalg.inv(q[1] * theta[1]))
@@ -245,8 +247,9 @@ class NormalInverseWishart:
 
     def predictive(self, q, row):
         m, kappa, nu, psi = q
-        freedom = nu - len(m) + 1
-        return stats.multivariate_t.logpdf(row, m, psi * (1 + 1 / kappa) / freedom, df=freedom)
+        freedom, o = nu - len(m) + 1, ~np.isnan(row)
+        shape = (psi * (1 + 1 / kappa) / freedom)[np.ix_(o, o)]
+        return stats.multivariate_t.logpdf(row[o], m[o], shape, df=freedom) if o.any() else 0.0
 
     def prior(self, dim):
         return self.posterior(np.zeros((0, dim)), np.zeros(0))

@@ -405,11 +405,11 @@ def test_codes_of_minus_one_are_missing():
 
 
 def test_a_product_takes_missing_entries_where_its_parts_do():
-    parts = {"size": gaussian(1), "kind": categorical([2])}
+    parts = {"size": multinomial(1), "kind": categorical([2])}
     component = product(parts, {"size": 1, "kind": 1})
     assert np.isnan(component.check([[1.0, np.nan]])[0, 1])
     with pytest.raises(
-        ValueError, match=r"part 'size', whose columns are \(0,\) .* gaussian: column 0 has missing entries"
+        ValueError, match=r"part 'size', whose columns are \(0,\) .* multinomial: column 0 has missing entries"
     ):
         component.check([[np.nan, 1.0]])
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.chunks import add_block, chunk_source
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
-from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.multinomial import multinomial
 from numpyro_tempered.mixtures.components.poisson import poisson
 from numpyro_tempered.mixtures.fit import fit, fit_chunks
 
@@ -156,7 +156,7 @@ def test_wrong_arguments_are_named(key):
     with pytest.raises(TypeError, match="component is a str; expected a component"):
         fit_chunks(key, [X], "gaussian", num_components=2)
     with pytest.raises(ValueError, match="column 1 has missing entries"):
-        fit_chunks(key, [np.array([[0.0, np.nan]])], gaussian(2), num_components=2)
+        fit_chunks(key, [np.array([[0.0, np.nan]])], multinomial(2), num_components=2)
     with pytest.raises(ValueError, match="row 1, column 0 of the data is -1; expected"):
         fit_chunks(key, [np.array([[2], [-1]])], poisson(1), num_components=2)
     with pytest.raises(ValueError, match="num_start_rows must be an integer of at least 1"):

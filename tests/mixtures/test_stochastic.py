@@ -11,6 +11,7 @@ from scipy.special import digamma, logsumexp, softmax
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
+from numpyro_tempered.mixtures.components.multinomial import multinomial
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.fit_stochastic import check_end, fit_stochastic
 from numpyro_tempered.mixtures.starts import given_responsibilities
@@ -237,8 +238,8 @@ def test_wrong_arguments_are_named(key):
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
             stochastic(COMPONENT, num_components=2, **options)
-    with pytest.raises(ValueError, match="gaussian does not marginalise missing entries"):
-        stochastic(gaussian(2), num_components=2, missing=True)
+    with pytest.raises(ValueError, match="multinomial does not marginalise missing entries"):
+        stochastic(multinomial(2), num_components=2, missing=True)
     with pytest.raises(ValueError, match=r"sample_weight has shape \(3,\); expected \(32,\)"):
         stochastic(COMPONENT, num_components=2).init(key, BATCHES[0], np.ones(3))
     with pytest.raises(TypeError, match="step_size is None, which is for streams"):

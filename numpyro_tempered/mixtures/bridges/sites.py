@@ -10,12 +10,15 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
+from numpyro_tempered.mixtures.components.matrices import cholesky, inverse_root, log_det
 from numpyro_tempered.mixtures.components.product import ColumnsOf
+from numpyro_tempered.mixtures.components.special import LOG_TWO_PI
 from numpyro_tempered.mixtures.prepare import check_weight
 from numpyro_tempered.mixtures.weights import draw
 
@@ -102,7 +105,7 @@ def mask_missing(components: dist.Distribution, observed: Array) -> dist.Distrib
     """Components for rows ``(n, d)`` with missing entries, marginalised.
 
     Args:
-        components: Batch shape ``(K,)``, with columns that are independent where entries are missing.
+        components: Batch shape ``(K,)``; Gaussians, or with columns that are independent where some are missing.
         observed: Which entries are observed, ``(n, d)``.
 
     Returns:
@@ -115,8 +118,48 @@ def mask_missing(components: dist.Distribution, observed: Array) -> dist.Distrib
         )
     if isinstance(components, dist.Independent) and len(components.event_shape) == 1:
         return components.base_dist.mask(observed[:, None, :]).to_event(1)
+    if isinstance(components, dist.MultivariateNormal):
+        return ObservedNormal(components, observed)
     # Entries are never missing here: the component refuses that.
     return components.expand((observed.shape[0], *components.batch_shape))
+
+
+class ObservedNormal(dist.Distribution):
+    """Gaussian rows with missing entries, which are integrated out. Draws are complete.
+
+    Args:
+        normal: Batch shape ``(K,)``.
+        observed: Which entries are observed, ``(n, d)``.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
+    support = constraints.real_vector
+    pytree_data_fields = ("normal", "observed")
+
+    def __init__(self, normal: dist.MultivariateNormal, observed: Array) -> None:
+        self.normal, self.observed = normal, observed
+        # NaN is outside of every support.
+        super().__init__((observed.shape[0], *normal.batch_shape), normal.event_shape, validate_args=False)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Complete rows."""
+        return self.normal.expand(self.batch_shape).sample(key, sample_shape)
+
+    def log_prob(self, value: Array) -> Array:
+        """The log density of the observed entries, of rows ``(n, 1, d)``."""
+        # Where nothing is missing, which is not known while rows are traced, one factor serves all rows.
+        return jax.lax.cond(jnp.all(self.observed), self.normal.log_prob, self._log_prob_of_observed, value)
+
+    def _log_prob_of_observed(self, value: Array) -> Array:
+        mask = self.observed[:, None, :]
+        root = self.normal.scale_tril
+        covariance = jnp.matmul(root, jnp.swapaxes(root, -1, -2), precision="highest")
+        both = mask[..., None] & mask[..., None, :]
+        root = cholesky(jnp.where(both, covariance, jnp.eye(covariance.shape[-1], dtype=covariance.dtype)))
+        deviations = jnp.where(mask, value - self.normal.loc, 0.0)
+        whitened = jnp.einsum("...ij,...j->...i", inverse_root(root), deviations, precision="highest")
+        number = jnp.sum(mask, axis=-1)
+        return -0.5 * (number * LOG_TWO_PI + log_det(root) + jnp.sum(jnp.square(whitened), axis=-1))
 
 
 def _sample_site(name: str, fn: dist.Distribution) -> Array:

@@ -24,6 +24,8 @@ Rows: TypeAlias = Array | np.ndarray
 # ``numpyro.sample``, or what takes its place: the name of a site and its distribution to a value.
 Sample: TypeAlias = Callable[[str, dist.Distribution], Array]
 T = TypeVar("T")
+# Nats that rounding of the data may take from the log density of a datum.
+RESOLUTION = 1e-3
 
 
 class Location(NamedTuple):
@@ -38,12 +40,17 @@ class Location(NamedTuple):
             ``(K, n)``.
         sums: Responsibilities ``(K, n)`` and deviations to :math:`\sum_i \omega_{ji} T(x_i - c_j)`, ``(K, F)``.
         columns: Those that may be moved; None for all.
+        completed: Weights ``(K, F)``, responsibilities and deviations with missing entries to the sums of
+            :math:`E\, T(x_i - c_j)` under :math:`q(x_M \mid j) \propto \exp \langle w_j, T(x - c_j) \rangle`.
+            Then ``linear`` is the log of the integral of that, and ``sums`` serve before there are weights. None
+            where both are linear in T.
     """
 
     of: Callable[[Hyperparameters], Array]
     linear: Callable[[Array, Array], Array]
     sums: Callable[[Array, Array], Array]
     columns: tuple[int, ...] | None = None
+    completed: Callable[[Array, Array, Array], Array] | None = None
 
 
 class Component(NamedTuple):

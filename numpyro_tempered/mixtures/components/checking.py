@@ -41,13 +41,15 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
     - ``kl`` with alpha E log q - log evidence: the two forms of the objective;
     - ``log_predictive`` with the gain of log evidence by one more datum;
     - the functions of ``location`` with ``statistics``, and what moves with it in ``log_predictive`` and ``kl``;
-    - the results of ``with_missing`` with those of the component itself.
+    - the results of ``with_missing`` with those of the component itself; where it completes rows, the sums of
+      ``completed`` with the derivatives of ``linear``, and all others at complete rows alone.
 
     Args:
         rng_key: Key of the drawn parameters.
         component: The component.
         x: Some data of its family, of which the first 100 rows are used; missing entries too, if it takes them.
-            Each column has at least two different values.
+            Each column has at least two different values, in rows that are complete where the component completes
+            others.
         alpha: Power on the likelihood.
 
     Raises:
@@ -61,15 +63,16 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
         >>> nt.components.check_component(jax.random.key(0), component, [[0.0], [9.0], [1.0]])
     """
     rows = component.check(x)[:MAX_ROWS]
-    host = np.asarray(rows, np.float64)
+    host = whole = np.asarray(rows, np.float64)
+    form = components.missing_form(component, rows)._replace(prior=None)
+    completes = form.location is not None and form.location.completed is not None
+    if completes:
+        form, host = component._replace(prior=None), whole[~np.isnan(whole).any(axis=1)]
     # Sums of squares about a mean end at 0, where they have no derivative.
     is_constant = np.array([len(np.unique(column[~np.isnan(column)])) < 2 for column in host.T])
     if is_constant.any():
-        raise ValueError(
-            f"{component.name}: column {int(np.argmax(is_constant))} of the data has no two different values; "
-            "the check needs them."
-        )
-    form = components.missing_form(component, rows)._replace(prior=None)
+        which = f"column {int(np.argmax(is_constant))} of the {'complete rows' if completes else 'data'}"
+        raise ValueError(f"{component.name}: {which} has no two different values; the check needs them.")
     with double_precision():
         prior = components.as_dtype(component.prior, jnp.float64)
         identities = _identities(rng_key, form, prior, jnp.asarray(host), jnp.float64(alpha))
@@ -78,6 +81,8 @@ def check_component(rng_key: Array, component: Component, x: ArrayLike, *, alpha
             # A product may marginalise only in some columns; its check refuses the others.
             if len(complete) and _allows_empty_rows(component, rows.shape[1]):
                 identities |= _missing_identities(component._replace(prior=None), prior, jnp.asarray(complete.T))
+        if completes:
+            identities |= _completion_identities(component.with_missing(), prior, jnp.asarray(whole.T))  # type: ignore[misc]
     for names, (left, right) in identities.items():
         _compare(component.name, names, left, right)
 
@@ -175,7 +180,7 @@ def _location_identities(
 ) -> Identities:
     """What should be equal before and after data, prior and posterior move, column by column."""
     pairs: Identities = OrderedDict()
-    of, linear, weighted_sums, movable = component.location  # type: ignore[misc]
+    of, linear, weighted_sums, movable, _ = component.location  # type: ignore[misc]
     dim = columns.shape[0]
     may_move = np.isin(np.arange(dim), range(dim) if movable is None else movable)
     shift = jnp.where(may_move, 1.0 + jnp.arange(dim, dtype=columns.dtype), 0.0)
@@ -235,3 +240,19 @@ def _missing_identities(component: Component, prior: Hyperparameters, complete: 
     )
     pairs["with_missing on a row of NaN and 0"] = nothing, jax.tree.map(jnp.zeros_like, nothing)
     return pairs
+
+
+@partial(jax.jit, static_argnames="component")
+def _completion_identities(component: Component, prior: Hyperparameters, columns: Array) -> Identities:
+    """Rows that are completed: the log of an integral, and its derivatives with respect to the coefficients."""
+    _, linear, weighted_sums, _, completed = component.location  # type: ignore[misc]
+    first = 0.5 + 0.4 * jnp.cos(jnp.arange(columns.shape[1], dtype=columns.dtype))
+    omega = jnp.stack([first, 1.0 - first])
+    rows = jnp.broadcast_to(columns, (2, *columns.shape))
+    posterior = component.update(prior, jnp.sum(omega, axis=1), weighted_sums(omega, rows))
+    _, weights = derived.coefficients(component, posterior)
+    # Towards each other's coefficients: a family may have some that are 0 by definition.
+    change = weights[::-1] - weights
+    _, slopes = jax.jvp(lambda each: jnp.sum(omega * linear(each, rows), axis=1), (weights,), (change,))
+    expected = jnp.sum(change * completed(weights, omega, rows), axis=1)  # type: ignore[misc]
+    return OrderedDict({"location.completed and the derivatives of location.linear": (expected, slopes)})

@@ -14,6 +14,16 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import base as components
 from numpyro_tempered.mixtures.components import special
+from numpyro_tempered.mixtures.components.gaussian_missing import with_missing_entries
+from numpyro_tempered.mixtures.components.matrices import (
+    cholesky,
+    inverse_root,
+    log_det,
+    outer_product,
+    precision_of,
+    square,
+    symmetric,
+)
 
 
 class NormalWishart(NamedTuple):
@@ -52,7 +62,8 @@ def gaussian(
             ``(d, d)``, ``(d,)`` or one for all.
 
     Returns:
-        The component. Missing entries are refused: they would not be marginalised in closed form.
+        The component. Missing entries are allowed. They are latent beside the labels and count as data, so that
+        the posterior is narrower than the exact one: the page on the theory of mixtures says by how much.
 
     Raises:
         ValueError: If a hyperparameter is out of its range, or both ``scale`` and ``variance`` are given.
@@ -90,6 +101,7 @@ def gaussian_of(dim: int) -> components.Component:
         num_parameters=lambda num_components: num_components * (dim + dim * (dim + 1) // 2),
         coordinates=components.standardised,
         location=components.Location(components.get_loc, linear, weighted_sums),
+        with_missing=lambda: with_missing_entries(gaussian_of(dim), dim),
     )
 
 
@@ -159,14 +171,6 @@ def weighted_sums(omega: Array, deviations: Array) -> Array:
     return jnp.concatenate([total, outer[..., i, j]], axis=-1)
 
 
-def symmetric(triangle: Array, dim: int) -> Array:
-    """Matrices ``(..., d, d)`` from their upper triangles, row by row."""
-    i, j = np.triu_indices(dim)
-    where = np.zeros((dim, dim), np.int32)
-    where[i, j] = where[j, i] = np.arange(len(i))
-    return triangle[..., where]
-
-
 def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
     """Sums of x and means ``(K, d)``, and scatters about them ``(K, d, d)``; 0 where a component is empty."""
     # F = d + d (d + 1) / 2.
@@ -177,12 +181,6 @@ def moments(counts: Array, sums: Array) -> tuple[Array, Array, Array]:
     # About a point far from the mean the difference is rounding, which must not make a matrix indefinite.
     rounding = 4 * dim * jnp.finfo(sums.dtype).eps * jnp.eye(dim, dtype=sums.dtype)
     return total, mean, symmetric(sums[..., dim:], dim) - between * (1.0 - rounding)
-
-
-def outer_product(vector: Array) -> Array:
-    """The symmetric matrix v v'."""
-    # Without a factor on one side, which would round the two triangles differently: NumPyro asks for symmetry.
-    return vector[..., :, None] * vector[..., None, :]
 
 
 def update(prior: NormalWishart, counts: Array, sums: Array) -> NormalWishart:
@@ -200,30 +198,6 @@ def mean_and_scatter(prior: NormalWishart, counts: Array, sums: Array) -> tuple[
     return (prior_total + total) / kappa[..., None], kappa, scatter + between
 
 
-def cholesky(matrix: Array) -> Array:
-    """The lower Cholesky factor."""
-    # A call of LAPACK for one number takes longer than the pass over a thousand rows.
-    return jnp.sqrt(matrix) if matrix.shape[-1] == 1 else jnp.linalg.cholesky(matrix, symmetrize_input=False)
-
-
-def inverse_root(root: Array) -> Array:
-    """The inverse of a Cholesky factor."""
-    if root.shape[-1] == 1:
-        return 1.0 / root
-    identity = jnp.broadcast_to(jnp.eye(root.shape[-1], dtype=root.dtype), root.shape)
-    return jax.lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
-
-
-def precision_of(covariance: Array) -> Array:
-    """The inverse of a positive definite matrix, by its Cholesky factor."""
-    return square(inverse_root(cholesky(covariance)))
-
-
-def square(inverse: Array) -> Array:
-    """R' R."""
-    return matmul(jnp.swapaxes(inverse, -1, -2), inverse)
-
-
 def expected_precision(q: NormalWishart) -> tuple[Array, Array]:
     """E[precision] = df scale^-1 and E[log det precision]."""
     dim = q.loc.shape[-1]
@@ -231,12 +205,6 @@ def expected_precision(q: NormalWishart) -> tuple[Array, Array]:
     root = cholesky(q.scale)
     expected_log_det = jnp.sum(terms, axis=-1) + dim * jnp.log(2.0) - log_det(root)
     return q.df[..., None, None] * square(inverse_root(root)), expected_log_det
-
-
-def log_det(root: Array) -> Array:
-    """The log determinant of a matrix from its Cholesky factor."""
-    i = np.arange(root.shape[-1])
-    return 2.0 * jnp.sum(jnp.log(root[..., i, i]), axis=-1)
 
 
 def quadratic_coefficients(precision: Array, loc: Array) -> tuple[Array, Array]:

@@ -153,10 +153,16 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
     def sums(omega: Array, deviations: Array) -> Array:
         return jnp.concatenate([_sums(part, omega, deviations[:, part.column_index]) for part in parts], axis=-1)
 
+    def completed(weights: Array, omega: Array, deviations: Array) -> Array:
+        pieces = split(weights)
+        sums = (_completed(part, pieces[part.name], omega, deviations[:, part.column_index]) for part in parts)
+        return jnp.concatenate(list(sums), axis=-1)
+
     # Of each column in the pieces; columns without a location come last, where 0 is.
     others = np.setdiff1d(np.arange(sum(len(part.columns) for part in parts)), located_columns)
     places = np.argsort(np.concatenate([located_columns, others])).astype(np.int32)
     movable = tuple(sorted(column for part in located for column in _movable(part)))
+    completing = completed if any(map(_completes, parts)) else None
     columns = None if len(movable) == sum(len(part.columns) for part in parts) else movable
     return Component(
         name="product",
@@ -179,7 +185,7 @@ def _product(structure: tuple[Part, ...], missing: bool) -> Component:
         coordinates=lambda rows: jnp.concatenate(
             [derived.coordinates(part.component, rows[:, part.column_index]) for part in parts], axis=1
         ),
-        location=components.Location(location_of, linear, sums, columns) if located else None,
+        location=components.Location(location_of, linear, sums, columns, completing) if located else None,
         with_missing=(lambda: _product(structure, True)) if any(f.with_missing for f in families) else None,
     )
 
@@ -201,6 +207,16 @@ def _sums(part: Part, omega: Array, deviations: Array) -> Array:
     if part.component.location is None:
         return matmul(omega, part.component.statistics(deviations[0]).T)
     return part.component.location.sums(omega, deviations)
+
+
+def _completes(part: Part) -> bool:
+    return part.component.location is not None and part.component.location.completed is not None
+
+
+def _completed(part: Part, weights: Array, omega: Array, deviations: Array) -> Array:
+    if not _completes(part):
+        return _sums(part, omega, deviations)
+    return part.component.location.completed(weights, omega, deviations)  # type: ignore[union-attr, misc]
 
 
 def _missing_part(part: Part) -> Part:

@@ -7,22 +7,21 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.components import gaussian_missing
 from numpyro_tempered.mixtures.components.base import Component, Parameters, Sample, floating_rows
 from numpyro_tempered.mixtures.components.gaussian import (
     NormalWishart,
-    cholesky,
     coefficients,
     gaussian_of,
-    inverse_root,
     kl_of_mean,
     log_predictive,
     mean_and_scatter,
     moments,
-    precision_of,
     wishart_kl,
     wishart_log_normaliser,
     wishart_prior,
 )
+from numpyro_tempered.mixtures.components.matrices import cholesky, inverse_root, precision_of
 
 
 def tied_gaussian(
@@ -50,7 +49,7 @@ def tied_gaussian(
         variance: The variance that the prior expects, instead of ``scale``, which is then ``df`` times this.
 
     Returns:
-        The component. Missing entries are refused: they would not be marginalised in closed form.
+        The component. Missing entries are allowed, as by :func:`gaussian`.
 
     Raises:
         ValueError: If a hyperparameter is out of its range, or both ``scale`` and ``variance`` are given.
@@ -82,6 +81,7 @@ def _tied(dim: int) -> Component:
         draw=draw,
         maximum_likelihood=maximum_likelihood,
         num_parameters=lambda num_components: num_components * dim + dim * (dim + 1) // 2,
+        with_missing=lambda: gaussian_missing.with_missing_entries(_tied(dim), dim, shared),
     )
 
 
