@@ -1,7 +1,7 @@
 """What the estimators share: their data, their keys, and how they are pickled."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -66,8 +66,10 @@ class Estimator(BaseEstimator):
         return {"allow_nan": self._allows_missing()}
 
     def __getstate__(self) -> dict[str, Any]:
-        state, make = super().__getstate__(), vars(self).get("component")
-        families = _families(make if callable(make) else None, vars(self).get("n_features_in_"))
+        state, component = super().__getstate__(), vars(self).get("component")
+        values = component.values() if isinstance(component, Mapping) else [component]
+        makers = [value for value in values if callable(value)]
+        families = _families(makers, vars(self).get("n_features_in_"))
         # Arrays of jax lose half of their bits where they are loaded in single precision.
         return {name: _pack(on_host(value), families) for name, value in state.items()}
 
@@ -107,12 +109,12 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def _families(make: Callable[[int], Component] | None, dim: int | None) -> dict[Component, Family]:
-    """Components without prior, and what they are pickled as: those of FAMILIES and the one of a function."""
+def _families(makers: list[Callable[[int], Component]], dim: int | None) -> dict[Component, Family]:
+    """Components without prior, and what they are pickled as: those of FAMILIES and those of functions."""
     if dim is None:
         return {}
-    makers: list[Callable[[int], Component]] = [*FAMILIES, *([] if make is None else [make])]
-    families = (Family(maker, dim, missing, None) for maker in makers for missing in (False, True))
+    functions: list[Callable[[int], Component]] = [*FAMILIES, *makers]
+    families = (Family(maker, dim, missing, None) for maker in functions for missing in (False, True))
     return {_component(family): family for family in families}
 
 

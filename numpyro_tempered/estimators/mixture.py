@@ -1,7 +1,7 @@
 """Tempered mixtures as an estimator of scikit-learn."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, Transfor
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered import mixtures
-from numpyro_tempered.core.checks import check_choice, check_count, check_number
+from numpyro_tempered.core.checks import check_choice, check_count, check_number, describe
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
 from numpyro_tempered.mixtures import components
@@ -24,6 +24,7 @@ GAUSSIANS: dict[str, Callable[..., Component]] = {
     "diag": components.diagonal_gaussian,
     "spherical": components.spherical_gaussian,
 }
+Spec: TypeAlias = str | Component | Callable[[int], Component]
 
 
 class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Estimator):
@@ -37,11 +38,12 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
 
     Args:
         n_components: K, or several such as ``range(1, 9)``, of which the penalised ELBO selects one, by
-            :func:`numpyro_tempered.mixtures.select_num_components`.
+            :func:`numpyro_tempered.mixtures.select_num_components`; None for all K from 1 up.
         component: "full", "tied", "diag" or "spherical" for Gaussian components; a component, such as
             ``nt.components.poisson(3)``; or a function from the number of columns to one, such as
             ``nt.components.poisson``. Missing entries (NaN) are marginalised by Gaussians and by components that
-            allow this, and refused by the others.
+            allow this, and refused by the others. Or a list of names, such as ``["tied", "full"]``, or a mapping
+            from names of yours to any of these: the penalised ELBO selects among them and K.
         alpha: Power on the likelihood, positive.
         concentration: Dirichlet prior of the weights, or ``nt.mixtures.stick_breaking(gamma)``.
         fraction: The share of a column's variance that the prior expects within components, for the names alone.
@@ -52,7 +54,8 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
 
     Attributes:
         fit_: The :class:`numpyro_tempered.mixtures.MixtureFit`.
-        selection_: The :class:`numpyro_tempered.mixtures.ComponentSelection`, where there were several K.
+        selection_: The :class:`numpyro_tempered.mixtures.ComponentSelection`, where there were several K or
+            components; ``selection_.family`` is the name of the selected component.
         n_features_in_: Number of columns d.
         feature_names_in_: Their names, where the data had names that are all strings.
         n_components_: K, or the selected one; empty components are included.
@@ -79,9 +82,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
 
     def __init__(
         self,
-        n_components: int | Iterable[int] = 1,
+        n_components: int | Iterable[int] | None = 1,
         *,
-        component: str | Component | Callable[[int], Component] = "full",
+        component: Spec | Sequence[str] | Mapping[str, Spec] = "full",
         alpha: float = 1.0,
         concentration: Concentration = 1.0,
         fraction: float = 0.1,
@@ -116,7 +119,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             ValueError: If the data are not of the family, a column is constant, or an argument is out of its
                 range.
         """
-        orders = check_orders(self.n_components, 1)
+        orders = None if self.n_components is None else check_orders(self.n_components, 1)
         options: dict[str, Any] = {
             "alpha": self.alpha,
             "concentration": self.concentration,
@@ -125,18 +128,20 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             "tolerance": None if self.tol is None else check_number(self.tol, "tol", "[0, inf)"),
         }
         # The scale of a column takes two rows.
-        rows = self._validate(X, least=2 if isinstance(self.component, str) else 1, reset=True)
+        specs = _specs(self.component)
+        rows = self._validate(X, least=2 if _names(specs) else 1, reset=True)
         weight = _weight(sample_weight, len(rows))
         key = make_key(self.random_state)
         with double_precision():
-            component = self._make_component(rows, weight)
+            families = {name: self._make_component(spec, rows, weight) for name, spec in specs.items()}
             options["sample_weight"] = weight
-            if is_one(self.n_components):
+            if orders is not None and is_one(self.n_components) and None in families:
                 self.__dict__.pop("selection_", None)
-                fit = mixtures.fit(key, rows, component, num_components=orders[0], **options)
+                fit = mixtures.fit(key, rows, families[None], num_components=orders[0], **options)
             else:
+                several = families.get(None, families)
                 selection = mixtures.select_num_components(
-                    key, rows, component, num_components=orders, baselines=False, num_draws=100, **options
+                    key, rows, several, num_components=orders, baselines=False, num_draws=100, **options
                 )
                 self.selection_ = on_host(selection)
                 fit = selection.fit
@@ -240,11 +245,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         return self.n_components_
 
     def _allows_missing(self) -> bool:
-        component = self.component
-        return isinstance(component, str) or _marginalises(component)
+        return all(_marginalises(spec) for spec in _specs(self.component).values())
 
-    def _make_component(self, rows: np.ndarray, weight: np.ndarray | None) -> Component:
-        component = self.component
+    def _make_component(self, component: Spec, rows: np.ndarray, weight: np.ndarray | None) -> Component:
         if not isinstance(component, str):
             component = component(rows.shape[1]) if callable(component) else component
             check_is_component(component)
@@ -283,5 +286,32 @@ def _weight(sample_weight: Any, num_rows: int) -> np.ndarray | None:
     return np.full(num_rows, weight) if weight.ndim == 0 else weight
 
 
+def _specs(component: Any) -> Mapping[Any, Spec]:
+    """What ``component`` names, by name; one alone by None.
+
+    Raises:
+        TypeError: If a list has other things than names.
+        ValueError: If there is none, or one is named twice.
+    """
+    if isinstance(component, Mapping):
+        specs = component
+    elif isinstance(component, list | tuple) and not isinstance(component, Component):
+        if not all(isinstance(name, str) for name in component):
+            raise TypeError(f"a list of components has names alone, got {describe(component)}: give a mapping.")
+        specs = {name: name for name in component}
+    else:
+        return {None: component}
+    if not specs or len(specs) < len(component):
+        raise ValueError(f"component must be different components, at least one, got {describe(component)}.")
+    return specs
+
+
+def _names(specs: Mapping[Any, Spec]) -> list[str]:
+    """The names of Gaussians, whose priors are scaled to the data."""
+    return [spec for spec in specs.values() if isinstance(spec, str)]
+
+
 def _marginalises(component: Any) -> bool:
+    if isinstance(component, str):
+        return component in GAUSSIANS
     return isinstance(component, Component) and component.with_missing is not None

@@ -7,9 +7,10 @@ import numpy as np
 
 from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.mixtures.components.base import Component
+from numpyro_tempered.mixtures.comparison import criterion_columns
+from numpyro_tempered.mixtures.components.base import Component, check_is_component
+from numpyro_tempered.mixtures.orders import check_options, check_orders, fit_orders, fold_in
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.select import check_options, check_orders, criterion_columns, fit_orders, fold_in
 from numpyro_tempered.report.arviz import assemble, dataset, versions
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, dyadic
 
@@ -65,6 +66,7 @@ def num_components_path(
         >>> path["num_components_path"]["selected"].values.tolist()
         [2, 2]
     """
+    check_is_component(component)
     orders = check_orders(num_components)
     log_weights = check_log_prior(orders, log_prior)
     check_options(options, label_multiplicity)

@@ -43,19 +43,29 @@ def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayL
         TypeError: If the data are traced, or not numbers.
         ValueError: If they are not data of this family, or the weights do not fit.
     """
-    if is_traced(x):
-        raise TypeError(
-            "a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit "
-            "and vmap."
-        )
-    components.check_is_component(component)
-    rows = component.check(on_host(x))
+    rows = check_rows(x, component)
     weight, library = weight_of(sample_weight, rows), components.namespace(rows)
     weight = library.where(library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight)
     centre = None if component.location is None else column_means(rows, weight)
     form = components.missing_form(component, rows)
     total = float(weight.sum(dtype=np.float64) if library is np else weight.sum())
     return centre_data(component, form, rows, weight, centre, total=total, spacing=spacing_of(rows))
+
+
+def check_rows(x: ArrayLike, component: components.Component) -> components.Rows:
+    """Data as rows of a family.
+
+    Raises:
+        TypeError: If the data are traced, or not numbers, or ``component`` is no component.
+        ValueError: If they are not data of this family.
+    """
+    if is_traced(x):
+        raise TypeError(
+            "a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit "
+            "and vmap."
+        )
+    components.check_is_component(component)
+    return component.check(on_host(x))
 
 
 def centre_data(

@@ -1,66 +1,80 @@
-"""How many components: the penalised ELBO over K, and its path over alpha."""
+"""How many components: the penalised ELBO over K, and over families of components and K."""
 
 import math
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.comparison import Model, comparison_dataset, criterion_columns
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.em import em
-from numpyro_tempered.mixtures.fit import fit
+from numpyro_tempered.mixtures.measure import check_comparable
+from numpyro_tempered.mixtures.orders import (
+    baseline_columns,
+    check_options,
+    check_orders,
+    fit_orders,
+    fold_in,
+    grow,
+    largest_order,
+)
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.weights import StickBreaking
-from numpyro_tempered.report.arviz import OnDemand, assemble, dataset, versions, with_group
+from numpyro_tempered.report.arviz import OnDemand, as_attr, assemble, versions, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
-from numpyro_tempered.select.ranking import LogPrior, check_log_prior, dyadic, rank_models
+from numpyro_tempered.select.ranking import (
+    LogPrior,
+    check_countable_prior,
+    check_log_prior,
+    check_pair_prior,
+    dyadic,
+)
 
 # What is drawn beside the fits, whose keys have the numbers of their K.
 BASELINES, DRAWS = 2**30, 2**30 + 1
-
-
-# By itself it compiles two programs.
-_fold_in = jax.jit(jax.random.fold_in)
-
-
-def fold_in(rng_key: Array, number: int) -> Array:
-    """The key of one use of a key."""
-    return _fold_in(rng_key, np.uint32(number))
+# A default whose end says nothing about the data.
+ORDERS = range(1, 9)
 
 
 class ComponentSelection(NamedTuple):
-    """The number of components that the penalised ELBO selects.
+    """The number of components that the penalised ELBO selects, and their family where there were several.
 
     Attributes:
         num_components: K̂.
         fit: Its fit.
-        fits: All fits by K.
-        columns: The comparison, arrays by K; see :func:`select_num_components`.
+        fits: All fits, by K; of several families by name and K, as in ``fits["full", 3]``.
+        columns: The comparison, arrays in the order of ``fits``; see :func:`select_num_components`.
         attrs: Attributes of the comparison.
         report: Makes ``data``.
-        uncertain: Whether the error of the ELBO of the selected K or of the runner-up exceeds the margin between
-            the two: two Monte Carlo standard errors, and the spread of the starts where fewer than two of them
-            reach within 0.1 nat of the best. Raise ``num_restarts``, or ``num_samples``.
+        uncertain: Whether the error of the ELBO of the selected model or of the runner-up exceeds the margin
+            between the two: two Monte Carlo standard errors, and the spread of the starts where fewer than two of
+            them reach within 0.1 nat of the best. Raise ``num_restarts``, or ``num_samples``.
+        family: The name of the selected family; None where there was one.
+        at_end: Whether K̂ is the largest of several K, so that a larger one may be better.
+        stopped: Why K grew no further, with ``num_components=None``; of several families by name.
     """
 
     num_components: int
     fit: MixtureFit
-    fits: dict[int, MixtureFit]
+    fits: dict[Any, MixtureFit]
     columns: dict[str, np.ndarray]
     attrs: dict[str, Any]
     report: OnDemand
     uncertain: bool
+    family: str | None = None
+    at_end: bool = False
+    stopped: str | dict[str, str] | None = None
 
     @property
     def comparison(self) -> Any:
         """The comparison as ArviZ data, group ``model_comparison`` with dim ``num_components``.
 
-        :func:`numpyro_tempered.table` turns it into pandas.
+        Of several families the dims are ``family`` and ``num_components``, with NaN where K grew further for
+        another family. :func:`numpyro_tempered.table` turns it into pandas.
         """
         return assemble({"model_comparison": comparison_of(self)}, {**self.attrs, **versions()})
 
@@ -78,9 +92,9 @@ class ComponentSelection(NamedTuple):
 def select_num_components(
     rng_key: Array,
     x: ArrayLike,
-    component: Component,
+    component: Component | Mapping[str, Component],
     *,
-    num_components: Iterable[int] = range(1, 9),
+    num_components: Iterable[int] | None = ORDERS,
     alpha: float = 1.0,
     log_prior: LogPrior = dyadic,
     label_multiplicity: bool = False,
@@ -89,7 +103,7 @@ def select_num_components(
     num_draws: int = 1000,
     **options: Any,
 ) -> ComponentSelection:
-    r"""Select the number of components by the penalised ELBO.
+    r"""Select the number of components by the penalised ELBO, and their family where several are given.
 
     .. math:: \hat K = \arg\max_K \big\{E_1(K) - \log(1/b_K)\big\}, \quad
               E_1 = \alpha E_\rho[\log L] - \mathrm{KL}(\rho, \pi)
@@ -98,7 +112,26 @@ def select_num_components(
     same for all K. Each K also starts from the fit of the next smaller, with empty components, at their prior,
     and with parts of its components split off. Therefore F(K) is not below
     F(K - 1) + log((K - 1) / (K - 1 + alpha n)) for a concentration of 1; for others see the theory of mixtures.
-    Columns of the comparison, by K:
+
+    **Several families.** A mapping, such as of the shapes of a Gaussian covariance, compares all pairs of a
+    family and K. The weight of a pair is b_K over the number of families, a probability over pairs, and ``rank``,
+    ``weight`` and ``uncertain`` are those among all pairs. The fits of a family are those of a call of its own
+    with the same key. A likelihood that is a probability (of counts, of categories) is not comparable with one
+    that is a density, nor that of a multinomial, given the total of a row, with one that is not: such columns
+    raise.
+
+    **All K.** With ``num_components=None`` K grows from 1, for each family by itself, until
+
+    - no larger K can win. This is certain only where likelihoods are probabilities: log L is at most U, that of
+      the shares of the distinct rows; hence the criterion of a larger K is at most
+      alpha U + log(1 - b_1 - ... - b_K), and the best of F - log(1/b_K) so far is no less;
+    - or none of the last 6 K improved the criterion. That is no proof: a gain that takes seven more components at
+      once is missed, which a ``range`` finds;
+    - or there is a component for each row, or K is 1024.
+
+    ``stopped`` says which.
+
+    Columns of the comparison, by K, or by family and K:
 
     - ``elbo`` (E1) with its Monte Carlo standard error ``se``, and ``objective`` (F, exact, below E1),
     - ``log_prior`` (log b_K), ``criterion`` their sum, ``rank`` (0 is selected), ``weight`` its softmax,
@@ -113,10 +146,12 @@ def select_num_components(
     Args:
         rng_key: Key of all fits.
         x: Data, as for :func:`fit`.
-        component: The family and its prior.
-        num_components: The K to compare.
+        component: The family and its prior, or several by their names.
+        num_components: The K to compare; None for all from 1 up.
         alpha: Power on the likelihood.
-        log_prior: log b_K by K, or a callable from the K to that; :func:`numpyro_tempered.dyadic` by default.
+        log_prior: log b_K by K, or a callable from the K to that; :func:`numpyro_tempered.dyadic` by default. For
+            several families also by (name, K). For all K a callable whose b_K, a sum of at most 1 over all K, do
+            not depend on how many it is asked for; that they sum to at most 1 is checked as far as K may grow.
         label_multiplicity: Whether to add log(K! / (K - K₊)!), K₊ the occupied components: the labels'
             symmetry, which a bound around one labelling misses. Sticks have none.
         num_restarts: Random starts for each K, of the ascent and of EM.
@@ -125,14 +160,17 @@ def select_num_components(
         **options: Further arguments of :func:`fit`, such as ``num_moves`` or ``concentration``.
 
     Returns:
-        A :class:`ComponentSelection`.
+        A :class:`ComponentSelection`. A warning says where the default ends at the selected K; other ranges have
+        it in ``at_end``.
 
     Raises:
+        TypeError: If ``component`` is neither a component nor a mapping of strings to components.
         ValueError: If there is no K, one is below 1 or twice, or the weights b_K are not positive with a sum of
-            at most 1; and as :func:`fit`.
+            at most 1; if families are not comparable; and as :func:`fit`.
 
     References:
-        C19, Theorem 1.
+        C19, Theorem 1; the table of shapes and K: Fraley, Raftery, *Model-based clustering, discriminant
+        analysis, and density estimation*, JASA 2002.
 
     Example:
         >>> import jax, numpy as np
@@ -144,24 +182,50 @@ def select_num_components(
         ... )
         >>> choice.num_components
         2
+
+        Of families and all K:
+
+        >>> families = {"narrow": component, "wide": nt.components.known_variance(1, prior_scale=10.0, scale=9.0)}
+        >>> choice = nt.mixtures.select_num_components(
+        ...     jax.random.key(0), x, families, num_components=None, num_restarts=8, baselines=False
+        ... )
+        >>> choice.family, choice.num_components, choice.stopped["narrow"]
+        ('narrow', 2, 'K = 4 is the largest that is tried, a component for each row or 1024')
     """
-    began, orders = CLOCK.read(), check_orders(num_components)
-    log_weights = check_log_prior(orders, log_prior)
+    began, several = CLOCK.read(), isinstance(component, Mapping)
+    components: Mapping[Any, Component] = component if isinstance(component, Mapping) else {None: component}
     num_draws = check_count(num_draws, "num_draws")
     check_options(options, label_multiplicity)
+    if several:
+        check_comparable(components, x)
     options = {"alpha": alpha, "num_restarts": num_restarts} | options
-    fits = fit_orders(rng_key, x, component, orders, {}, **options)
-    columns = criterion_columns(fits, log_weights, label_multiplicity)
+    by_name, weights, stopped = fit_models(
+        rng_key, x, components, num_components, log_prior, label_multiplicity=label_multiplicity, **options
+    )
+    fits: dict[Model, MixtureFit] = {
+        (name, k) if several else k: each for name, theirs in by_name.items() for k, each in theirs.items()
+    }
+    columns = criterion_columns(fits, weights, label_multiplicity)
     if baselines:
         key = fold_in(rng_key, BASELINES)
-        columns |= baseline_columns(key, x, component, orders, num_restarts, options)
-    selected = orders[int(np.argmin(columns["rank"]))]
+        tables = [
+            baseline_columns(key, x, components[name], list(each), num_restarts, options)
+            for name, each in by_name.items()
+        ]
+        columns |= {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    selected = list(fits)[int(np.argmin(columns["rank"]))]
+    name, number = selected if isinstance(selected, tuple) else (None, selected)
+    orders, reason = list(by_name[name]), (stopped if several else stopped.get(None)) or None
     uncertain = bool(np.any(columns["uncertain"][columns["rank"] < 2]))
+    at_end = len(orders) > 1 and number == max(orders)
     attrs = {
-        "selected": selected,
-        "prior_weights": np.exp(log_weights).tolist(),
+        "selected": number,
+        **({} if name is None else {"selected_family": name}),
+        "prior_weights": np.exp(weights).tolist(),
         "label_multiplicity": int(label_multiplicity),
         "uncertain": int(uncertain),
+        "at_end": int(at_end),
+        **({} if reason is None else {"stopped": as_attr(reason)}),
     }
 
     def make() -> Any:
@@ -169,7 +233,24 @@ def select_num_components(
         data = to_inference_data(fits[selected], x, rng_key=key, num_samples=num_draws, sample_weight=weight)
         return with_group(data, "model_comparison", comparison_of(choice), attrs)
 
-    choice = ComponentSelection(selected, fits[selected], fits, columns, attrs, OnDemand(make), uncertain)
+    choice = ComponentSelection(
+        number,
+        fits[selected],
+        fits,
+        columns,
+        attrs,
+        OnDemand(make),
+        uncertain,
+        family=name,
+        at_end=at_end,
+        stopped=reason,
+    )
+    if at_end and num_components is ORDERS:
+        warnings.warn(
+            f"K = {number}, the largest that was compared, is selected: a larger one may be better. Compare "
+            "more, such as num_components=range(1, 17), or all K by num_components=None.",
+            stacklevel=3,
+        )
     # Behind the check of the key.
     advise_cache("select_num_components", began, stacklevel=4)
     return choice
@@ -177,120 +258,37 @@ def select_num_components(
 
 def comparison_of(choice: ComponentSelection) -> Any:
     """The comparison as a Dataset."""
-    return dataset(
-        choice.columns,
-        coords={"num_components": list(choice.fits)},
-        dims={name: ["num_components"] for name in choice.columns},
-        attrs={"alpha": choice.fit.alpha, "selected": choice.num_components},
-    )
+    names = ("selected", "selected_family")
+    attrs = {name: choice.attrs[name] for name in names if name in choice.attrs}
+    return comparison_dataset(choice.columns, list(choice.fits), {"alpha": choice.fit.alpha, **attrs})
 
 
-def fit_orders(
+def fit_models(
     rng_key: Array,
     x: ArrayLike,
-    component: Component,
-    orders: Sequence[int],
-    others: dict[int, MixtureFit],
+    components: Mapping[Any, Component],
+    num_components: Iterable[int] | None,
+    log_prior: LogPrior,
+    *,
+    label_multiplicity: bool,
     **options: Any,
-) -> dict[int, MixtureFit]:
-    """Fits by K, from the smallest up: each also starts from the next smaller, and from another of its own K."""
-    fits: dict[int, MixtureFit] = {}
-    for k in sorted(orders):
-        warm = [*list(fits.values())[-1:], *([others[k]] if k in others else [])]
-        fits[k] = fit(fold_in(rng_key, k), x, component, num_components=k, warm_start=warm, **options)
-    return {k: fits[k] for k in orders}
+) -> tuple[dict[Any, dict[int, MixtureFit]], np.ndarray, dict[Any, str]]:
+    """Fits by family and K, the log prior weights of all, and where K grew, why it stopped.
 
-
-def check_options(options: dict[str, Any], label_multiplicity: bool) -> None:
-    """Refuse a ``warm_start``, since the fits of other K are that, and the symmetry of labels of sticks.
-
-    Raises:
-        ValueError: If it is among the options, or labels of sticks are counted.
+    Each family has the same keys. One by itself has the name None, and models by K instead of pairs.
     """
-    if label_multiplicity and isinstance(options.get("concentration"), StickBreaking):
-        raise ValueError(
-            "stick_breaking has an order of its components, so that another labelling is another model: leave "
-            "label_multiplicity out."
+    names = list(components)
+    if num_components is not None:
+        orders = check_orders(num_components)
+        is_one = None in components
+        weights = check_log_prior(orders, log_prior) if is_one else check_pair_prior(names, orders, log_prior)
+        fits = {name: fit_orders(rng_key, x, components[name], orders, {}, **options) for name in names}
+        return fits, weights.ravel(), {}
+    by_order = check_countable_prior(max(largest_order(x, each) for each in components.values()), log_prior)
+    fits, stopped = {}, {}
+    for name, component in components.items():
+        fits[name], stopped[name] = grow(
+            rng_key, x, component, by_order, label_multiplicity=label_multiplicity, **options
         )
-    if "warm_start" in options:
-        raise ValueError(
-            "each fit starts from that of the next smaller K, or larger alpha: leave warm_start out."
-        )
-
-
-def check_orders(num_components: Iterable[int]) -> list[int]:
-    """The K to compare.
-
-    Raises:
-        ValueError: If there is none, one is not a positive integer, or one comes twice.
-    """
-    orders = [num_components] if isinstance(num_components, int | np.integer) else list(num_components)
-    if not orders or any(isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1 for k in orders):
-        raise ValueError(f"num_components must be positive integers, at least one, got {orders}.")
-    if len(set(orders)) < len(orders):
-        raise ValueError(f"num_components has a number twice: {orders}.")
-    return [int(k) for k in orders]
-
-
-def label_term(fitted: MixtureFit) -> float:
-    """log(K! / (K - K₊)!) for K₊ occupied components of K."""
-    k = fitted.num_components
-    return math.lgamma(k + 1) - math.lgamma(k - fitted.num_occupied + 1)
-
-
-def criterion_columns(
-    fits: dict[int, MixtureFit], log_weights: np.ndarray, label_multiplicity: bool
-) -> dict[str, np.ndarray]:
-    """The comparison by K, without baselines."""
-    bounds = [fitted.bound for fitted in fits.values() if fitted.bound is not None]
-    if len(bounds) < len(fits):
-        raise ValueError("num_samples=0 leaves out E1, which the number of components is selected by.")
-    elbo = np.array([bound.value for bound in bounds])
-    labels = np.array([label_term(fitted) if label_multiplicity else 0.0 for fitted in fits.values()])
-    spread = np.array([fitted.spread for fitted in fits.values()])
-    se = np.array([bound.se for bound in bounds])
-    kl = np.array([fitted.kl for fitted in fits.values()])
-    num_best = np.array([fitted.num_best for fitted in fits.values()])
-    ranking = rank_models(elbo + labels, log_weights, error=np.where(num_best < 2, spread, 0.0) + 2.0 * se)
-    return {
-        "elbo": elbo,
-        "se": se,
-        "objective": np.array([fitted.objective for fitted in fits.values()]),
-        "log_prior": log_weights,
-        **({"log_labels": labels} if label_multiplicity else {}),
-        "criterion": ranking.criterion,
-        "rank": ranking.rank,
-        "weight": ranking.weight,
-        "expected_log_lik": (elbo + kl) / np.array([fitted.alpha for fitted in fits.values()]),
-        "kl": kl,
-        "num_occupied": np.array([fitted.num_occupied for fitted in fits.values()]),
-        "num_best": num_best,
-        "spread": spread,
-        "uncertain": ranking.uncertain,
-        "converged": np.array([fitted.converged for fitted in fits.values()]),
-    }
-
-
-def baseline_columns(
-    rng_key: Array,
-    x: ArrayLike,
-    component: Component,
-    orders: Sequence[int],
-    num_restarts: int,
-    options: dict[str, Any],
-) -> dict[str, np.ndarray]:
-    """Log-likelihood, BIC and ICL of maximum likelihood by K."""
-    weight = options.get("sample_weight")
-
-    def baseline(k: int) -> tuple[float, float, float]:
-        if component.maximum_likelihood is None:
-            return math.nan, math.nan, math.nan
-        key = fold_in(rng_key, k)
-        try:
-            result = em(key, x, component, num_components=k, num_restarts=num_restarts, sample_weight=weight)
-        except FloatingPointError:
-            return math.nan, math.nan, math.nan
-        return result.log_likelihood, result.bic, result.icl
-
-    rows = [baseline(k) for k in orders]
-    return dict(zip(("log_lik", "bic", "icl"), np.array(rows).T, strict=True))
+    each = [by_order[: len(fits[name])] for name in names]
+    return fits, np.concatenate(each) - math.log(len(names)), stopped

@@ -7,11 +7,12 @@ from numpyro_tempered.report.arviz import ArviZData
 from numpyro_tempered.report.table import HoldsData, table
 
 
-def plot_comparison(data: ArviZData, ax: "Axes | None" = None) -> "Axes":
+def plot_comparison(data: "ArviZData | HoldsData", ax: "Axes | None" = None) -> "Axes":
     """The penalised ELBO of each model, with its Monte Carlo error.
 
     Args:
-        data: The result of :func:`numpyro_tempered.compare`.
+        data: The result of :func:`numpyro_tempered.compare`, or of
+            :func:`numpyro_tempered.mixtures.select_num_components`.
         ax: Matplotlib axes; a new figure by default.
 
     Returns:

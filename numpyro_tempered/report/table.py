@@ -35,7 +35,8 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     group                 made by                           rows
     ===================== ================================= ======================================================
     model_comparison      ``compare``                       models, best first
-    model_comparison      ``select_num_components``         numbers of components, in order
+    model_comparison      ``select_num_components``         numbers of components, in order; of several families
+                                                            pairs of family and number, best first
     alpha_selection       ``select_alpha``                  alphas, in order
     calibrated_powers     ``select_alpha``                  parameters, where asked for by ``name``
     tempered_path         ``temper_path``                   alphas, in order
@@ -43,7 +44,8 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     regret                ``regret_ledger``                 rules at the last round, least average loss first
     ===================== ================================= ======================================================
 
-    The table of a ledger has the column ``guarantee`` too, where there are averages.
+    The table of a ledger has the column ``guarantee`` too, where there are averages. Of families and numbers of
+    components ``table(choice)["criterion"].unstack("family")`` is the table of mclust, K by shape.
 
     Args:
         data: ArviZ data made by one of these functions, or a result that holds such data, such as an
@@ -83,5 +85,8 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     if "online_to_batch" in present:
         frame = frame.join(group(groups, "online_to_batch")["guarantee"].to_dataframe())
     order = GROUPS[names[0]][1]
-    # Numbers of components stay in their order.
-    return frame if order is None or "num_components" in rows.dims else frame.sort_values(order, kind="stable")
+    # Numbers of components stay in their order; not of every family there are all.
+    if order is None or ("num_components" in rows.dims and "family" not in rows.dims):
+        return frame
+    kinds = {key: values.attrs["kind"] for key, values in rows.data_vars.items() if "kind" in values.attrs}
+    return frame.dropna(subset=[order]).astype(kinds).sort_values(order, kind="stable")

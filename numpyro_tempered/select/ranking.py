@@ -100,3 +100,46 @@ def check_log_prior(names: Sequence[Hashable], log_prior: LogPrior) -> np.ndarra
     if total > 1.0 + 1e-6:
         raise ValueError(f"the prior weights exp(log_prior) sum to {total:.6g}, more than 1: pass logarithms.")
     return values
+
+
+def check_pair_prior(names: Sequence[str], numbers: Sequence[int], log_prior: LogPrior) -> np.ndarray:
+    """The logarithms of the prior weights of pairs of a name and a number, ``(names, numbers)``.
+
+    Args:
+        names: Of families.
+        numbers: Of each family's models.
+        log_prior: By pair; or as for :func:`check_log_prior` by number, whose weights are shared evenly between
+            the names.
+
+    Raises:
+        ValueError: As :func:`check_log_prior`.
+    """
+    if isinstance(log_prior, Mapping) and any(isinstance(key, tuple) for key in log_prior):
+        pairs = [(name, number) for name in names for number in numbers]
+        return check_log_prior(pairs, log_prior).reshape(len(names), len(numbers))
+    each = check_log_prior(numbers, log_prior) - math.log(len(names))
+    return np.broadcast_to(each, (len(names), len(numbers)))
+
+
+def check_countable_prior(largest: int, log_prior: LogPrior) -> np.ndarray:
+    """The logarithms of prior weights of all positive integers, from 1 as far as ``largest``.
+
+    That their sum is at most 1 can be checked only as far.
+
+    Raises:
+        ValueError: If they are not given by a callable, their sum is more than 1, or one depends on how many
+            there are.
+    """
+    if not callable(log_prior):
+        raise ValueError(
+            "for all K from 1 up log_prior must be a callable from a list of K to their log b_K, whose sum over "
+            f"all K is at most 1, such as nt.dyadic; got {log_prior!r}."
+        )
+    values = check_log_prior(range(1, largest + 1), log_prior)
+    first = check_log_prior([1], log_prior)
+    if not np.isclose(first[0], values[0], rtol=1e-6):
+        raise ValueError(
+            f"log_prior gives K = 1 the logarithm {first[0]:.6g} by itself and {values[0]:.6g} among {largest} "
+            "K: a prior over all K may not depend on how many are asked for."
+        )
+    return values

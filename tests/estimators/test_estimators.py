@@ -233,6 +233,30 @@ def test_mixtures_refuse_what_has_no_answer(parameters, data, weight, message):
 def test_a_component_is_a_name_a_component_or_a_function():
     with pytest.raises(TypeError, match="expected a component such as"):
         TemperedMixture(component=3).fit(X)
+    with pytest.raises(TypeError, match="a list of components has names alone"):
+        TemperedMixture(component=["full", 3]).fit(X)
+    for components in ([], ["full", "full"], {}):
+        with pytest.raises(ValueError, match="component must be different components, at least one"):
+            TemperedMixture(component=components).fit(X)
+
+
+@pytest.mark.full
+def test_one_of_several_components_is_selected():
+    options = {"n_components": [1, 2], "n_init": 4, "random_state": 0}
+    several = TemperedMixture(component=["diag", "full"], **options).fit(X)
+    assert set(several.selection_.fits) == {(name, k) for name in ("diag", "full") for k in (1, 2)}
+    alone = TemperedMixture(component=several.selection_.family, **options).fit(X)
+    assert several.n_components_ == alone.n_components_ == 2
+    np.testing.assert_array_equal(several.means_, alone.means_)
+    np.testing.assert_array_equal(several.predict_proba(X), alone.predict_proba(X))
+    loaded = pickle.loads(pickle.dumps(several))
+    np.testing.assert_array_equal(loaded.predict_proba(X), several.predict_proba(X))
+    # Functions of the number of columns, by names of one's own, and one K.
+    components = {"mine": nt.components.diagonal_gaussian, "other": "full"}
+    named = TemperedMixture(2, component=components, n_init=4, random_state=0).fit(X)
+    assert named.selection_.family in components
+    growing = TemperedMixture(None, n_init=4, random_state=0).fit(X)
+    assert growing.selection_.stopped.startswith("none of the last")
 
 
 def test_more_factors_than_columns_are_refused():

@@ -1,6 +1,6 @@
 """What a mixture asks of its components."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -87,6 +87,7 @@ class Component(NamedTuple):
         draw: ``(sample, hyperparameters)`` to parameters, where ``sample(name, distribution)`` is
             ``numpyro.sample`` or draws; the one description of the prior and the posterior as distributions.
         distribution: Parameters ``(..., K)`` to the NumPyro distribution of a datum, of batch shape ``(..., K)``.
+            Its support says whether the likelihood is a probability or a density, which are not comparable.
         coefficients: A posterior to E[c] ``(K,)`` and E[w] ``(K, F)``; by default the gradient of
             ``log_evidence``.
         kl: ``(posterior, prior)`` to the KL divergence, summed over components, shape (); by default from the
@@ -136,6 +137,10 @@ def check_is_component(component: object, name: str = "component") -> None:
     """Raise TypeError where this is not a component."""
     if not isinstance(component, Component):
         kind = type(component).__name__
+        if isinstance(component, Mapping):
+            raise TypeError(
+                f"{name} is a {kind}: only select_num_components compares several components; give one of them."
+            )
         raise TypeError(f"{name} is a {kind}; expected a component such as nt.components.gaussian(dim).")
 
 
@@ -236,7 +241,7 @@ def missing_form(component: Component, rows: Rows) -> Component:
         column = int(is_missing.any(axis=0).argmax())
         raise ValueError(
             f"{component.name}: column {column} has missing entries (NaN), which this family does not "
-            "marginalise. Take one with independent columns, such as diagonal_gaussian, or leave the rows out."
+            "marginalise. Take a Gaussian, or one with independent columns, or leave the rows out."
         )
     return component.with_missing()
 

@@ -1,0 +1,250 @@
+"""Families of components and their numbers in one comparison."""
+
+import itertools
+import math
+
+import jax
+import matplotlib
+import numpy as np
+import pytest
+from sklearn.mixture import GaussianMixture
+
+matplotlib.use("agg")
+
+import matplotlib.pyplot as plt
+
+import numpyro_tempered as nt
+from numpyro_tempered.mixtures.comparison import comparison_dataset
+from numpyro_tempered.mixtures.measure import measures_of
+from numpyro_tempered.report.arviz import assemble, group
+from numpyro_tempered.select.ranking import check_pair_prior
+
+KEY = jax.random.key(0)
+# One program for all of these: they differ in their prior alone.
+NOISES = {"narrow": 0.5, "unit": 1.0, "wide": 2.0}
+FAMILIES = {name: nt.components.known_variance(1, prior_scale=5.0, scale=noise) for name, noise in NOISES.items()}
+OPTIONS = {"num_restarts": 4, "num_samples": 40, "baselines": False}
+KINDS = {"spherical": "spherical", "diagonal": "diag", "tied": "tied", "full": "full"}
+
+
+@pytest.fixture(scope="module")
+def x():
+    rng = np.random.default_rng(11)
+    return (np.repeat([-4.0, 0.0, 4.0], 50) + rng.normal(size=150))[:, None]
+
+
+def select(x, component, **options):
+    return nt.mixtures.select_num_components(KEY, x, component, **(OPTIONS | options))
+
+
+@pytest.fixture(scope="module")
+def choice(x):
+    return select(x, FAMILIES, num_components=[1, 2, 3, 4], alpha=0.5)
+
+
+def same_fits(ours, theirs):
+    assert (ours.bound, ours.objective, ours.kl) == (theirs.bound, theirs.objective, theirs.kl)
+    for a, b in zip(jax.tree.leaves(ours.factors), jax.tree.leaves(theirs.factors), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.full
+def test_each_family_has_the_fits_of_a_call_of_its_own(choice, x):
+    assert list(choice.fits) == list(itertools.product(FAMILIES, [1, 2, 3, 4]))
+    for name, family in FAMILIES.items():
+        alone = select(x, family, num_components=[1, 2, 3, 4], alpha=0.5)
+        assert (alone.family, alone.stopped) == (None, None)
+        for k, fit in alone.fits.items():
+            same_fits(choice.fits[name, k], fit)
+
+
+@pytest.mark.full
+def test_the_table_ranks_all_pairs(choice):
+    assert (choice.family, choice.num_components) == ("unit", 3)
+    assert choice.fit is choice.fits["unit", 3]
+    assert choice.data.attrs["selected"] == 3
+    assert choice.data.attrs["selected_family"] == "unit"
+    found = group(choice.comparison, "model_comparison")
+    assert dict(found.sizes) == {"family": 3, "num_components": 4}
+    assert found["rank"].dtype.kind == "i"
+    weights = np.exp(found["log_prior"].values)
+    np.testing.assert_allclose(weights, np.tile(0.5 ** np.arange(1, 5) / 3, (3, 1)))
+    assert weights.sum() <= 1.0
+    table = nt.table(choice)
+    assert table.index[0] == ("unit", 3)
+    assert table["rank"].tolist() == list(range(12))
+    assert table["criterion"].is_monotonic_decreasing
+    np.testing.assert_allclose(table["criterion"], table["elbo"] + table["log_prior"])
+    np.testing.assert_allclose(table["weight"].sum(), 1.0)
+    by_family = table["criterion"].unstack("family")
+    assert by_family.shape == (4, 3)
+    assert by_family.loc[3, "unit"] == table["criterion"].iloc[0]
+    np.testing.assert_array_equal(nt.table(choice.data)["rank"], table["rank"])
+
+
+@pytest.mark.full
+def test_numbers_of_components_of_the_other_groups_are_no_families(choice):
+    one = choice.data.sel(component=0)
+    assert group(one, "posterior")["loc"].ndim == 3
+
+
+@pytest.mark.full
+def test_pairs_are_drawn_best_first(choice):
+    ax = nt.plots.plot_comparison(choice)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels == [str(pair) for pair in nt.table(choice).index]
+    plt.close("all")
+
+
+@pytest.mark.full
+def test_the_order_of_a_mapping_does_not_matter(choice, x):
+    turned = select(x, dict(reversed(FAMILIES.items())), num_components=[1, 2, 3, 4], alpha=0.5)
+    assert (turned.family, turned.num_components) == (choice.family, choice.num_components)
+    first, second = nt.table(choice), nt.table(turned)
+    assert first.index.tolist() == second.index.tolist()
+    np.testing.assert_allclose(first["criterion"], second["criterion"])
+
+
+@pytest.mark.full
+def test_the_prior_of_pairs_can_turn_the_choice(choice, x):
+    log_prior = dict.fromkeys(choice.fits, -3.0) | {("unit", 3): -300.0, ("narrow", 3): -300.0}
+    turned = select(x, FAMILIES, num_components=[1, 2, 3, 4], alpha=0.5, log_prior=log_prior)
+    assert (turned.family, turned.num_components) != ("unit", 3)
+    assert nt.table(turned)["log_prior"].loc[[("unit", 3)]].tolist() == [-300.0]
+
+
+@pytest.mark.full
+def test_weights_and_labels_are_those_of_all_families(choice, x):
+    options = {"label_multiplicity": True, "sample_weight": np.repeat([1.0, 1.0, 0.0], 50), "baselines": True}
+    labelled = select(x, FAMILIES, num_components=[1, 2, 3], **options)
+    assert (labelled.family, labelled.num_components) == ("unit", 2)
+    table = nt.table(labelled)
+    assert table["log_labels"].loc[("unit", 2)] == pytest.approx(math.log(2.0))
+    assert table["bic"].idxmin() == ("unit", 2)
+
+
+# A line of each kind; the other columns of the plane are drawn about it.
+COVARIANCES = {
+    "spherical": [np.eye(2), 0.1 * np.eye(2)],
+    "diagonal": [np.diag([4.0, 0.1]), np.diag([0.1, 4.0])],
+    "tied": [np.array([[1.0, 0.9], [0.9, 1.0]])] * 2,
+    "full": [np.array([[1.0, 0.9], [0.9, 1.0]]), np.array([[1.0, -0.9], [-0.9, 1.0]])],
+}
+
+
+def shapes_of(x):
+    scale, dim = nt.components.scaled_to(x), x.shape[1]
+    return {
+        "spherical": nt.components.spherical_gaussian(dim, **scale),
+        "diagonal": nt.components.diagonal_gaussian(dim, **scale),
+        "tied": nt.components.tied_gaussian(dim, **scale),
+        "full": nt.components.gaussian(dim, **scale),
+    }
+
+
+def clusters(kind):
+    rng, centres = np.random.default_rng(5), ([-3.0, 0.0], [3.0, 0.0])
+    return np.concatenate(
+        [rng.multivariate_normal(m, c, size=150) for m, c in zip(centres, COVARIANCES[kind], strict=True)]
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", COVARIANCES)
+def test_the_shape_of_the_clusters_is_selected(kind):
+    x = clusters(kind)
+    choice = select(x, shapes_of(x), num_components=range(1, 4))
+    assert (choice.family, choice.num_components) == (kind, 2)
+
+
+@pytest.mark.full
+def test_baselines_are_those_of_scikit_learn():
+    x = clusters("full")
+    table = nt.table(select(x, shapes_of(x), num_components=[1, 2], baselines=True))
+    for name, kind in KINDS.items():
+        for k in (1, 2):
+            model = GaussianMixture(
+                k, covariance_type=kind, tol=1e-9, reg_covar=1e-12, max_iter=5000, n_init=5, random_state=0
+            )
+            assert table["bic"].loc[(name, k)] == pytest.approx(model.fit(x).bic(x), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("component", "error", "message"),
+    [
+        ({}, ValueError, "empty mapping"),
+        ({1: FAMILIES["unit"]}, TypeError, "names of components are strings, got 1"),
+        ({"a": nt.components.gaussian}, TypeError, "component 'a' is a function; expected a component"),
+        (
+            {"a": FAMILIES["unit"], "b": nt.components.known_variance(2)},
+            ValueError,
+            r"component 'b': known_variance: the data have shape \(4, 1\)",
+        ),
+        (
+            {"a": FAMILIES["unit"], "b": nt.components.poisson(1)},
+            ValueError,
+            "of column 0 the one is a density on the line, the other a probability",
+        ),
+        (
+            {"a": nt.components.multinomial(1), "b": nt.components.poisson(1)},
+            ValueError,
+            "a probability given the row's total, the other a probability",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(component, error, message):
+    with pytest.raises(error, match=message):
+        nt.mixtures.select_num_components(KEY, np.array([[0.0], [1.0], [2.0], [5.0]]), component)
+
+
+def test_missing_entries_name_the_family_that_does_not_take_them():
+    x = np.array([[0.0, 1.0], [np.nan, 2.0], [3.0, 1.0]])
+    families = {"each": nt.components.poisson(2), "given totals": nt.components.multinomial(2)}
+    with pytest.raises(ValueError, match="component 'given totals': multinomial: column 0 has missing entries"):
+        nt.mixtures.select_num_components(KEY, x, families)
+
+
+def test_a_path_and_a_fit_take_one_family():
+    with pytest.raises(TypeError, match="only select_num_components compares several"):
+        nt.mixtures.num_components_path(KEY, np.zeros((3, 1)), FAMILIES)
+    with pytest.raises(TypeError, match="only select_num_components compares several"):
+        nt.mixtures.fit(KEY, np.zeros((3, 1)), FAMILIES, num_components=1)
+
+
+def test_measures_follow_the_columns():
+    parts = {
+        "size": nt.components.gaussian(1),
+        "votes": nt.components.multinomial(2),
+        "kind": nt.components.categorical([2]),
+    }
+    product = nt.components.product(parts, {"size": [2], "votes": [0, 3], "kind": [1]})
+    line, mass, given = "a density on the line", "a probability", "a probability given the row's total"
+    assert measures_of(product) == (given, mass, line, given)
+    for family in (nt.components.exponential(2), *shapes_of(np.array([[0.0, 1.0], [1.0, 0.0]])).values()):
+        assert measures_of(family) == (line, line)
+    for family in (nt.components.bernoulli(2), nt.components.poisson(2)):
+        assert measures_of(family) == (mass, mass)
+
+
+def test_prior_weights_of_pairs_are_a_probability():
+    names, numbers = ["a", "b", "c"], [1, 2]
+    shared = check_pair_prior(names, numbers, nt.dyadic)
+    np.testing.assert_allclose(np.exp(shared), np.tile([1 / 6, 1 / 12], (3, 1)))
+    np.testing.assert_allclose(np.exp(check_pair_prior(names, numbers, None)), np.full((3, 2), 1 / 6))
+    by_pair = {pair: -2.0 - i for i, pair in enumerate(itertools.product(names, numbers))}
+    np.testing.assert_array_equal(check_pair_prior(names, numbers, by_pair), [[-2, -3], [-4, -5], [-6, -7]])
+    with pytest.raises(ValueError, match="log_prior has models"):
+        check_pair_prior(names, numbers, {("a", 1): -1.0})
+    with pytest.raises(ValueError, match="sum to 6"):
+        check_pair_prior(names, numbers, dict.fromkeys(by_pair, 0.0))
+
+
+def test_a_table_has_the_pairs_that_there_are():
+    columns = {"rank": np.array([2, 1, 0]), "converged": np.array([True, False, True])}
+    data = comparison_dataset(columns, [("a", 1), ("b", 1), ("b", 2)], {})
+    assert math.isnan(data["rank"].sel(family="a", num_components=2).item())
+    table = nt.table(assemble({"model_comparison": data}, {}))
+    assert table.index.tolist() == [("b", 2), ("b", 1), ("a", 1)]
+    assert table["rank"].tolist() == [0, 1, 2]
+    assert [kind.kind for kind in table.dtypes] == ["i", "b"]
+    assert table[table["converged"]].index.tolist() == [("b", 2), ("a", 1)]
