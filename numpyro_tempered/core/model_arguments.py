@@ -1,7 +1,7 @@
 """The arguments of a model as arrays that vary, and a structure that is compiled in."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
 
 def _to_jax(leaf: object) -> Array:
     """``jnp.asarray``, which takes ten microseconds to find that it has nothing to do."""
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(fill_masked(leaf))
 
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:
@@ -70,7 +70,9 @@ def on_arrays(fn: Callable[..., T], structure: ArgumentStructure) -> Callable[..
 
 
 def as_array(value: object, name: str, advice: str = "") -> Numbers:
-    """Numbers of any kind as an array: of jax or numpy, in lists, or in pandas, where missing ones become NaN.
+    """Numbers of any kind as an array: of jax or numpy, in lists, or in pandas.
+
+    Missing ones of pandas and those under the mask of a masked array become NaN.
 
     Args:
         value: The numbers.
@@ -90,6 +92,7 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
         TypeError: group must be real numbers, got dtype category, such as 'a'. Pass codes: pandas' .cat.codes,
         or numpy.unique(values, return_inverse=True)[1].
     """
+    value = fill_masked(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiub"):
         return value
     columns = np.ravel(np.asarray(getattr(value, "dtypes", None), object))
@@ -115,6 +118,23 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
     raise TypeError(f"{name} must be real numbers, got {got}. {advice}".rstrip())
 
 
+def fill_masked(value: Any) -> Any:
+    """A masked array of NumPy as an array, with NaN under its mask; everything else as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_tempered.core.model_arguments import fill_masked
+        >>> fill_masked(np.ma.masked_equal([1, -999], -999))
+        array([ 1., nan])
+    """
+    if not isinstance(value, np.ma.MaskedArray):
+        return value
+    if not np.ma.is_masked(value):
+        return value.data
+    floating: Any = np.ma.asarray(value, float if value.dtype.kind in "iub" else None)
+    return floating.filled(np.nan)
+
+
 def is_list(value: object) -> bool:
     """Whether a value is a list of numbers or strings, perhaps in lists; other lists are trees of arrays."""
     scalars = int | float | str | None | np.generic
@@ -131,6 +151,7 @@ def stream_arrays(data: tuple) -> tuple:
     def convert(leaf: object) -> Array:
         if isinstance(leaf, jax.Array):
             return leaf
+        leaf = fill_masked(leaf)
         plain = not (is_list(leaf) or isinstance(leaf, np.ndarray) or hasattr(leaf, "to_numpy"))
         return jnp.asarray(leaf if plain else as_array(leaf, "the data of a stream"))
 

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
 from numpyro_tempered.core.checks import check_count, describe
+from numpyro_tempered.core.model_arguments import fill_masked
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components.base import Component
@@ -40,13 +41,16 @@ class Estimator(BaseEstimator):
     """An estimator of data ``(n, d)`` in double precision."""
 
     def _validate(self, x: Any, *, least: int = 1, reset: bool = False) -> np.ndarray:
-        """Rows in double precision, NaN where an entry is missing; the names of the columns are kept or compared.
+        """Rows in double precision, NaN where an entry is missing or masked.
+
+        The names of the columns are kept or compared.
 
         Raises:
             TypeError: If the data are sparse.
             ValueError: If there are fewer rows than ``least``, an entry is infinite, or the columns are not those
                 of the fit.
         """
+        x = fill_masked(x)
         options: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": least, "reset": reset}
         if hasattr(validation, "validate_data"):
             return validation.validate_data(self, x, ensure_all_finite="allow-nan", **options)

@@ -14,7 +14,7 @@ from numpyro.distributions import Distribution
 from numpyro.infer.initialization import init_to_feasible
 
 from numpyro_tempered.core.checks import call_of, check_key, check_options, describe, is_traced
-from numpyro_tempered.core.model_arguments import as_array, is_list
+from numpyro_tempered.core.model_arguments import as_array, fill_masked, is_list
 from numpyro_tempered.core.typing import Model
 from numpyro_tempered.handlers.effects import Trace, handler_chain
 from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihood_sites, untempered_log_prob
@@ -116,7 +116,9 @@ def _bind(function: Callable[..., object], model: Model, args: tuple, kwargs: di
 
 
 def _is_array(value: object) -> bool:
-    return isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and not _is_odd(value))
+    return isinstance(value, jax.Array) or (
+        isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and not _is_odd(value)
+    )
 
 
 def _is_odd(leaf: object) -> bool:
@@ -125,6 +127,7 @@ def _is_odd(leaf: object) -> bool:
 
 def _plain(leaf: Any) -> Any:
     """A pandas object as a numpy array, be it of objects; everything else as it is."""
+    leaf = fill_masked(leaf)
     if not hasattr(leaf, "to_numpy"):
         return leaf
     try:

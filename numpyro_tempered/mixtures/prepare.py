@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.model_arguments import fill_masked
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import base as components
@@ -234,7 +235,7 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
         >>> float(weight.sum())
         5.0
     """
-    rows = np.asarray(x)
+    rows = np.asarray(fill_masked(x))
     if rows.ndim == 0 or rows.shape[0] == 0:
         raise ValueError(f"x has shape {rows.shape}; at least one row is needed.")
     floating = rows.dtype if np.issubdtype(rows.dtype, np.floating) else float

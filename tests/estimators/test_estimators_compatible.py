@@ -42,6 +42,8 @@ def test_missing_entries_are_marginalised(selected):
     rows = X.copy()
     rows[0, 0] = rows[1, 1] = np.nan
     fit = TemperedMixture(2, component="diag", random_state=0).fit(rows)
+    masked = np.ma.masked_array(np.where(np.isnan(rows), 1.0, rows), np.isnan(rows))
+    np.testing.assert_array_equal(fit.score_samples(masked), fit.score_samples(rows))
     np.testing.assert_array_equal(fit.predict(rows) == fit.predict(rows)[0], LABEL == 0)
     loaded = pickle.loads(pickle.dumps(fit))
     np.testing.assert_array_equal(loaded.score_samples(rows), fit.score_samples(rows))

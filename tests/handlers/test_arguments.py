@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
-from numpyro_tempered.core.model_arguments import as_array, is_list, stream_arrays
+from numpyro_tempered.core.model_arguments import as_array, is_list, separate, stream_arrays
 from numpyro_tempered.handlers.arguments import model_arguments
 
 Y = np.array([1.0, 0.0, 3.0])
@@ -47,10 +47,15 @@ def converted(model, *args, finite=True, **kwargs):
             np.array([[1, 1.0], [np.nan, 2.0]]),
         ),
         (3, np.array(3)),
+        (np.ma.masked_equal([1.0, -9.0, 3.0], -9.0), HOLES),
+        (np.ma.masked_equal([1, -9, 3], -9), HOLES),
+        (np.ma.array([True, True, True], mask=[False, True, False]), np.array([1.0, np.nan, 1.0])),
+        (np.ma.array([1, 0, 3]), np.array([1, 0, 3])),
     ],
 )
 def test_numbers_of_any_kind_become_arrays(value, array):
     result = as_array(value, "x")
+    assert type(result) is np.ndarray
     assert result.dtype.kind == array.dtype.kind
     np.testing.assert_array_equal(result, array)
 
@@ -58,6 +63,19 @@ def test_numbers_of_any_kind_become_arrays(value, array):
 def test_arrays_are_left_alone():
     for array in (Y, jnp.ones(2), jnp.ones(2, jnp.bfloat16), jax.random.key(0)):
         assert as_array(array, "x") is array
+
+
+def test_masked_entries_of_single_precision_stay_in_it():
+    masked = np.ma.masked_equal(np.array([1.0, -9.0], np.float32), np.float32(-9.0))
+    assert as_array(masked, "x").dtype == np.float32
+
+
+def test_masked_data_of_streams_and_models_are_missing():
+    masked = np.ma.masked_equal([1.0, -9.0, 3.0], -9.0)
+    np.testing.assert_array_equal(stream_arrays((masked,))[0], HOLES)
+    np.testing.assert_array_equal(separate((masked,), {})[0][0], HOLES)
+    args, _ = converted(normal, masked, finite=False)
+    np.testing.assert_array_equal(args[0], HOLES)
 
 
 def test_lists_of_arrays_are_trees():

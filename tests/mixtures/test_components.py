@@ -13,6 +13,8 @@ from mixture_families import ALL, FAMILIES, K, N, complete_mixed, component_of, 
 from scipy import stats
 from scipy.special import digamma, gammaln
 
+from numpyro_tempered.mixtures import fit, shard_rows
+from numpyro_tempered.mixtures.bridges import sites
 from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import broadcast_prior
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
@@ -402,6 +404,19 @@ def test_codes_of_minus_one_are_missing():
     component = categorical([2, 3])
     np.testing.assert_array_equal(component.check([[-1, 2], [1, -1]]), [[np.nan, 2], [1, np.nan]])
     np.testing.assert_array_equal(component.check(jnp.array([[-1, 2]])), [[np.nan, 2]])
+
+
+def test_masked_entries_are_missing(key):
+    masked = np.ma.masked_equal([[1, -999], [2, 3]], -999)
+    filled = [[1.0, np.nan], [2.0, 3.0]]
+    for component in (diagonal_gaussian(2), poisson(2), product({"size": poisson(2)}, {"size": 2})):
+        np.testing.assert_array_equal(component.check(masked), filled)
+    with pytest.raises(ValueError, match=r"gaussian: column 1 has missing entries \(NaN\)"):
+        fit(key, masked, gaussian(2), num_components=1)
+    np.testing.assert_array_equal(scaled_to(np.ma.masked_equal([[0, 1], [2, -999], [4, 3]], -999))["loc"], [2, 2])
+    rows, _ = shard_rows(masked, jax.make_mesh((1,), ("rows",)))
+    np.testing.assert_array_equal(rows, filled)
+    np.testing.assert_array_equal(sites._on_host(masked), filled)
 
 
 def test_a_product_takes_missing_entries_where_its_parts_do():

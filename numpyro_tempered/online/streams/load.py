@@ -11,7 +11,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.model_arguments import ArgumentStructure, as_array, is_list, separate
+from numpyro_tempered.core.model_arguments import ArgumentStructure, as_array, fill_masked, is_list, separate
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.online.streams.save import (
@@ -247,6 +247,7 @@ def _to_device(leaf: object) -> object:
     """An argument that is data as an array of JAX; ``jnp.asarray`` would compile a program for each shape."""
     if isinstance(leaf, jax.Array):
         return leaf
+    leaf = fill_masked(leaf)
     if is_list(leaf) or hasattr(leaf, "to_numpy"):
         leaf = as_array(leaf, "an argument of an update")
     return jax.device_put(leaf) if hasattr(leaf, "ndim") or isinstance(leaf, float) else leaf
