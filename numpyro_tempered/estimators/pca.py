@@ -11,7 +11,6 @@ from numpyro_tempered import ppca
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
-from numpyro_tempered.mixtures.components.scaling import column_moments
 from numpyro_tempered.select.ranking import dyadic
 
 
@@ -103,7 +102,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         orders = self._orders(rows)
         options: dict[str, Any] = {
             "alpha": self.alpha,
-            "prior": _prior(rows) if self.prior is None else self.prior,
+            "prior": self.prior,
             "ard": self.ard,
             "num_restarts": check_count(self.n_init, "n_init"),
             "max_iter": check_count(self.max_iter, "max_iter"),
@@ -214,15 +213,3 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         if max(orders) > most:
             raise ValueError(f"n_components={max(orders)} is more than n_features={most}, the columns of X.")
         return orders
-
-
-def _prior(rows: np.ndarray) -> ppca.Prior:
-    """The prior of columns with the usual deviation of these, about their means.
-
-    Raises:
-        ValueError: If no column has two different values.
-    """
-    mean, variance = column_moments(rows, np.ones(len(rows)))
-    if not variance.any():
-        raise ValueError("no column of X has two different values, so that the data have no scale.")
-    return ppca.prior(float(np.sqrt(variance.mean())), mean)

@@ -23,6 +23,9 @@ class Prior(NamedTuple):
     precision of the noise, :math:`W_{jk}\sim N(0, 1/\lambda_k)` with
     :math:`\lambda_k\sim\mathrm{Ga}` (shape, rate).
 
+    The rate of τ is a floor of the noise: with N observed entries :math:`1/E\tau` is at least
+    noise_rate / (noise_shape + alpha N / 2).
+
     Attributes:
         mean: Prior mean of m, a number or shape ``(d,)``, in units of the data.
         mean_scale: Its standard deviation, in units of the data.
@@ -48,7 +51,8 @@ def prior(scale: float = 1.0, mean: ArrayLike = 0.0) -> Prior:
     The mean is :math:`N(\mathrm{mean}, (10\,\mathrm{scale})^2)`, τ Ga(1, scale²) and λ_k Ga(1/2, scale²/1000): a
     column of W is Cauchy about 0, narrow enough to vanish among thousands of rows and with tails that let in
     loadings of any size. Data times c under the prior of ``c * scale`` and ``c * mean`` give the same fit, and an
-    ELBO less by alpha log c for each observed entry.
+    ELBO less by alpha log c for each observed entry. Among N entries the noise variance is at least about
+    2 scale² / (alpha N): take a smaller ``noise_rate`` for less.
 
     Args:
         scale: Usual deviation of a column, in units of the data.
@@ -68,6 +72,32 @@ def prior(scale: float = 1.0, mean: ArrayLike = 0.0) -> Prior:
     scale = float(checks.check_number(scale, "scale", "(0, inf)"))
     square = scale**2
     return Prior(mean, 10.0 * scale, 1.0, square, 0.5, 1e-3 * square, 1.0 / square)
+
+
+def prior_of(values: np.ndarray) -> Prior:
+    r"""The prior where none is given: :func:`prior` at the means and the usual deviation s of the columns.
+
+    It is empirical Bayes, and worth little: the prior of τ, :math:`\mathrm{Ga}(1/2, 10^{-9}s^2N)` for N observed
+    entries, counts as one entry, and says that the noise variance is at least :math:`2\cdot10^{-9}s^2/\alpha`,
+    whatever the size of the data: less is lost in the rounding of float32. It does not depend on K, so that K
+    can be compared.
+
+    Raises:
+        ValueError: If no column has two different values.
+    """
+    variance = np.where(is_constant(values), 0.0, np.nanvar(values, axis=0)).mean()
+    if variance == 0.0:
+        raise ValueError(
+            "no column has two different values, so that the data have no scale: pass "
+            "prior=nt.ppca.prior(scale, mean)."
+        )
+    weak = prior(math.sqrt(variance), np.nanmean(values, axis=0))
+    return weak._replace(noise_shape=0.5, noise_rate=1e-9 * float(variance) * int(np.sum(~np.isnan(values))))
+
+
+def is_constant(values: np.ndarray) -> np.ndarray:
+    """Which columns have no two different values."""
+    return np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
 
 
 class Posterior(NamedTuple):
@@ -141,8 +171,10 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
 
     Raises:
         ValueError: If they are no matrix, have another number of columns, or an entry is infinite.
-        TypeError: If they are not real numbers.
+        TypeError: If they are not real numbers, or are traced.
     """
+    if checks.is_traced(x):
+        raise TypeError("x is traced, and nt.ppca reads it on the host: call it outside of jit, vmap and grad.")
     table = np.asarray(as_array(x, "x", "Pass a float array, NaN where missing."))
     checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:
@@ -213,6 +245,36 @@ def warn_of_scale(values: np.ndarray, centred: Prior) -> None:
         warnings.warn(f"the means of columns {far.tolist()} lie {distance}: {hint}", stacklevel=5)
     deviation = math.sqrt(np.mean(np.nanvar(values, axis=0)))
     unit = math.sqrt(centred.noise_rate / centred.noise_shape)
-    if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * unit:
+    # A prior may expect little noise in data of its scale.
+    if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * max(unit, 0.1 * centred.mean_scale):
         off = f"the columns deviate by {deviation:.3g} from their means"
         warnings.warn(f"{off}, the prior is made for {unit:.3g}: {hint}", stacklevel=5)
+
+
+def warn_of_columns(values: np.ndarray) -> None:
+    """Warn of columns that are constant or the same as an earlier one: no noise of their own is left in them."""
+    several = np.sum(~np.isnan(values), axis=0) > 1
+    constant = np.flatnonzero(is_constant(values) & several)
+    hashes = [hash(column.tobytes()) for column in values.T]
+    copies = [j for j, each in enumerate(hashes) if hashes.index(each) < j and j not in constant]
+    for kind, columns in (("constant", constant.tolist()), ("copies of earlier ones", copies)):
+        if columns and len(values) > 1:
+            warnings.warn(
+                f"columns {columns} of x are {kind}: the noise is common to all columns, and these say that "
+                "there is none, so that everything else takes factors. Leave them out.",
+                stacklevel=5,
+            )
+
+
+def names_of(x: ArrayLike) -> tuple[str, ...] | None:
+    """Names of the columns of a table, where all are strings."""
+    names = tuple(getattr(x, "columns", ()))
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def spacing_of(x: ArrayLike, values: np.ndarray) -> float:
+    """The largest distance of neighbouring numbers in the type that the data came in; 0 for whole numbers."""
+    dtype = np.asarray(as_array(x, "x")).dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return 0.0
+    return float(jnp.finfo(dtype).eps) * float(np.nanmax(np.abs(values)))

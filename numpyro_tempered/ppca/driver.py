@@ -15,7 +15,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.ppca import base
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Target
 from numpyro_tempered.ppca.bound import constant, elbo, gamma_shapes, varying_terms
-from numpyro_tempered.ppca.model import PPCAFit
+from numpyro_tempered.ppca.model import PPCAFit, check_fit
 from numpyro_tempered.ppca.updates import sweep, update_loading_precision, update_scores
 
 # A sum of millions of float32 terms is off by some multiple of their rounding; a real fall is far larger.
@@ -50,21 +50,25 @@ def fit(
     tens of sweeps are enough.
 
     A missing entry (NaN) is marginalised: the likelihood is that of the observed entries, and every row and every
-    column has a covariance of its own. Rows without any entry are ignored. Constant columns are fitted like the
-    others. The noise is common to all columns, so bring them to comparable units.
+    column has a covariance of its own. Rows without any entry are ignored. The noise is common to all columns, so
+    bring them to comparable units, and leave out columns that are constant or copies of others: a warning names
+    them.
 
     Args:
         rng_key: Key of the random starts; the first start does not use it.
         x: Data, shape ``(n, d)``, NaN where missing.
         num_factors: K, from 0 to d.
         alpha: Power on the likelihood, positive.
-        prior: Priors; :func:`prior` at scale 1 by default, which is meant for columns of about unit deviation.
+        prior: Priors, such as :func:`prior` makes. By default they are taken from the data, by the means and the
+            mean variance s² of the columns, worth one entry and the same for all K. So data times c have
+            loadings times c, the same K, and an ELBO less by alpha log c for each observed entry. The least noise
+            variance is 2e-9 s² / alpha. A warning says where a prior holds the noise up.
         ard: Learn a precision λ_k for each column of W; else all are ``prior.loading_precision``.
         num_restarts: Number of starts, run side by side. The first is at the principal axes; the others alternate
             between the first with its last 1, 2, ... columns near 0 and random loadings. ARD has optima with more
             and with fewer columns: before you count columns by :func:`num_occupied`, take ``2 * num_factors``. To
             compare K, one start is enough.
-        init: An earlier fit to start from, instead of the principal axes.
+        init: An earlier fit to start from, instead of the principal axes; of data in the same units.
         tolerance: A start has converged once a sweep gains no more than this for each row, in nats.
         max_iter: Limit of the sweeps of a start.
 
@@ -72,9 +76,9 @@ def fit(
         A :class:`PPCAFit` of the start with the largest ELBO. A warning says if that start has not converged.
 
     Raises:
-        ValueError: If ``x`` is not a matrix, is infinite somewhere, or a column has no entry; or an argument is
-            out of range.
-        TypeError: If ``x`` is not of real numbers.
+        ValueError: If ``x`` is not a matrix, is infinite somewhere, or a column has no entry; if all columns are
+            constant and no prior is given; or an argument is out of range.
+        TypeError: If ``x`` is not of real numbers, or is traced.
         RuntimeError: If the ELBO fell in a sweep, by more than rounding.
 
     References:
@@ -114,10 +118,11 @@ def fit_each(rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], opt
     check_number(tolerance, "tolerance", "[0, inf)")
     check_count(options.num_restarts, "num_restarts")
     check_count(max_iter, "max_iter")
-    prior = base.check_prior(base.prior() if options.prior is None else options.prior, values.shape[1])
+    prior = base.prior_of(values) if options.prior is None else base.check_prior(options.prior, values.shape[1])
     origin = np.nanmean(values, axis=0)
     centred = prior._replace(mean=np.broadcast_to(np.asarray(prior.mean, np.float64), origin.shape) - origin)
     base.warn_of_scale(values, centred)
+    base.warn_of_columns(values)
     dtype = jnp.result_type(float)
     target = Target(base.as_rows(values, origin, None), centred, float(alpha), ard)
     orders, width = [int(k) for k in orders], int(max(orders))
@@ -130,7 +135,29 @@ def fit_each(rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], opt
     for i, k in enumerate(orders):
         ascent = jax.tree.map(lambda leaf, i=i: leaf[i], ascents)
         fits.append(_finish(ascent, k, target, prior, origin, float(tolerance)))
-    return fits
+    _warn_of_noise(fits, base.spacing_of(x, values))
+    names = base.names_of(x)
+    return [each._replace(column_names=names) for each in fits]
+
+
+def _warn_of_noise(fits: list[PPCAFit], spacing: float) -> None:
+    """Warn of a noise that is the prior's, or that of the numbers that the data came in."""
+    least = min(fits, key=lambda each: each.noise_variance)
+    prior, noise = least.prior, f"the noise variance {least.noise_variance:.2g} with {least.num_factors} factors"
+    from_data = least.noise_variance * least.noise_shape - prior.noise_rate
+    if prior.noise_rate > from_data and prior.noise_shape < 0.5 * least.noise_shape:
+        warnings.warn(
+            f"{noise} is mostly prior.noise_rate {prior.noise_rate:.2g}, as the data show less, and the number "
+            "of factors depends on it: leave out columns that others determine, or pass a prior with a smaller "
+            "noise_rate.",
+            stacklevel=5,
+        )
+    if least.noise_variance < 0.25 * spacing**2:
+        warnings.warn(
+            f"{noise} is below the resolution of x, whose type holds its largest number to {spacing:.2g}: give "
+            "the data in float64 as a NumPy array, or subtract their means before they are rounded.",
+            stacklevel=5,
+        )
 
 
 class Start(NamedTuple):
@@ -157,7 +184,7 @@ def make_starts(rng_key: Array, target: Target, k: int, width: int, origin: Numb
     x = target.rows.x
     first = from_axes(x, k, target.prior)
     if options.init is not None:
-        first = from_fit(options.init, first, origin)
+        first = from_fit(options.init, first, target.rows, origin)
     starts = [first]
     total = max(float(np.mean(x**2)), 1.0 / first.noise_precision)
     for i in range(1, options.num_restarts):
@@ -192,15 +219,24 @@ def from_axes(x: Numbers, k: int, prior: Prior) -> Start:
     return Start(vectors[:, :k] * sizes, np.zeros(d), 1.0 / noise, np.ones(k))
 
 
-def from_fit(init: PPCAFit, axes: Start, origin: Numbers) -> Start:
+def from_fit(init: PPCAFit, axes: Start, rows: Rows, origin: Numbers) -> Start:
     """An earlier fit, without its last columns or with more by principal axes.
 
     Raises:
-        ValueError: If it has another number of columns.
+        TypeError: If it is no fit.
+        ValueError: If it has another number of columns, or is of data in other units, where no factor would last.
     """
+    check_fit(init, "init")
     if init.origin.shape != origin.shape:
         raise ValueError(f"init has {init.origin.size} columns, x has {origin.size}: warm starts need the same.")
     loadings, k = np.asarray(init.loadings, np.float64), axes.loadings.shape[1]
+    deviation = np.sqrt(np.sum(rows.x**2) / rows.num_observed)
+    expected = np.sqrt(np.sum(loadings**2) / len(loadings) + init.noise_variance)
+    if deviation > 0.0 and not 0.1 <= expected / deviation <= 10.0:
+        raise ValueError(
+            f"init is a fit of columns that deviate by about {expected:.3g} from their means, those of x by "
+            f"{deviation:.3g}: a warm start needs data in the same units."
+        )
     if loadings.shape[1] < k:
         # The axes least aligned with what the fit has.
         basis = np.linalg.qr(loadings)[0]

@@ -11,11 +11,11 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core import result
-from numpyro_tempered.core.checks import key_first
+from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double
+from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double, names_of
 from numpyro_tempered.ppca.bound import log_det, squared_loadings, with_one
 from numpyro_tempered.ppca.updates import update_scores
 
@@ -160,6 +160,7 @@ class PPCAFit(NamedTuple):
         converged: Whether the best start met the tolerance.
         restart_elbos: ELBO of every start in the precision of the fit, shape ``(num_restarts,)``.
         num_observed: Number of observed entries.
+        column_names: Names of the columns, where x was a table whose names are all strings; else None.
     """
 
     posterior: Posterior
@@ -174,6 +175,7 @@ class PPCAFit(NamedTuple):
     converged: bool
     restart_elbos: np.ndarray
     num_observed: int
+    column_names: tuple[str, ...] | None = None
 
     @property
     def num_factors(self) -> int:
@@ -213,7 +215,7 @@ class PPCAFit(NamedTuple):
             ValueError: If x or the key are missing.
         """
         key = result.check_run_arguments(self, data, rng_key, "x")
-        x, q = as_matrix(data[0], len(self.origin)), posterior_of(self)
+        x, q = rows_of(self, data[0]), posterior_of(self)
         model = numpyro_model(self.prior, self.num_factors, self.ard_shape is not None, bool(np.isnan(x).any()))
         samples = sample_posterior(key, self, num_samples)._asdict()
         dims = {"loadings": ["feature", "factor"], "mean": ["feature"], "x": ["row", "feature"]}
@@ -254,11 +256,37 @@ def sample_posterior(rng_key: Array, fit: PPCAFit, num_samples: int = 1000) -> D
         >>> nt.ppca.sample_posterior(jax.random.key(1), fit, 4).loadings.shape
         (4, 3, 1)
     """
+    check_count(num_samples, "num_samples", 0)
     draws = draw(rng_key, posterior_of(fit), fit.noise_shape, num_samples)
     return draws._replace(mean=draws.mean + jnp.asarray(fit.origin, draws.mean.dtype))
 
 
 def posterior_of(fit: PPCAFit) -> Posterior:
     """The posterior in a precision that JAX has now: a fit may be of a session with 64 bits."""
+    check_fit(fit)
     dtype = jax.dtypes.canonicalize_dtype(fit.posterior.loc.dtype)
     return jax.tree.map(lambda part: jnp.asarray(part, dtype), fit.posterior)
+
+
+def check_fit(fit: object, name: str = "fit") -> None:
+    """Refuse what is no fit.
+
+    Raises:
+        TypeError: If it is none, such as a selection, which has several.
+    """
+    if not isinstance(fit, PPCAFit):
+        hint = ": take its .fits[K], such as that of K = .selected." if hasattr(fit, "fits") else "."
+        raise TypeError(f"{name} must be a PPCAFit, by nt.ppca.fit, got {type(fit).__name__}{hint}")
+
+
+def rows_of(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
+    """Data for a fit, float64, NaN where missing.
+
+    Raises:
+        ValueError: If they have another number of columns, or names in another order than those of the fit.
+    """
+    check_fit(fit)
+    values, names = as_matrix(x, len(fit.origin)), names_of(x)
+    if names and fit.column_names and names != fit.column_names:
+        raise ValueError(f"x has columns {list(names)}, the fit {list(fit.column_names)}, in this order.")
+    return values

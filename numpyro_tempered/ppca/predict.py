@@ -8,9 +8,9 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
-from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_matrix, as_rows
+from numpyro_tempered.ppca.base import Posterior, Rows, Scores, as_rows
 from numpyro_tempered.ppca.bound import with_one
-from numpyro_tempered.ppca.model import Draws, PPCAFit, draw, exact_log_density, posterior_of
+from numpyro_tempered.ppca.model import Draws, PPCAFit, draw, exact_log_density, posterior_of, rows_of
 from numpyro_tempered.ppca.updates import update_scores
 
 _scores = jax.jit(jax.default_matmul_precision("highest")(update_scores))
@@ -41,7 +41,7 @@ class LogDensity(NamedTuple):
 
 
 def _prepare(fit: PPCAFit, x: ArrayLike) -> tuple[Posterior, Rows]:
-    values = as_matrix(x, len(fit.origin))
+    values = rows_of(fit, x)
     q = posterior_of(fit)
     rows = as_rows(values, fit.origin, q.loc.dtype)
     # With a mask each feature has its own covariance, and each row.
@@ -63,7 +63,7 @@ def transform(fit: PPCAFit, x: ArrayLike) -> Scores:
         :class:`Scores`; a row without any entry has the prior N(0, I).
 
     Raises:
-        ValueError: If the shape does not fit or an entry is infinite.
+        ValueError: If the shape or the names of the columns do not fit, or an entry is infinite.
 
     Example:
         >>> import jax, numpy as np
@@ -87,7 +87,7 @@ def impute(fit: PPCAFit, x: ArrayLike) -> Imputed:
         :class:`Imputed`, with the predictive standard deviations under the variational posterior, noise included.
 
     Raises:
-        ValueError: If the shape does not fit or an entry is infinite.
+        ValueError: If the shape or the names of the columns do not fit, or an entry is infinite.
 
     Example:
         >>> import jax, numpy as np
@@ -97,7 +97,7 @@ def impute(fit: PPCAFit, x: ArrayLike) -> Imputed:
         >>> print(nt.ppca.impute(fit, [[1.0, np.nan, 1.0]]).x.round(1))
         [[1. 1. 1.]]
     """
-    values = as_matrix(x, len(fit.origin))
+    values = rows_of(fit, x)
     mean, spread = _predict(*_prepare(fit, values))
     # E[1/τ] of a Gamma; infinite for shapes up to 1, as it should be.
     excess = max(fit.noise_shape - 1.0, 0.0)
@@ -119,7 +119,7 @@ def reconstruct(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
         Shape ``(n, d)``, in units of the data.
 
     Raises:
-        ValueError: If the shape does not fit or an entry is infinite.
+        ValueError: If the shape or the names of the columns do not fit, or an entry is infinite.
 
     Example:
         >>> import jax, numpy as np
@@ -129,7 +129,8 @@ def reconstruct(fit: PPCAFit, x: ArrayLike) -> np.ndarray:
         >>> print(nt.ppca.reconstruct(fit, [[1.1, 1.0, 0.9]]).round(1))
         [[1. 1. 1.]]
     """
-    return fit.origin + np.asarray(_predict(*_prepare(fit, x))[0], np.float64)
+    mean, _ = _predict(*_prepare(fit, x))
+    return fit.origin + np.asarray(mean, np.float64)
 
 
 @jax.jit
@@ -169,6 +170,7 @@ def sample(rng_key: Array, fit: PPCAFit, num_samples: int = 1) -> np.ndarray:
         >>> nt.ppca.sample(jax.random.key(1), fit, 4).shape
         (4, 3)
     """
+    check_count(num_samples, "num_samples", 0)
     draw_key, z_key, noise_key = jax.random.split(rng_key, 3)
     draws = draw(draw_key, posterior_of(fit), fit.noise_shape, num_samples)
     z = jax.random.normal(z_key, (num_samples, fit.num_factors), draws.mean.dtype)
@@ -195,7 +197,8 @@ def log_density(rng_key: Array, fit: PPCAFit, x: ArrayLike, num_samples: int = 1
         :class:`LogDensity`; a row without any entry has 0.
 
     Raises:
-        ValueError: If the shape does not fit, an entry is infinite, or there are too few draws.
+        ValueError: If the shape or the names of the columns do not fit, an entry is infinite, or the draws are
+            too few.
 
     Example:
         >>> import jax, numpy as np

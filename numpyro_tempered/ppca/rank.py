@@ -1,18 +1,18 @@
 """The factors: their number by the penalised ELBO, how many ARD leaves, and their principal axes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from numpyro_tempered.core.checks import check_options, key_first
+from numpyro_tempered.core.checks import check_options, describe, key_first
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import in_double
 from numpyro_tempered.ppca.bound import squared_loadings
 from numpyro_tempered.ppca.driver import Options, fit_each
-from numpyro_tempered.ppca.model import PPCAFit
+from numpyro_tempered.ppca.model import PPCAFit, check_fit
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
 
 
@@ -85,6 +85,7 @@ def select_num_factors(
 
     Raises:
         ValueError: If there is nothing to compare, a K occurs twice, or the weights are not as above.
+        TypeError: If ``num_factors`` is a single number.
 
     References:
         C19, Theorem 1 (the guarantee for alpha < 1).
@@ -97,6 +98,8 @@ def select_num_factors(
         1
     """
     check_options(options, Options._fields, "select_num_factors")
+    if not isinstance(num_factors, Iterable) or isinstance(num_factors, str):
+        raise TypeError(f"num_factors must be several numbers, such as range(5), got {describe(num_factors)}.")
     orders = list(num_factors)
     if not orders or len(set(orders)) != len(orders):
         raise ValueError(f"num_factors must be different numbers, at least one, got {orders}.")
@@ -137,6 +140,7 @@ def num_occupied(fit: PPCAFit) -> int:
         >>> nt.ppca.num_occupied(nt.ppca.fit(jax.random.key(0), x, num_factors=2))
         1
     """
+    check_fit(fit)
     q = in_double(fit.posterior)
     return int(np.sum(np.sum(q.loc[:, :-1] ** 2, axis=0) > 0.5 * squared_loadings(q, np)))
 
@@ -158,6 +162,7 @@ def principal_axes(fit: PPCAFit) -> Axes:
         >>> print(nt.ppca.principal_axes(fit).directions[:, 0].round(1))
         [0.6 0.6 0.6]
     """
+    check_fit(fit)
     directions, sizes, _ = np.linalg.svd(np.asarray(fit.loadings, np.float64), full_matrices=False)
     if fit.num_factors:
         largest = np.take_along_axis(directions, np.argmax(np.abs(directions), axis=0)[None, :], axis=0)

@@ -129,8 +129,16 @@ def test_one_of_several_numbers_of_factors_is_selected(pca):
     np.testing.assert_allclose(several.inverse_transform(several.transform(X)), several.mean_ + 0.0 * X)
 
 
+def test_masked_entries_are_missing(pca):
+    rows = np.ma.masked_array(X, np.arange(80).reshape(40, 2) == 3)
+    filled = np.where(rows.mask, np.nan, X)
+    again = TemperedPCA(1, random_state=0).fit(rows)
+    assert again.fit_.num_observed == 79
+    np.testing.assert_array_equal(again.transform(rows), again.transform(filled))
+
+
 def test_by_default_factors_make_every_covariance():
-    assert TemperedPCA().fit(np.c_[X, X[:, ::-1]]).n_components_ == 3
+    assert TemperedPCA().fit(np.c_[X, X[::-1]]).n_components_ == 3
 
 
 @BOTH
@@ -192,7 +200,7 @@ def test_what_is_not_fitted_says_so(kind):
     [
         ({}, X[:1], "1 sample"),
         ({}, X[:0], "0 sample"),
-        ({}, np.full((5, 2), 3.3), "no two different values|no column of X has two different"),
+        ({}, np.full((5, 2), 3.3), "no two different values|no column has two different"),
         ({}, np.where(X > 1e5, X, np.inf), "infinity"),
         ({"n_components": -1}, X, "n_components must be an integer of at least [01], got -1"),
         ({"n_components": "3"}, X, "n_components must be an integer"),

@@ -2,12 +2,15 @@
 
 import contextlib
 import functools
+import re
+import warnings
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import enable_x64, tiered
 from hypothesis import given, settings
@@ -17,7 +20,7 @@ from scipy.stats import gamma, multivariate_normal
 
 from numpyro_tempered import ppca
 from numpyro_tempered.core.ascent import Ascent
-from numpyro_tempered.ppca import bound, driver, updates
+from numpyro_tempered.ppca import base, bound, driver, updates
 from numpyro_tempered.ppca.base import Target, as_rows, in_double
 from numpyro_tempered.ppca.model import exact_log_density
 
@@ -383,10 +386,99 @@ def test_half_of_the_data_twice_is_the_data(x64, key):
 def test_units_and_origin_change_the_elbo_by_a_constant(x64, key):
     x, alpha = signal(9, N, [2.0, 1.0], D), 0.5
     x[4, 1] = np.nan
-    unit = ppca.fit(key, x, num_factors=K, alpha=alpha, tolerance=0.0)
+    unit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=ppca.prior(), tolerance=0.0)
     other = ppca.fit(key, 7.0 + 40.0 * x, num_factors=K, alpha=alpha, prior=ppca.prior(40.0, 7.0), tolerance=0.0)
     assert other.elbo == pytest.approx(unit.elbo - alpha * (x.size - 1) * np.log(40.0), rel=1e-10)
     np.testing.assert_allclose(other.loadings, 40.0 * unit.loadings, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1e3, 1e6])
+def test_by_default_data_in_any_units_give_one_answer(precision, key, unit):
+    """With noise of a hundredth of the data's deviation, about means far from 0."""
+    x, alpha = signal(9, N, [4.0], D, noise=0.01), 0.5
+    # In single precision the ascents end in other sweeps, within the tolerance of N rows.
+    close = 1e-8 if jax.config.jax_enable_x64 else 1e-3
+    one = ppca.select_num_factors(key, x, [0, K], alpha=alpha)
+    other = ppca.select_num_factors(key, unit * (x + 50.0), [0, K], alpha=alpha)
+    assert one.selected == other.selected == K
+    constant = -alpha * x.size * np.log(unit)
+    np.testing.assert_allclose(other.elbo, one.elbo + constant, rtol=0, atol=close)
+    products = [fit.loadings @ fit.loadings.T for fit in (one.fits[K], other.fits[K])]
+    np.testing.assert_allclose(products[1] / unit**2, products[0], rtol=close, atol=1e-3)
+    # The ELBO is flat to second order, with the shape of τ as its curvature in log τ.
+    rel = np.sqrt(2 * close / one.fits[K].noise_shape)
+    assert other.fits[K].noise_variance == pytest.approx(unit**2 * one.fits[K].noise_variance, rel=rel)
+
+
+def test_by_default_small_noise_is_found(precision, key):
+    """A hundred-thousandth of the variance, where a prior of the data's scale would hold it up."""
+    x = 0.01 * signal(28, N, [4.0], D, noise=0.01)
+    fit = fit_complete(key, x)
+    residual = np.linalg.svd(x - x.mean(axis=0), compute_uv=False)[1:] ** 2
+    # Of N D entries each factor and the mean take a part.
+    assert 0.5 < fit.noise_variance / (residual.sum() / ((N - 1) * (D - 1))) < 3.0
+    assert ppca.num_occupied(fit) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("unit", [1.0, 0.01])
+def test_factors_beside_small_noise_are_counted(precision, key, alpha, unit):
+    x = unit * signal(29, 100, [2.0, 1.0, 0.1], 6, noise=0.02)
+    chosen = ppca.select_num_factors(key, x, range(6), alpha=alpha)
+    assert chosen.selected == 3
+    assert chosen.fits[3].noise_variance == pytest.approx((0.02 * unit) ** 2, rel=0.25)
+
+
+def test_the_default_prior_is_that_of_the_formula():
+    x = signal(30, N, [2.0], D)
+    x[0, 0] = np.nan
+    variance = np.mean([np.var(column[~np.isnan(column)]) for column in x.T])
+    prior = base.prior_of(x)
+    np.testing.assert_allclose(prior.mean, [column[~np.isnan(column)].mean() for column in x.T])
+    found = (prior.mean_scale**2, prior.noise_shape, prior.noise_rate, prior.ard_shape, prior.ard_rate)
+    assert found == pytest.approx((100 * variance, 0.5, 1e-9 * variance * (N * D - 1), 0.5, 1e-3 * variance))
+    assert prior.loading_precision == pytest.approx(1 / variance)
+    with pytest.raises(ValueError, match="no column has two different values"):
+        base.prior_of(np.full((3, 2), 0.1))
+
+
+def test_a_noise_that_is_not_the_data_s_is_named(x64, key):
+    x = signal(9, N, [2.0], D)
+    with pytest.warns(
+        UserWarning, match=r"noise variance .* is mostly prior.noise_rate 1, as the data show less"
+    ):
+        fit_complete(key, 0.03 * x, alpha=0.5, prior=ppca.prior())
+    far = (signal(9, N, [200.0], D, noise=0.01) + 1e8).astype(np.float32)
+    with pytest.warns(UserWarning, match=r"below the resolution of x, whose type .* to 12: give the data"):
+        fit_complete(key, far)
+    # Whole numbers are what they are.
+    assert base.spacing_of(np.full((2, 2), 10**8), np.full((2, 2), 1e8)) == 0.0
+
+
+def test_masked_entries_are_missing(x64, key):
+    x = np.round(4.0 * signal(12, N, [2.0], D))
+    hidden = np.zeros((N, D), bool)
+    hidden[1, 2] = True
+    filled = np.where(hidden, np.nan, x)
+    for kind in (float, int):
+        masked = np.ma.array(np.where(hidden, -999, x).astype(kind), mask=hidden)
+        fit = ppca.fit(key, masked, num_factors=K, alpha=0.5)
+        assert fit.num_observed == N * D - 1
+        assert fit.elbo == ppca.fit(key, filled, num_factors=K, alpha=0.5).elbo
+        np.testing.assert_array_equal(ppca.transform(fit, masked).loc, ppca.transform(fit, filled).loc)
+        np.testing.assert_array_equal(ppca.impute(fit, masked).x, ppca.impute(fit, filled).x)
+        np.testing.assert_array_equal(ppca.reconstruct(fit, masked), ppca.reconstruct(fit, filled))
+
+
+def test_names_of_columns_are_kept_and_compared(x64, key):
+    table = pd.DataFrame(signal(21, N, [1.0], D), columns=list("abc"))
+    fit = ppca.select_num_factors(key, table, [0, K], alpha=0.5).fits[K]
+    assert fit.column_names == ("a", "b", "c")
+    np.testing.assert_array_equal(ppca.transform(fit, table).loc, ppca.transform(fit, table.to_numpy()).loc)
+    for call in (ppca.transform, ppca.impute, ppca.reconstruct):
+        with pytest.raises(ValueError, match=r"x has columns \['c', 'b', 'a'\], the fit \['a', 'b', 'c'\]"):
+            call(fit, table[list("cba")])
 
 
 def test_rows_without_entries_change_nothing(x64, key):
@@ -626,6 +718,8 @@ def test_starts_and_warm_starts(key):
         assert more.elbo == pytest.approx(cold.elbo, abs=0.05)
     with pytest.raises(ValueError, match="init has 3 columns, x has 2"):
         ppca.fit(key, x[:, :2], num_factors=1, init=cold)
+    with pytest.raises(ValueError, match="a warm start needs data in the same units"):
+        ppca.fit(key, 1e-3 * x, num_factors=K, init=cold)
 
 
 def finish(**changes):
@@ -686,19 +780,36 @@ ODD = {
     "constant column": constant(1),
     "constant table": np.full((N, D), 2.0),
     "duplicates": np.repeat(signal(20, 1, [1.0], D), N, axis=0),
+    "copied column": signal(19, N, [1.0], D)[:, [0, 1, 0]],
     "integers": np.arange(N * D).reshape(N, D) % 5,
     "one row": np.array([[1.0, 2.0, 0.5]]),
 }
+
+
+@contextlib.contextmanager
+def catch(name):
+    """All warnings of a table: of columns that say nothing of noise, and of a prior of another scale."""
+    flat = {r"columns \[0, 1, 2\] of x are constant", "the prior is made for 1", "is mostly prior.noise_rate"}
+    expected = {
+        "constant column": {r"columns \[1\] of x are constant"},
+        "constant table": flat,
+        "duplicates": flat,
+        "copied column": {r"columns \[2\] of x are copies of earlier ones"},
+    }.get(name, set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == len(expected)
+    assert all(any(re.search(pattern, message) for message in messages) for pattern in expected)
 
 
 # A single row is compiled by itself.
 @pytest.mark.parametrize("name", tiered(ODD, unit=[name for name in ODD if name != "one row"]))
 def test_numbers_of_factors_of_degenerate_tables_are_compared(x64, key, name):
     x = ODD[name]
-    # A prior of unit scale is far from data that do not vary; a single row says nothing of scale.
-    varies = len(x) == 1 or np.any(x.std(axis=0) > 1e-9)
-    with contextlib.nullcontext() if varies else pytest.warns(UserWarning, match="the prior is made for 1"):
-        found = ppca.select_num_factors(key, x, [0, K])
+    with catch(name):
+        found = ppca.select_num_factors(key, x, [0, K], prior=ppca.prior())
     assert found.converged.all()
     for fit in found.fits.values():
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((fit.posterior, fit.trace, fit.elbo)))
@@ -708,9 +819,8 @@ def test_numbers_of_factors_of_degenerate_tables_are_compared(x64, key, name):
 @pytest.mark.parametrize("name", ODD)
 def test_degenerate_tables_are_fitted(key, name):
     x = ODD[name]
-    varies = len(x) == 1 or np.any(x.std(axis=0) > 1e-9)
-    with contextlib.nullcontext() if varies else pytest.warns(UserWarning, match="the prior is made for 1"):
-        fit = ppca.fit(key, x, num_factors=K)
+    with catch(name):
+        fit = ppca.fit(key, x, num_factors=K, prior=ppca.prior())
     assert fit.converged
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((fit.posterior, fit.trace, fit.elbo)))
 
@@ -750,9 +860,9 @@ def test_bad_input_is_named(key, name):
 def test_a_prior_of_another_scale_is_named(precision, key, fit):
     x = signal(22, N, [1.0], D)
     with pytest.warns(UserWarning, match=r"means of columns \[0, 1, 2\]"):
-        fit(key, x + 1000.0)
+        fit(key, x + 1000.0, prior=ppca.prior())
     with pytest.warns(UserWarning, match="the prior is made for 1"):
-        fit(key, 1000.0 * (x - x.mean(axis=0)))
+        fit(key, 1000.0 * (x - x.mean(axis=0)), prior=ppca.prior())
     with pytest.raises(ValueError, match="scale must be positive"):
         ppca.prior(0.0)
 
@@ -822,3 +932,24 @@ def test_predictions_refuse_other_columns_and_too_few_draws(key, fitted):
         ppca.transform(fitted[1], GOOD[:, :2])
     with pytest.raises(ValueError, match="num_samples must be an integer of at least 2"):
         ppca.log_density(key, fitted[1], GOOD, 1)
+    for draw in (ppca.sample, ppca.sample_posterior):
+        for count in (-1, 2.0):
+            with pytest.raises(ValueError, match=f"num_samples must be an integer of at least 0, got {count}"):
+                draw(key, fitted[1], count)
+
+
+def test_selections_tracers_and_one_number_are_refused(key, fitted):
+    selection = ppca.FactorSelection(*[None] * 9, {K: fitted[1]})
+    refused = r"fit must be a PPCAFit, by nt.ppca.fit, got FactorSelection: take its \.fits\[K\]"
+    for call in (ppca.transform, ppca.impute, ppca.reconstruct):
+        with pytest.raises(TypeError, match=refused):
+            call(selection, GOOD)
+    for call in (ppca.num_occupied, ppca.principal_axes, lambda fit: ppca.sample(key, fit)):
+        with pytest.raises(TypeError, match=refused):
+            call(selection)
+    with pytest.raises(TypeError, match="init must be a PPCAFit"):
+        ppca.fit(key, GOOD, num_factors=K, init=selection)
+    with pytest.raises(TypeError, match=r"num_factors must be several numbers, such as range\(5\), got 4"):
+        ppca.select_num_factors(key, GOOD, 4)
+    with pytest.raises(TypeError, match=r"x is traced, and nt\.ppca reads it on the host"):
+        jax.jit(lambda x: ppca.fit(key, x, num_factors=1).elbo)(GOOD)
