@@ -136,7 +136,8 @@ def num_occupied(fit: PPCAFit) -> int:
     Example:
         >>> import jax, numpy as np
         >>> import numpyro_tempered as nt
-        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + 0.1 * np.sin(np.arange(60.0)).reshape(20, 3)
+        >>> noise = 0.3 * np.random.default_rng(0).normal(size=(20, 3))
+        >>> x = np.linspace(-2.0, 2.0, 20)[:, None] * np.ones(3) + noise
         >>> nt.ppca.num_occupied(nt.ppca.fit(jax.random.key(0), x, num_factors=2))
         1
     """
