@@ -167,7 +167,7 @@ def test_columns_of_a_product_move_where_they_may():
 @pytest.mark.parametrize("name", ["diagonal_gaussian", "gaussian", "tied_gaussian"])
 def test_columns_of_different_units(name):
     x = (X / GAP + 0.1 * np.random.default_rng(1).normal(size=X.shape)) * [1e-6, 1e6]
-    component = getattr(nt.mixtures, name)(D, **nt.components.scaled_to(x))
+    component = getattr(nt.components, name)(D, **nt.components.scaled_to(x))
     single, double = fit(component, x), in_double(lambda: fit(component, x))
     assert single.converged
     np.testing.assert_allclose(single.objective, double.objective, rtol=0, atol=1e-5 * N)

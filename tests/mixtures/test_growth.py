@@ -13,7 +13,7 @@ from scipy.special import betaln, gammaln
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History, count_best
-from numpyro_tempered.mixtures.factors import coefficients, objective, pose
+from numpyro_tempered.mixtures.factors import POSE, coefficients, objective
 from numpyro_tempered.mixtures.prepare import Settings, prepare
 from numpyro_tempered.mixtures.search import pad, problem_of, warm_factors
 from numpyro_tempered.mixtures.select import criterion_columns
@@ -98,7 +98,7 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
     for case, larger in LARGER.items():
         fit = nt.mixtures.fit(KEY, x, component, num_components=2, concentration=SMALLER[case], **options)
         source = array_source(prepare(x, component, None), len(larger), 1, fill=False)
-        problem = pose(source.data.component, problem_of(source, Settings(ALPHA, larger)), source.blocks)
+        problem = source.reduce(POSE, problem_of(source, Settings(ALPHA, larger)))
         padded = pad(problem, fit.factors, fit.problem.concentration)
         value = float(value_at(source.data.component, problem, padded, source.blocks))
         assert value >= fit.objective + least_change(fit.counts, SMALLER[case], larger) - 1e-9
