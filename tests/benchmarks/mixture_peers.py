@@ -112,7 +112,7 @@ def compiled_loop(x, component, k, start):
     def run(passes):
         state = source.ascend(EXPECTATION_MAXIMISATION, problem, points, Limits(1, passes, NEVER, False))
         assert int(state.num_steps) == passes
-        return jax.tree.map(lambda leaf: leaf[:, :k], state.point.factors)
+        return jax.tree.map(lambda leaf: leaf[:, :k], state.point.update)
 
     return run
 
