@@ -143,6 +143,7 @@ def groups(y, group):
             numpyro.sample("y", dist.Normal(2.0 * k, s), obs=y)
 
 
+@pytest.mark.full
 def test_a_declared_parameter_is_summed_after_the_power(x64):
     y = np.array([[0.3, -1.2], [2.5, 0.8], [0.1, 0.4]])
     tempered = nt.temper(groups, 0.3, discrete_parameters=["k"])

@@ -42,6 +42,7 @@ def set_up(model, *args):
     return guide
 
 
+@pytest.mark.full
 def test_the_start_is_exact_for_normal_priors():
     guide = set_up(several, 0.5)
     locs, scales = (guide._unpack_latent(leaf) for leaf in guide.prior)

@@ -312,6 +312,7 @@ def test_a_model_may_take_objects():
     np.testing.assert_allclose(fit.params["means_auto_loc"], np.array(y).reshape(3, 10).mean(1), atol=0.2)
 
 
+@pytest.mark.full
 def test_a_plateau_is_no_mode(monkeypatch):
     """One datum of a scale of its own: as the scale falls, the density does, and Newton's method ends far out."""
     y, group = jnp.array([0.3, -1.2, 0.8, 0.4, 1.9, 0.1]), np.array([0, 0, 0, 1, 1, 2])

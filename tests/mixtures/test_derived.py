@@ -112,7 +112,8 @@ def two_clusters(n=60, dim=2):
     return rng.normal(size=(n, dim)) + 5.0 * rng.integers(2, size=(n, 1))
 
 
-@pytest.mark.parametrize("name", tiered(["array", "chunks", "product", "float32"], unit=["array"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["array", "chunks", "product", "float32"])
 def test_fits_are_those_of_the_closed_forms(name):
     x, key = two_clusters(), jax.random.key(0)
     closed, bare = nt.components.diagonal_gaussian(2, loc=2.0), seven(2, loc=2.0)
@@ -163,6 +164,7 @@ def test_a_part_of_a_product_needs_coefficients_at():
         nt.components.product({"a": nt.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1})
 
 
+@pytest.mark.full
 def test_sites_that_are_no_parameters_are_refused():
     bare = without_closed_forms(component_of("categorical"))
     with pytest.raises(ValueError, match="categorical: draw has the site 'probs_of_2'"):

@@ -281,7 +281,8 @@ def test_the_centre_of_data_on_the_device_is_subtracted_in_two_parts():
         np.testing.assert_allclose(function(jnp.array([[1e8 + 16.0]]), centre), [[16.0 - 3.3]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", tiered(list(GAUSSIANS), unit=["diagonal_gaussian"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(GAUSSIANS))
 def test_many_rows_share_statistics_only_where_these_keep_their_digits(name, monkeypatch):
     used = []
     ascend = ArraySource.ascend

@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(CASES, unit=["draws"]))
+@pytest.mark.parametrize("name", tiered(CASES, unit=["point"]))
 def test_rounds_are_those_of_the_online_vi_to_the_last_bit(name, tmp_path):
     online = CASES[name]()
     start, path = online.init(KEY, X[0], Y[0]), tmp_path / "update.npz"
@@ -90,6 +90,7 @@ def test_rounds_are_those_of_the_online_vi_to_the_last_bit(name, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_batches_of_smaller_sizes_are_masked(tmp_path):
     online, path = make(), tmp_path / "update.npz"
     start = online.init(KEY, X[0], Y[0])

@@ -85,7 +85,11 @@ BY_NODES = OPTIONS._replace(expectation=nt.expectations.gauss_hermite(predictor=
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [(AutoNormal, OPTIONS), pytest.param(by_hand, OPTIONS, marks=pytest.mark.full), (AutoNormal, BY_NODES)],
+    [
+        (AutoNormal, OPTIONS),
+        pytest.param(by_hand, OPTIONS, marks=pytest.mark.full),
+        pytest.param(AutoNormal, BY_NODES, marks=pytest.mark.full),
+    ],
     ids=["at the mode", "by hand", "by quadrature"],
 )
 def test_all_powers_end_at_their_optimum(method, options):

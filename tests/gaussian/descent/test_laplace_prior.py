@@ -80,7 +80,7 @@ def test_expectation_and_derivatives_are_those_of_quadrature(diagonal, x64):
 @pytest.mark.parametrize(
     ("guide", "named"),
     [
-        (AutoMultivariateNormal, True),
+        pytest.param(AutoMultivariateNormal, True, marks=pytest.mark.full),
         pytest.param(AutoMultivariateNormal, False, marks=pytest.mark.full),
         pytest.param(AutoNormal, True, marks=pytest.mark.full),
     ],

@@ -270,6 +270,7 @@ def logarithmic(x, y):
     numpyro.sample("y", dist.TransformedDistribution(laplace, dist.transforms.ExpTransform()), obs=jnp.exp(y))
 
 
+@pytest.mark.full
 def test_quantile_regression_is_exact(x64):
     q = gaussian([1.0, -0.5], 0.01 * np.eye(2), diagonal=False)
     f = objective(quantile, q, X, Y, beta=2)

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro.infer.util import potential_energy
 
 import numpyro_tempered as nt
@@ -45,7 +46,7 @@ def unpack(flat):
     return {name: part.reshape(shape) for (name, shape), part in zip(SHAPES.items(), parts, strict=True)}
 
 
-@pytest.mark.parametrize("name", EXPECTATIONS)
+@pytest.mark.parametrize("name", tiered(EXPECTATIONS, unit=["quadrature"]))
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_around_a_point_the_free_energy_is_numpyros_potential(family, name, x64):
     """The expectations under a Gaussian of standard deviation 1e-5 are the values at its mean."""

@@ -99,6 +99,7 @@ def test_copies_have_a_fifth_of_the_power(name):
     assert grouped.advice.endswith("so temper.")
 
 
+@pytest.mark.full
 def test_admissions_by_department():
     """Rows look independent one by one; departments differ."""
     woman, admitted, department = applicants()
