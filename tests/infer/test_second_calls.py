@@ -74,7 +74,7 @@ CALLS = {
         key, data(k)[0], nt.components.diagonal_gaussian(2), num_components=2, pseudo_data=1.0
     ),
     "ppca": lambda key, k: nt.ppca.fit(
-        key, data(k)[0] @ np.ones((2, 4)) + data(k + 9)[0] @ np.eye(2, 4), num_factors=1
+        key, np.concatenate([data(k)[0], data(k + 9)[0]], axis=1) @ (np.eye(4) + 1.0), num_factors=1
     ),
     "sparse.fit_linear": lambda key, k: nt.sparse.fit_linear(key, *data(k), inclusion_prob=0.5, slab_scale=1.0),
     "sparse.fit_logistic": lambda key, k: nt.sparse.fit_logistic(
