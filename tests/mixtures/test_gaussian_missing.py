@@ -202,7 +202,7 @@ def test_densities_of_rows_are_marginals_by_scipy(x64):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", [gaussian, tied_gaussian])
+@pytest.mark.parametrize("family", [gaussian, pytest.param(tied_gaussian, marks=pytest.mark.slow)])
 def test_without_missing_entries_it_is_the_component_itself(family, x64):
     component = make(family)
     plain = fit(COMPLETE, component, sample_weight=WEIGHT, num_samples=10)
@@ -257,7 +257,7 @@ def test_rows_in_pieces_are_rows_at_once(x64, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", [gaussian, tied_gaussian])
+@pytest.mark.parametrize("family", [gaussian, pytest.param(tied_gaussian, marks=pytest.mark.slow)])
 def test_em_climbs_to_the_maximum_of_the_observed_likelihood(family, x64):
     # As many as no component is without a maximum.
     _, x, labels = make_data(5 * N)
@@ -434,7 +434,7 @@ def test_steps_over_batches_reach_the_fit(x64):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", [gaussian, tied_gaussian])
+@pytest.mark.parametrize("family", [gaussian, pytest.param(tied_gaussian, marks=pytest.mark.slow)])
 def test_the_model_has_the_density_of_observed_entries_and_its_derivatives(family, x64):
     component = make(family)
     model = nt.mixtures.numpyro_model(component, 2)

@@ -333,7 +333,7 @@ def test_numpyro_model_and_guide_give_the_bound(x64):
     np.testing.assert_allclose(values, want, rtol=1e-10)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_polish_raises_the_bound_and_draws_become_arviz(x64):
     fit, x = small_fit(), some_data(NAME)
     polished = nt.mixtures.polish(jax.random.key(1), fit, x, num_steps=300, num_samples=2000)
@@ -351,7 +351,7 @@ def test_polish_raises_the_bound_and_draws_become_arviz(x64):
     assert np.all(alone["weights"] == 1.0)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_nuts_agrees_with_the_guide_where_labels_do_not_switch():
     x = np.concatenate([np.linspace(-0.5, 0.5, 30), np.linspace(9.5, 10.5, 10)])
     with enable_x64():
@@ -410,7 +410,7 @@ def test_chunks_batches_and_single_precision():
     assert single.objective == pytest.approx(whole.objective, abs=1e-3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_iris_empties_components_and_is_no_worse_than_scikit_learn(x64):
     x = load_iris().data
     start = np.eye(10)[np.random.default_rng(0).integers(10, size=len(x))]
