@@ -3,10 +3,10 @@
 import itertools
 import math
 
-import jax
 import matplotlib
 import numpy as np
 import pytest
+from selection_cases import FAMILIES, KEY, same_fits, select, three_clusters
 from sklearn.mixture import GaussianMixture
 
 matplotlib.use("agg")
@@ -19,33 +19,17 @@ from numpyro_tempered.mixtures.measure import measures_of
 from numpyro_tempered.report.arviz import assemble, group
 from numpyro_tempered.select.ranking import check_pair_prior
 
-KEY = jax.random.key(0)
-# One program for all of these: they differ in their prior alone.
-NOISES = {"narrow": 0.5, "unit": 1.0, "wide": 2.0}
-FAMILIES = {name: nt.components.known_variance(1, prior_scale=5.0, scale=noise) for name, noise in NOISES.items()}
-OPTIONS = {"num_restarts": 4, "num_samples": 40, "baselines": False}
 KINDS = {"spherical": "spherical", "diagonal": "diag", "tied": "tied", "full": "full"}
 
 
 @pytest.fixture(scope="module")
 def x():
-    rng = np.random.default_rng(11)
-    return (np.repeat([-4.0, 0.0, 4.0], 50) + rng.normal(size=150))[:, None]
-
-
-def select(x, component, **options):
-    return nt.mixtures.select_num_components(KEY, x, component, **(OPTIONS | options))
+    return three_clusters()
 
 
 @pytest.fixture(scope="module")
 def choice(x):
     return select(x, FAMILIES, num_components=[1, 2, 3, 4], alpha=0.5)
-
-
-def same_fits(ours, theirs):
-    assert (ours.bound, ours.objective, ours.kl) == (theirs.bound, theirs.objective, theirs.kl)
-    for a, b in zip(jax.tree.leaves(ours.factors), jax.tree.leaves(theirs.factors), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.full
