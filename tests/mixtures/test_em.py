@@ -297,6 +297,15 @@ def test_pseudo_data_bound_the_likelihood(x64):
     assert np.all(np.isfinite(result.parameters["precision"]))
 
 
+@pytest.mark.full
+def test_without_end_of_pseudo_data_each_component_is_all_data():
+    # In single precision, where a variance that the pseudo-data do not enter would be lost among their number.
+    result = fit(gaussian(2), pseudo_data=1e14, tolerance=1e-6)
+    covariance = np.linalg.inv(result.parameters["precision"])
+    np.testing.assert_allclose(result.parameters["loc"], np.tile(X.mean(axis=0), (3, 1)), atol=1e-4)
+    np.testing.assert_allclose(covariance, np.tile(np.cov(X.T, bias=True), (3, 1, 1)), rtol=1e-4, atol=1e-4)
+
+
 def test_a_category_that_never_comes_is_an_error(x64):
     with pytest.raises(FloatingPointError, match="a category never comes"):
         fit(bernoulli(2), np.zeros_like(X))
