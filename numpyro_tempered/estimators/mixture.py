@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered import mixtures
 from numpyro_tempered.core.checks import check_choice, check_count, check_number, describe
+from numpyro_tempered.core.model_arguments import fill_masked
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
 from numpyro_tempered.mixtures import components
@@ -280,7 +281,7 @@ def _weight(sample_weight: Any, num_rows: int) -> np.ndarray | None:
     """
     if sample_weight is None:
         return None
-    weight = np.asarray(sample_weight, np.float64)
+    weight = np.asarray(fill_masked(sample_weight), np.float64)
     if not weight.any():
         raise ValueError("sample_weight is zero for all rows.")
     return np.full(num_rows, weight) if weight.ndim == 0 else weight

@@ -147,7 +147,7 @@ def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> compone
     Raises:
         ValueError: If they have another shape, or one is negative or not finite.
     """
-    dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
+    dtype, sample_weight = jax.dtypes.canonicalize_dtype(rows.dtype), fill_masked(sample_weight)
     weight: components.Rows
     if isinstance(rows, np.ndarray):
         weight = np.ones(len(rows), dtype) if sample_weight is None else np.asarray(sample_weight, dtype)

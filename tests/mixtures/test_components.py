@@ -410,12 +410,19 @@ def test_masked_entries_are_missing(key):
     masked = np.ma.masked_equal([[1, -999], [2, 3]], -999)
     filled = [[1.0, np.nan], [2.0, 3.0]]
     for component in (diagonal_gaussian(2), poisson(2), product({"size": poisson(2)}, {"size": 2})):
+        # What is masked compares as equal to anything.
+        assert type(component.check(masked)) is np.ndarray
         np.testing.assert_array_equal(component.check(masked), filled)
+    with pytest.raises(ValueError, match="sample_weight must be finite"):
+        fit(
+            key, [[1, 2], [2, 3]], poisson(2), num_components=1, sample_weight=np.ma.masked_equal([1.0, 2.0], 2.0)
+        )
     with pytest.raises(ValueError, match=r"multinomial: column 1 has missing entries \(NaN\)"):
         fit(key, masked, multinomial(2), num_components=1)
     np.testing.assert_array_equal(scaled_to(np.ma.masked_equal([[0, 1], [2, -999], [4, 3]], -999))["loc"], [2, 2])
     rows, _ = shard_rows(masked, jax.make_mesh((1,), ("rows",)))
     np.testing.assert_array_equal(rows, filled)
+    assert type(sites._on_host(masked)) is np.ndarray
     np.testing.assert_array_equal(sites._on_host(masked), filled)
 
 
