@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
@@ -35,6 +36,7 @@ class TemperedELBO(NamedTuple):
     improper: tuple[str, ...] = ()
 
 
+@add_repr
 class Run(NamedTuple):
     """Draws of a model on its data: what every result comes down to.
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.base import Gaussian
@@ -9,6 +10,7 @@ from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.online.base import Losses, OnlineState
 
 
+@add_repr
 class OnlineVIState(NamedTuple):
     """State of an :class:`OnlineVI`: a pytree of arrays.
 

@@ -11,6 +11,7 @@ from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
@@ -36,6 +37,7 @@ class ConvergenceWarning(UserWarning):
     """
 
 
+@add_repr
 class Convergence(NamedTuple):
     """How near :func:`fit_svi` came to the optimum of its family.
 

@@ -12,6 +12,7 @@ from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_number
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import (
     DataSummary,
@@ -48,6 +49,7 @@ _NO_ENUMERATION = (
 NUM_STEPS, NUM_STEPS_GIVEN = 20_000, 3000
 
 
+@add_repr
 class TemperedFit(NamedTuple):
     """A guide fitted to a tempered model by :func:`fit_svi`.
 

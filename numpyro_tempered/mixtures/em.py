@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.checks import check_count, check_number, key_first
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
@@ -25,6 +26,7 @@ from numpyro_tempered.mixtures.source import Beginning, Rest
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
 
+@add_repr
 class MixtureEM(NamedTuple):
     """A mixture of maximum likelihood.
 

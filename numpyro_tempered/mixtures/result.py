@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import key_first
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.likelihood import get_trace, observed_values
@@ -24,6 +25,7 @@ from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 from numpyro_tempered.mixtures.weights import STICKS, WEIGHTS, are_sticks
 
 
+@add_repr
 class MixtureFit(NamedTuple):
     r"""A mixture fitted by tempered coordinate ascent.
 

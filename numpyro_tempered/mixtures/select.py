@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.comparison import Model, comparison_dataset, criterion_columns
@@ -40,6 +41,7 @@ BASELINES, DRAWS = 2**30, 2**30 + 1
 ORDERS = range(1, 9)
 
 
+@add_repr
 class ComponentSelection(NamedTuple):
     """The number of components that the penalised ELBO selects, and their family where there were several.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
 from numpyro_tempered.gaussian.expectations.base import Data, Evaluation, Expectation, Predictors
@@ -22,6 +23,7 @@ T = TypeVar("T")
 JUMP = 10.0
 
 
+@add_repr
 class Losses(NamedTuple):
     """Untempered, unscaled losses of a round, before its update.
 
@@ -41,6 +43,7 @@ class CumulativeLosses(NamedTuple):
     expected: CompensatedSum
 
 
+@add_repr
 class OnlineState(NamedTuple):
     """State of an online rule: a pytree of arrays that scans, vmaps and pickles.
 

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_count, key_first
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.temper import temper
@@ -143,6 +144,7 @@ def numpyro_model(prior: Prior, num_factors: int, ard: bool, missing: bool) -> M
     return model
 
 
+@add_repr
 class PPCAFit(NamedTuple):
     """A fitted model, by :func:`fit`.
 

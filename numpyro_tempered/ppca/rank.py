@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import check_options, describe, key_first
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.ppca.base import in_double
@@ -16,6 +17,7 @@ from numpyro_tempered.ppca.model import PPCAFit, check_fit
 from numpyro_tempered.select.ranking import LogPrior, check_log_prior, rank_models
 
 
+@add_repr
 class FactorSelection(NamedTuple):
     """Numbers of factors compared, as given.
 

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
@@ -66,6 +67,7 @@ class Draws(NamedTuple):
     intercept: Array
 
 
+@add_repr
 class LinearFit(NamedTuple):
     """A sparse linear regression, by :func:`fit_linear`.
 
@@ -131,6 +133,7 @@ class LinearFit(NamedTuple):
         return Factors(self.posterior, self.intercept, self.noise_posterior)
 
 
+@add_repr
 class LogisticFit(NamedTuple):
     """A sparse logistic regression, by :func:`fit_logistic`.
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import Run, check_run_arguments
 from numpyro_tempered.core.typing import Array, PyTree
@@ -31,6 +32,7 @@ REASONS = {
 }
 
 
+@add_repr
 class Trace(NamedTuple):
     """The record of all evaluations, ``(max_evaluations,)``; NaN after the last.
 
@@ -48,6 +50,7 @@ class Trace(NamedTuple):
     accepted: Array
 
 
+@add_repr
 class Result(NamedTuple):
     """A Gaussian found by :func:`minimise`.
 

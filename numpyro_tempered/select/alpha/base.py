@@ -13,6 +13,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
@@ -215,6 +216,7 @@ class Criterion(NamedTuple):
 Fit: TypeAlias = TemperedFit | MCMC | OnlineVIState
 
 
+@add_repr
 class AlphaChoice(NamedTuple):
     """The result of :func:`numpyro_tempered.select_alpha`.
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, check_numbers, check_positive
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import ArrayLike
 
 CONVEX = "every loss is convex in θ (hinge, absolute, pinball, logistic, squared are)"
@@ -16,6 +17,7 @@ ROUNDS_TAKEN = (
 )
 
 
+@add_repr
 class Bound(NamedTuple):
     """The right side of a theorem, and its terms; scalars, or one number for each round.
 

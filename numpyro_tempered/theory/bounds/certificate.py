@@ -5,10 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.theory.bounds.log_true_density import LogTrueDensity
 
 
+@add_repr
 class Certificate(NamedTuple):
     r"""An upper bound on :math:`\int D_\alpha(P_\theta, P_0)\,\rho(d\theta)`, in nats per datum, and its terms.
 

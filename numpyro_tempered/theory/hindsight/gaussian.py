@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, able, family_of, supports
@@ -16,6 +17,7 @@ from numpyro_tempered.online.base import Box, Data
 from numpyro_tempered.theory.hindsight.base import minimise
 
 
+@add_repr
 class GaussianComparator(NamedTuple):
     """A Gaussian to compare a run with.
 

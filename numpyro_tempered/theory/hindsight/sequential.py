@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, check_numbers
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.descent.minimise import minimise
@@ -27,6 +28,7 @@ from numpyro_tempered.online.base import Losses, check_prior
 MAX_EVALUATIONS = 100
 
 
+@add_repr
 class SequentialFit(NamedTuple):
     """A variational fit to the past before every round.
 
