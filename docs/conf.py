@@ -3,19 +3,35 @@
 import hashlib
 import importlib.metadata
 import os
+import sys
 from pathlib import Path
+
+from sphinx.ext.autosummary import autosummary_toc
+
+sys.path.append(os.path.join(os.path.dirname(__file__), "_ext"))
 
 project = "numpyro_tempered"
 author = "The numpyro_tempered authors"
 copyright = author
 release = version = importlib.metadata.version("numpyro_tempered")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "results"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "gallery",
+]
+exclude_patterns = ["_build", "_ext", "_templates", "results"]
+templates_path = ["_templates"]
 html_theme = "furo"
 html_title = "numpyro_tempered"
 
-myst_enable_extensions = ["dollarmath", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 
@@ -34,6 +50,8 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = os.path.join(
     os.environ.get("EXECUTED_PAGES", os.path.join(os.path.dirname(__file__), "_build", "pages")), sources()
 )
+# Notebooks of the gallery are executed where they are made, on an accelerator if there is one.
+nb_execution_excludepatterns = ["gallery/*"]
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -41,7 +59,35 @@ nb_merge_streams = True
 nb_output_stderr = "remove"
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
+
+
+# Array arguments take numbers as well; spelled out, the union hides every other type of a signature.
+ARRAY_LIKE = "Array | ndarray | bool | number | bool | int | float | complex"
+
+
+def shorten_types(app, what, name, obj, options, signature, returns):
+    return tuple(each and each.replace(ARRAY_LIKE, "ArrayLike") for each in (signature, returns))
+
+
+def skip_member(app, what, name, obj, skip, options):
+    """Fields of tuples stand under Attributes; scikit-learn adds methods that route metadata."""
+    is_field = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if is_field or name.endswith("_request") else None
+
+
+def without_navigation(app, doctree):
+    """Pages of single objects are reached by the tables of the API, and would fill the sidebar of every page."""
+    for node in list(doctree.findall(autosummary_toc)):
+        node.parent.remove(node)
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", shorten_types)
+    app.connect("autodoc-skip-member", skip_member)
+    app.connect("doctree-read", without_navigation)

@@ -11,7 +11,7 @@ import pytest
 from test_package import MODULES, PUBLIC, ROOT, identify, is_record, module_of, parse
 
 ROOMS = sorted({module_of(path) for path in MODULES})
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 # The right word, and what it is called elsewhere.
 SYNONYMS = {
     "tolerance": {"tol", "eps", "epsilon", "rtol", "atol", "ftol", "gtol", "xtol"},

@@ -8,12 +8,15 @@ import pytest
 
 import numpyro_tempered as nt
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md"
 
 
 def listed():
-    directive = re.compile(r"^\.\. auto(?:function|class|data)::\s*(\S+)\s*$", re.MULTILINE)
-    return directive.findall(REFERENCE.read_text())
+    tables = re.findall(
+        r"^\.\. autosummary::\n((?:   :.*\n)*)\n((?:   \S+\n)+)", REFERENCE.read_text(), re.MULTILINE
+    )
+    assert all(":toctree: api" in options for options, _ in tables)
+    return [f"numpyro_tempered.{name}" for _, names in tables for name in names.split()]
 
 
 def defined_in(module):

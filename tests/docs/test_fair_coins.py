@@ -1,4 +1,4 @@
-"""The code of docs/fair_coins.md: its cells run, its functions are exact, and its checks can fail."""
+"""The code of docs/understand/fair_coins.md: its cells run, its functions are exact, and its checks can fail."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import tiered
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "fair_coins.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "understand" / "fair_coins.md"
 CELLS = "\n".join(re.findall(r"```\{code-cell\} ipython3\n(.*?)```", PAGE.read_text(), re.DOTALL))
 DEPTH = 12
 
