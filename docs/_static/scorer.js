@@ -1,0 +1,16 @@
+// Ranks the results of the site's search. What pages say of themselves (their index entries and titles) stands first;
+// where a word is only in the text, pages that explain stand before pages that record.
+var Scorer = {
+  score: ([page, title, anchor, description, score, file, kind]) =>
+    kind !== "index" && /(^|\/)(changelog|contributing|architecture|experiments|upstream)$/.test(page) ? score / 10 : score,
+
+  // The values of Sphinx, which has no others to fall back on.
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+};
