@@ -132,12 +132,14 @@ def restore_from(path: str | os.PathLike[str], header: dict, arrays: list[np.nda
         ValueError: If it is of another structure, shape or dtype than ``like``.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    expected, stored = describe(structure), header["structure"]
+    expected, stored = describe(structure), header.get("structure", [])
     if expected != stored:
         raise ValueError(
             f"{path} holds a state of another structure than like: {difference(stored, expected)}. Give the "
             "state of the same rule, family and model."
         )
+    if len(paths) != len(arrays):
+        raise ValueError(f"{path} holds {len(arrays)} arrays, expected {len(paths)}.")
     leaves = []
     for (where, leaf), kind, array in zip(paths, header["leaves"], arrays, strict=True):
         name = jax.tree_util.keystr(where) or "the whole state"
@@ -146,7 +148,11 @@ def restore_from(path: str | os.PathLike[str], header: dict, arrays: list[np.nda
                 f"{path} holds {readable(kind)} at {name}, expected {readable(kind_of(leaf))}: a state is read "
                 "with the precision and the sizes it was saved with."
             )
-        leaves.append(from_bytes(array, leaf))
+        try:
+            leaves.append(from_bytes(array, leaf))
+        except TypeError as error:
+            # Data of a key that are of no key.
+            raise ValueError(f"{path} holds no {readable(kind)} at {name} ({error}).") from error
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -185,9 +191,12 @@ def difference(stored: Description, expected: Description, where: str = "the who
     """The first place where two descriptions differ, in words."""
 
     def plain(part: Description) -> str:
-        return "an array" if part == "*" else f"{part[0]} {part[1]}"
+        if isinstance(part, list) and len(part) >= 2:
+            return f"{part[0]} {part[1]}"
+        return "an array" if part == "*" else f"{part!r}, which no state has"
 
-    if "*" in (stored, expected) or stored[:2] != expected[:2] or len(stored) != len(expected):
+    is_leaf = not (isinstance(stored, list) and isinstance(expected, list))
+    if is_leaf or stored[:2] != expected[:2] or len(stored) != len(expected):
         return f"{where} is {plain(stored)}, expected {plain(expected)}"
     number = next(i for i, pair in enumerate(zip(stored, expected, strict=True)) if pair[0] != pair[1])
     return difference(stored[number], expected[number], f"part {number - 2} of {stored[0]}")
@@ -228,6 +237,25 @@ def from_bytes(array: np.ndarray, leaf: Array | jax.ShapeDtypeStruct) -> Array:
     return jax.device_put(array)
 
 
+def stored_array(array: np.ndarray, dtype: str, shape: tuple) -> np.ndarray:
+    """The array of a file, where it is what the header says.
+
+    Raises:
+        ValueError: If it is of another dtype or shape.
+    """
+    if dtype.startswith("key<"):
+        # Keys are stored as their data, whose last axis depends on the implementation.
+        agrees = array.dtype == np.uint32 and array.shape[:-1] == shape
+    elif array.dtype == np.uint8 and dtype != "uint8":
+        agrees = array.ndim == 1 and array.size == np.prod(shape, dtype=int) * jnp.dtype(dtype).itemsize
+    else:
+        agrees = (str(array.dtype), array.shape) == (dtype, shape)
+    if not agrees:
+        stored = f"{array.dtype}{list(array.shape)}"
+        raise ValueError(f"an array is {stored}, and the header says {dtype}{list(shape)}")
+    return array
+
+
 def read_file(path: str | os.PathLike[str], what: str) -> tuple[dict, list[np.ndarray]]:
     """Header and arrays of a file; the checksums of the archive reveal every changed byte.
 
@@ -238,7 +266,8 @@ def read_file(path: str | os.PathLike[str], what: str) -> tuple[dict, list[np.nd
         try:
             with np.load(file, allow_pickle=False) as archive:
                 header = json.loads(archive["header"].tobytes().decode())
-                return header, [archive[f"leaf{i}"] for i in range(len(header["leaves"]))]
+                kinds = [(str(dtype), tuple(shape)) for dtype, shape in header["leaves"]]
+                return header, [stored_array(archive[f"leaf{i}"], *kind) for i, kind in enumerate(kinds)]
         except Exception as error:
             # A damaged archive raises almost any error, of struct, zlib, zipfile, NumPy or json.
             raise ValueError(f"{path} is truncated, or not {what} ({type(error).__name__}: {error}).") from error
