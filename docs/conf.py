@@ -32,6 +32,18 @@ exclude_patterns = ["_build", "_ext", "_templates", "results"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = "numpyro_tempered"
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/versions.html",
+        "sidebar/scroll-end.html",
+    ]
+}
+# Set by .ci/site, where the pages lie beside those of other versions.
+html_context = {"several_versions": bool(os.environ.get("SEVERAL_VERSIONS"))}
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
