@@ -111,4 +111,5 @@ def without_navigation(app, doctree):
 def setup(app):
     app.connect("autodoc-process-signature", shorten_types)
     app.connect("autodoc-skip-member", skip_member)
-    app.connect("doctree-read", without_navigation)
+    # Before Sphinx collects the entries of the sidebar.
+    app.connect("doctree-read", without_navigation, priority=100)

@@ -7,6 +7,7 @@ captions to a folder (``--output``). ``--small`` does the same with fewer sample
 import argparse
 import platform
 import tempfile
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,38 +32,41 @@ import numpyro_tempered as nt
 QUANTILE = 1.96
 
 
+# fmt: off
 # [temper]
 def visits(x, y=None):
-    weights = numpyro.sample("weights", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    prior = dist.Normal(0, 2).expand([x.shape[1]]).to_event(1)
+    rate = jnp.exp(x @ numpyro.sample("weights", prior))
     with numpyro.plate("people", len(x)):
-        numpyro.sample("visits", dist.Poisson(jnp.exp(x @ weights)), obs=y)
+        numpyro.sample("visits", dist.Poisson(rate), obs=y)
 
-
-def temper(key, x, y):
-    return nt.select_alpha(key, visits, AutoMultivariateNormal, x, y, criterion=nt.alpha.magnitude())
-    # [end]
+choose_alpha = partial(nt.select_alpha, criterion=nt.alpha.magnitude())
+# choice = choose_alpha(key, visits, AutoMultivariateNormal, x, y)
+# [end]
 
 
 # [stream]
 def tumour(x, y=None):
-    weights = numpyro.sample("weights", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
-    eta = numpyro.deterministic("eta", x @ weights)
+    prior = dist.Normal(0, 2).expand([x.shape[1]]).to_event(1)
+    eta = numpyro.deterministic("eta", x @ numpyro.sample("weights", prior))
     with numpyro.plate("patients", len(x)):
         numpyro.sample("benign", dist.Bernoulli(logits=eta), obs=y)
 
-
-online = nt.OnlineVI(
-    tumour, nt.guides.AutoOnlineMultivariateNormal, expectation=nt.expectations.gauss_hermite(predictor="eta")
-)
-# For each patient: state, loss = online.update(state, x_row, y_row)
+expectation = nt.expectations.gauss_hermite(predictor="eta")
+online = nt.OnlineVI(tumour, nt.guides.AutoOnlineMultivariateNormal,
+                     expectation=expectation)
+# for each patient: state, loss = online.update(state, x_row, y_row)
 # [end]
 
 
 # [choose]
 def choose(key, x):
     component = nt.components.gaussian(2, **nt.components.scaled_to(x))
-    return nt.mixtures.select_num_components(key, x, component, num_components=range(1, 7))
-    # [end]
+    return nt.mixtures.select_num_components(
+        key, x, component, num_components=range(1, 7)
+    )
+# [end]
+# fmt: on
 
 
 def doctor_visits():
@@ -89,7 +93,7 @@ def draw_temper(num_samples):
         rows = rng.choice(len(y), 250, replace=False)
         each = jax.random.fold_in(key, number)
         bayes = nt.fit_gaussian(each, visits, AutoMultivariateNormal, x[rows], y[rows])
-        choice = temper(each, x[rows], y[rows])
+        choice = choose_alpha(each, visits, AutoMultivariateNormal, x[rows], y[rows])
         alphas.append(choice.alpha)
         for name, fit in (("Bayes", bayes), ("Tempered", choice.fit)):
             centre = float(fit.params["auto_loc"][column])
