@@ -83,7 +83,7 @@ class ArraySource(NamedTuple):
         Raises:
             ValueError: If the start does not fit the data, or the component gives coordinates that are NaN.
         """
-        data, (num_components, start, num_restarts, growth) = self.data, beginning
+        data, (num_components, start, num_restarts, growth, *_) = self.data, beginning
         capacity, (shards, number, size) = self.capacity(num_components), self.blocks.weight.shape
         layout = {"capacity": capacity, "shards": shards, "size": number * size}
         stored = start_data(start, len(data.rows), num_components, **layout)
@@ -96,7 +96,9 @@ class ArraySource(NamedTuple):
             if programs.compile_ahead(_begin, *first, **static):
                 posed, states, _ = _begin.eval_shape(*first, **static)
                 posed, states = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), (posed, states))
-                self.compile_ahead(algorithm, posed, states, rest(posed, states))
+                whole = self.groups(beginning.num_starts + len(beginning.padded))[0]
+                group = jax.tree.map(lambda leaf: np.zeros((len(whole), *leaf.shape[1:]), leaf.dtype), states)
+                self.compile_ahead(algorithm, posed, group, rest(posed, states))
         programs.wait_for(_begin)
         parts = []
         for numbers in groups:
@@ -109,7 +111,7 @@ class ArraySource(NamedTuple):
                 f"{data.component.name}: coordinates gives NaN. Rows of NaN stand for none: leave "
                 "them out of means over the rows."
             )
-        return jax.tree.map(np.asarray, posed), _joined(parts, beginning.num_starts)
+        return jax.tree.map(np.asarray, posed), beginning.with_given(_joined(parts, beginning.num_starts))
 
     def ascent_arguments(self, problem: Any, limits: Limits) -> tuple[Any, ...]:
         """The arguments of a compiled ascent behind its state."""
@@ -133,17 +135,15 @@ class ArraySource(NamedTuple):
         for some in self.groups(num_starts):
             group = jax.tree.map(lambda leaf, some=some: np.asarray(leaf)[some], states)
             state = ascent.begin(group, limits.max_iter, int(np.sum(some >= 0)))
-            ended = jax.tree.map(np.asarray, ascent.ascend(advance_to, state, limits, stride))
+            ended: Any = ascent.ended(ascent.ascend(advance_to, state, limits, stride))
             # Starts come last in a trace, which has no other leading axis.
             parts.append(ended._replace(trace=ended.trace.T, num_steps=np.full(len(some), ended.num_steps)))
         whole = _joined(parts, num_starts)
         return whole._replace(trace=whole.trace.T, num_steps=whole.num_steps.max())
 
-    def compile_ahead(self, algorithm: Algorithm, problem: Any, states: Any, rest: Rest) -> None:
+    def compile_ahead(self, algorithm: Algorithm, problem: Any, group: Any, rest: Rest) -> None:
         """Compile the ascent, and the summary in double precision, in other threads; see :class:`Rest`."""
-        size, component = len(self.groups(rest.num_starts)[0]), self.data.component
-        group = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), states)
-        state = ascent.begin(group, rest.limits.max_iter)
+        state, component = ascent.begin(group, rest.limits.max_iter), self.data.component
         shared = self.ascent_arguments(problem, rest.limits)
         programs.compile_ahead(compiled_ascent, state, *shared, component=component, algorithm=algorithm)
         with double_precision():

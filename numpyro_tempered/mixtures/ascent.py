@@ -1,5 +1,6 @@
 """Alternating algorithms as values, and the loop over their passes."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -239,7 +240,28 @@ def restart(tree: T, index: int) -> T:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def finite_or_least(objectives: Array) -> np.ndarray:
-    """The objectives of the restarts in double precision; -inf where one is not finite."""
-    values = np.asarray(objectives, np.float64)
-    return np.where(np.isfinite(values), values, -np.inf)
+def ended(state: Ascent[Visit[T]]) -> Ascent[Visit[T]]:
+    """An ascent on the host, with objectives in double precision: -inf where one is not finite."""
+    values = np.asarray(state.objective, np.float64)
+    objective: Any = np.where(np.isfinite(values), values, -np.inf)
+    return jax.tree.map(np.asarray, state)._replace(objective=objective)
+
+
+def check_finite(state: Ascent[Visit[T]], component: Component) -> None:
+    """Refuse an ascent of which nothing is finite; warn of restarts that failed.
+
+    Raises:
+        FloatingPointError: If no restart has a finite objective.
+    """
+    objectives = state.objective
+    num_failed = int(np.sum(~np.isfinite(objectives)))
+    if num_failed == len(objectives):
+        raise FloatingPointError(
+            f"no restart of {component.name!r} kept a finite objective in {state.trace.dtype}: components "
+            "may be too narrow for their distance. Standardise the columns, widen the prior, or let jax have 64 "
+            "bits."
+        )
+    if num_failed:
+        warnings.warn(
+            f"{num_failed} of {len(objectives)} restarts did not keep a finite objective.", stacklevel=6
+        )

@@ -110,7 +110,7 @@ class ChunkSource(NamedTuple):
             return _after_pass(state, problem, sums, tolerance, total, component=component, algorithm=algorithm)
 
         state = ascent.begin(states, limits.max_iter)
-        return jax.tree.map(np.asarray, ascent.ascend(advance, state, limits, stride=1))
+        return ascent.ended(ascent.ascend(advance, state, limits, stride=1))
 
 
 def is_chunks(x: object) -> TypeGuard[Chunks]:
@@ -215,7 +215,7 @@ def chunk_source(
     rows, weight = (each[np.argsort(sample[2])] for each in sample[:2])
     sample_weight = np.asarray(weight, jax.dtypes.canonicalize_dtype(rows.dtype))
     centre = None if component.location is None else moment / np.where(mass > 0, mass, 1.0)
-    data = centre_data(component, form, rows, sample_weight, centre, total=total, spacing=spacing)
+    data = centre_data(component, rows, sample_weight, centre, total=total, spacing=spacing, form=form)
     multiple_of = min(multiple_of, num_rows)
     size = max(-(-min(size, num_rows) // multiple_of) * multiple_of, 2)
     return ChunkSource(data, chunks, num_rows, size, sweep.block_size(size, num_together))

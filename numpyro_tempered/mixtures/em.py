@@ -19,9 +19,9 @@ from numpyro_tempered.mixtures.chunks import Chunks, ChunkSource, chunk_source, 
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, check_is_component
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
-from numpyro_tempered.mixtures.evidence import check_resolution
 from numpyro_tempered.mixtures.likelihood import EXPECTATION_MAXIMISATION, FINAL, EMProblem, Point, rounding_loss
 from numpyro_tempered.mixtures.prepare import prepare
+from numpyro_tempered.mixtures.rounding import check_resolution
 from numpyro_tempered.mixtures.source import Beginning, Rest
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 
@@ -187,7 +187,7 @@ def em(
     extra = data.centre, np.asarray(data.spacings), as_dtype(data.prior, jnp.float64)
 
     def rest(problem: EMProblem, points: Point) -> Rest:
-        return Rest(limits.num_restarts, limits, FINAL, (as_dtype(ascent.restart(points, 0), jnp.float64), extra))
+        return Rest(limits, FINAL, (as_dtype(ascent.restart(points, 0), jnp.float64), extra))
 
     problem, points = source.begin(rng_key, algorithm, EMProblem(prior, active, *numbers), beginning, rest)
     if not bool(problem.is_resolved):
@@ -196,7 +196,7 @@ def em(
             "without an observed entry or determined by the others, or a category never comes. Leave it out."
         )
     state = source.ascend(algorithm, problem, points, limits)
-    objectives = ascent.finite_or_least(state.objective)
+    objectives = np.asarray(state.objective)
     best = int(np.argmax(objectives))
     rounding = np.zeros_like(objectives)
     if np.any(state.fall > 0):
@@ -238,7 +238,7 @@ def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rou
     """
     if not np.any(np.isfinite(objectives)):
         raise FloatingPointError(
-            f"every restart of EM collapsed ({len(objectives)} of them, in {state.objective.dtype}): a component "
+            f"every restart of EM collapsed ({len(objectives)} of them, in {state.trace.dtype}): a component "
             "closed in on equal rows, where the likelihood is unbounded. Take fewer components, or "
             "pseudo_data=1.0."
         )

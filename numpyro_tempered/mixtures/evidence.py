@@ -1,5 +1,6 @@
 """What models are compared by: E1, a bound on the log evidence, by Monte Carlo."""
 
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
-from numpyro_tempered.mixtures.ascent import Summary, Visit
+from numpyro_tempered.mixtures.ascent import Limits, Summary, Visit
+from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import RESOLUTION, Component, as_dtype
+from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
     Factors,
@@ -25,41 +27,14 @@ from numpyro_tempered.mixtures.factors import (
     update,
     update_in_order,
 )
-from numpyro_tempered.mixtures.prepare import MixtureData
-from numpyro_tempered.mixtures.source import Source
-from numpyro_tempered.mixtures.sweep import (
-    Blocks,
-    Coefficients,
-    Sums,
-    base_sum,
-    in_double,
-    rounding_losses,
-    sweep,
-)
+from numpyro_tempered.mixtures.prepare import MixtureData, Settings
+from numpyro_tempered.mixtures.result import BoundEstimate, MixtureFit
+from numpyro_tempered.mixtures.rounding import check_resolution, check_rounding, losses_of, sizes_of
+from numpyro_tempered.mixtures.source import Rest, Source
+from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, in_double, sweep
 
-# A component of less than one datum is empty.
-OCCUPIED = 1.0
-# Nats of rounding of a log density from which on responsibilities are rounding, and F is off by itself.
-LARGEST_ROUNDING = 1.0
-
-
-class BoundEstimate(NamedTuple):
-    """A Monte Carlo estimate of E1 = alpha E[log L] - KL(rho, prior).
-
-    Attributes:
-        value: The estimate, F plus the mean of gaps that are never negative.
-        se: Its standard error.
-    """
-
-    value: float
-    se: float
-
-    @classmethod
-    def of(cls, objective: float, gaps: np.ndarray) -> "BoundEstimate":
-        """From F and the gaps of independent draws."""
-        # One draw has no standard error.
-        se = float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else float("inf")
-        return cls(objective + float(np.mean(gaps)), se)
+# Nats a datum, times an alpha above 1, that one more step may raise the objective of a fit that has converged.
+RISE = 1e-4
 
 
 class Draws(NamedTuple):
@@ -89,7 +64,7 @@ class FinalSums(NamedTuple):
 
 
 class FinalValues(NamedTuple):
-    """What follows from them; see :class:`Evaluation`, and for the rest :func:`check_resolution`."""
+    """What follows from them; see :class:`MixtureFit`, and of rounding :func:`check_resolution`."""
 
     objective: Array
     rise: Array
@@ -102,51 +77,56 @@ class FinalValues(NamedTuple):
     sizes: Array
 
 
-class Evaluation(NamedTuple):
-    """What is evaluated in double precision.
-
-    Attributes:
-        objective: F.
-        rise: What the next step of the factors would raise it by, in double precision.
-        counts: N_j, ``(K,)``.
-        base: The weighted sum of log h.
-        kl: KL(rho, prior).
-        bound: E1; None without draws.
-    """
-
-    objective: float
-    rise: float
-    counts: np.ndarray
-    base: float
-    kl: float
-    bound: BoundEstimate | None
-
-
 def evaluate(
-    rng_key: Array, source: Source, problem: MixtureProblem, factors: Factors, num_samples: int
-) -> Evaluation:
-    """F, counts and E1 at given factors, in double precision.
+    rng_key: Array, source: Source, problem: MixtureProblem, settings: Settings, found: Found, num_samples: int
+) -> MixtureFit:
+    """The fit that was found: F, counts and E1 at its factors, in double precision.
+
+    A warning says where a step in double precision raises F further.
 
     Raises:
         FloatingPointError: If a component is narrower than the spacing of its data, or its log densities are
             rounding.
+        RuntimeError: If F fell by more than rounding.
     """
-    data, dtype = source.data, factors.concentration.dtype
-    arguments = final_arguments(rng_key, data, problem, factors, num_samples)
+    data, size, dtype = source.data, settings.num_components, found.factors.concentration.dtype
+    arguments = final_arguments(rng_key, data, problem, found.factors, num_samples)
     with double_precision():
         values = jax.tree.map(np.asarray, source.reduce(FINAL, *arguments))
     check_resolution(data.component, values.spacing, values.losses, values.counts)
     check_rounding(data.component, values.sizes, values.counts, dtype)
-    bound = BoundEstimate.of(float(values.objective), values.gaps) if num_samples else None
-    value, rise, base, kl = (float(each) for each in (values.objective, values.rise, values.base, values.kl))
-    return Evaluation(value, rise, values.counts, base, kl, bound)
+    limit = max(RISE * max(1.0, settings.alpha) * data.total, found.tolerance)
+    value, converged = float(values.objective), has_converged(source, problem, found, float(values.rise), limit)
+    return MixtureFit(
+        component=data.component,
+        alpha=settings.alpha,
+        # Without what fills up.
+        factors=jax.tree.map(lambda leaf: leaf[:size], found.factors),
+        problem=problem._replace(concentration=problem.concentration[:size], base=values.base.astype(dtype)),
+        centre=data.centre,
+        objective=value,
+        kl=float(values.kl),
+        bound=BoundEstimate.of(value, values.gaps) if num_samples else None,
+        counts=values.counts[:size],
+        num_moves=found.num_moves,
+        total=data.total,
+        **found.history._replace(converged=converged)._asdict(),
+    )
+
+
+def following(
+    rng_key: Array, data: MixtureData, problem: MixtureProblem, limits: Limits, num_samples: int, *_: object
+) -> Rest:
+    """What follows the beginning of a fit; see :class:`Rest`."""
+    at_prior = Factors(problem.concentration, broadcast_prior(problem.prior, len(problem.concentration)))
+    return Rest(limits, FINAL, final_arguments(rng_key, data, problem, at_prior, num_samples))
 
 
 def final_arguments(
     rng_key: Array, data: MixtureData, problem: MixtureProblem, factors: Factors, num_samples: int
 ) -> tuple[Factors, Draws | None, tuple[np.ndarray | None, np.ndarray, MixtureProblem]]:
     """The arguments of ``FINAL``, on the host."""
-    problem, factors = as_dtype((problem, factors), jnp.float64)
+    problem, factors = jax.tree.map(partial(np.asarray, dtype=np.float64), (problem, factors))
     draws = None
     if num_samples:
         with double_precision():
@@ -215,79 +195,37 @@ def coefficients_of(component: Component, factors: Factors, draws: Draws) -> Coe
     return jax.vmap(of_one)(*draws)
 
 
-def losses_of(
-    component: Component, mixture: Coefficients, centre: np.ndarray | None, spacings: Array
-) -> tuple[Array, Array]:
-    """The spacing of the data at each component, and what it takes from a log density.
-
-    Args:
-        component: The family.
-        mixture: Its coefficients.
-        centre: What is subtracted from the data, or None.
-        spacings: Of the numbers near 1 that the data came as, and are held as.
-
-    Returns:
-        The spacing ``(K, d)``, and nats ``(K,)``.
-    """
-    if mixture.centres is None or centre is None:
-        nothing = jnp.zeros_like(mixture.log_weights)
-        return nothing[:, None], nothing
-    as_given, as_rows = spacings
-    spacing = jnp.maximum(as_given * jnp.abs(mixture.centres + centre), as_rows * jnp.abs(mixture.centres))
-    return spacing, rounding_losses(component, mixture, spacing)
-
-
-def sizes_of(mixture: Coefficients, sums: Sums) -> Array:
-    """How large the terms of the log density of a mean datum are, ``(K,)``."""
-    terms = jnp.sum(jnp.abs(mixture.weights * sums.statistics), axis=1)
-    return jnp.abs(mixture.constant) + terms / jnp.maximum(sums.counts, OCCUPIED)
-
-
-def check_resolution(component: Component, spacing: Array, losses: Array, counts: np.ndarray) -> None:
-    """Refuse a mixture whose log densities are rounding, in one of the components that hold data.
+def has_converged(source: Source, problem: MixtureProblem, found: Found, rise: float, limit: float) -> bool:
+    """Whether an ascent that says so has converged in double precision too, with a warning where it has not.
 
     Raises:
-        FloatingPointError: If the spacing of the data takes more than ``RESOLUTION`` from a log density.
+        RuntimeError: If F fell by more than rounding, unless its steps are not those of double precision.
     """
-    of_data = np.where(counts >= OCCUPIED, np.asarray(losses), 0.0)
-    if of_data.max() > RESOLUTION:
-        j = int(np.argmax(of_data))
-        raise FloatingPointError(
-            f"component {j} of {component.name!r} is too narrow for its place: numbers there are held to "
-            f"{np.max(spacing[j]):.2g}, which takes {of_data[j]:.2g} nats from the log density of a datum. Give "
-            "the data in float64 as a NumPy array, whose mean is subtracted before they are rounded, widen the "
-            "prior, or let jax have 64 bits."
+    if found.fallen is None:
+        return found.history.converged
+    number, visit = found.fallen
+    # Falls of less than what counts as converged are those of ill-conditioned priors.
+    if found.fall > limit and step_error(source, problem, visit) <= limit:
+        raise RuntimeError(
+            f"the objective of restart {number} fell by {found.fall:.3g} nats, which coordinate ascent cannot "
+            f"do: update, coefficients and kl of the component {source.data.component.name!r} do not belong "
+            "together."
         )
-
-
-def check_rounding(component: Component, sizes: np.ndarray, counts: np.ndarray, dtype: np.dtype) -> None:
-    """Refuse a mixture whose log densities are differences of numbers that are too large for the precision.
-
-    Such are those of counts: x log λ - λ of a million.
-
-    Args:
-        component: The family.
-        sizes: Of the terms of the log density of a mean datum, ``(K,)``.
-        counts: N_j, ``(K,)``.
-        dtype: Of the passes over the data.
-
-    Raises:
-        FloatingPointError: If rounding takes more than ``LARGEST_ROUNDING`` from the log density of a mean datum.
-    """
-    of_data = np.where(counts >= OCCUPIED, sizes, 0.0)
-    j = int(np.argmax(of_data))
-    rounding = 0.5 * float(jnp.finfo(dtype).eps) * of_data[j]
-    if rounding > LARGEST_ROUNDING:
-        raise FloatingPointError(
-            f"the log densities of component {j} of {component.name!r} are differences of numbers of size "
-            f"{of_data[j]:.2g}, which {dtype} holds to {rounding:.2g} nats: let jax have 64 bits."
+    if found.history.converged and rise > limit:
+        warnings.warn(
+            f"the best restart has not converged: a step in double precision raises its objective by {rise:.2g} "
+            f"nats, which {source.data.rows.dtype} does not resolve. The prior may be too far from the data, or "
+            "columns too close to one another: standardise them, or let jax have 64 bits.",
+            stacklevel=6,
         )
+        return False
+    return found.history.converged
 
 
 def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:
     """What F loses by a step of the factors that is not taken in double precision."""
+    problem, (factors, following) = jax.tree.map(partial(np.asarray, dtype=np.float64), (problem, visit))
     with double_precision():
-        problem, (factors, following) = as_dtype((problem, visit), jnp.float64)
         return float(source.reduce(STEP_ERROR, factors, None, (problem, following)))
 
 

@@ -1,15 +1,17 @@
 """The two factors of CA18's Algorithm 1, and its objective."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.ascent import Algorithm, Summary, rounding_error
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
+from numpyro_tempered.mixtures.prepare import MixtureData, Settings
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, accumulate, base_sum, block_sums
 
 
@@ -40,6 +42,24 @@ class MixtureProblem(NamedTuple):
     concentration: Array
     alpha: Array
     base: Array
+
+
+def problem_of(data: MixtureData, settings: Settings, capacity: int) -> MixtureProblem:
+    """The problem that data and priors pose, without what it needs of all rows.
+
+    Args:
+        data: The data.
+        settings: The priors.
+        capacity: Components of the arrays: those beyond K fill up.
+
+    Raises:
+        FloatingPointError: If the precision of the data does not hold the prior of the weights.
+    """
+    prior, dtype = settings.concentration, data.rows.dtype
+    weights.check_rounding(prior, dtype)
+    filling = [(0, capacity - len(prior)), *[(0, 0)] * (prior.ndim - 1)]
+    numbers: Any = (np.asarray(each, dtype) for each in (np.pad(prior, filling), settings.alpha, 0.0))
+    return MixtureProblem(data.prior, *numbers)
 
 
 def centres_of(component: Component, factors: Factors) -> Array | None:

@@ -8,8 +8,9 @@ from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import WarmStart, run
+from numpyro_tempered.mixtures.search import run
 from numpyro_tempered.mixtures.starts import Start
+from numpyro_tempered.mixtures.warm import WarmStart
 from numpyro_tempered.mixtures.weights import Concentration
 
 

@@ -10,12 +10,13 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, stochastic
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, chunk_source
+from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.draws import generator_of
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, objective
+from numpyro_tempered.mixtures.evidence import evaluate
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, objective, problem_of
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import assemble, problem_of
 from numpyro_tempered.mixtures.source import Beginning, pass_of
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
@@ -111,7 +112,7 @@ def fit_stochastic(
         multiple_of=batch_size,
     )
     batch_size = min(batch_size, source.num_rows)
-    component, problem = source.data.component, problem_of(source, settings)
+    component, problem = source.data.component, problem_of(source.data, settings, settings.num_components)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
     totals = jnp.full(num_restarts, total)
     beginning = Beginning(settings.num_components, start_or_default(start), num_restarts)
@@ -131,15 +132,15 @@ def fit_stochastic(
                 bar.update()
     factors = ascent.for_restarts(stochastic.factors_at, component, problem, states, totals)
     sums = source.reduce(pass_of(TEMPERED_CAVI), problem, factors)
-    values = ascent.for_restarts(objective, component, problem, factors, sums)
-    objectives = ascent.finite_or_least(values)
+    values = np.asarray(ascent.for_restarts(objective, component, problem, factors, sums), np.float64)
+    objectives = np.where(np.isfinite(values), values, -np.inf)
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
     trace, num_best = objectives[best : best + 1].astype(total.dtype), ascent.count_best(objectives, num_restarts)
     spread = float(objectives[best] - np.median(objectives))
     history = ascent.History(trace, objectives, num_best, spread, False, num_passes)
     factors = jax.tree.map(np.asarray, ascent.restart(factors, best))
-    return assemble(rng_key, source, problem, settings, factors, history=history, num_samples=num_samples)[0]
+    return evaluate(rng_key, source, problem, settings, Found(factors, history), num_samples)
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))

@@ -20,7 +20,7 @@ from numpyro_tempered.mixtures.components.base import (
     change_of,
     loc_of,
 )
-from numpyro_tempered.mixtures.evidence import losses_of
+from numpyro_tempered.mixtures.rounding import losses_of
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums
 
 

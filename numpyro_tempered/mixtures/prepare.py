@@ -48,9 +48,8 @@ def prepare(x: ArrayLike, component: components.Component, sample_weight: ArrayL
     weight, library = weight_of(sample_weight, rows), components.namespace(rows)
     weight = library.where(library.isnan(rows).all(axis=1), np.zeros((), weight.dtype), weight)
     centre = None if component.location is None else column_means(rows, weight)
-    form = components.missing_form(component, rows)
     total = float(weight.sum(dtype=np.float64) if library is np else weight.sum())
-    return centre_data(component, form, rows, weight, centre, total=total, spacing=spacing_of(rows))
+    return centre_data(component, rows, weight, centre, total=total, spacing=spacing_of(rows))
 
 
 def check_rows(x: ArrayLike, component: components.Component) -> components.Rows:
@@ -71,33 +70,43 @@ def check_rows(x: ArrayLike, component: components.Component) -> components.Rows
 
 def centre_data(
     component: components.Component,
-    form: components.Component,
     rows: components.Rows,
     weight: components.Rows,
     centre: np.ndarray | None,
     *,
     total: float,
     spacing: float,
+    form: components.Component | None = None,
 ) -> MixtureData:
-    """The data moved to their mean in columns that may move; ``form`` is the component's for missing entries.
+    """The data moved to their mean in columns that may move.
+
+    Args:
+        component: The family and its prior.
+        rows: ``(n, d)``.
+        weight: ``(n,)``.
+        centre: The mean, or None.
+        total: The sum of the weights of all data.
+        spacing: Of the numbers near 1 that the data came as.
+        form: The component's form for missing entries; by default the one that the rows need.
 
     Raises:
-        ValueError: If no row counts.
+        ValueError: If no row counts, or entries are missing and the family cannot marginalise them.
     """
     if not total > 0:
         raise ValueError("no row has both a positive weight and an observed entry.")
-    prior, columns = component.prior, None if component.location is None else component.location.columns
-    if centre is not None:
-        movable = np.isin(np.arange(len(centre)), range(len(centre)) if columns is None else columns)
-        centre = np.where(movable, centre, 0.0)
-        prior = components.translate_on_host(component, prior, -centre)
-    prior = components.as_dtype(prior, weight.dtype)
+    if centre is not None and component.location is not None and component.location.columns is not None:
+        centre = np.where(np.isin(np.arange(len(centre)), component.location.columns), centre, 0.0)
+    dtype, given = weight.dtype, rows
     if isinstance(rows, np.ndarray):
         rows = np.asarray(rows if centre is None else rows - centre, jax.dtypes.canonicalize_dtype(rows.dtype))
     else:
         rows = move(rows, centre)
-    check_derivatives(form._replace(prior=None), prior, rows)
-    return MixtureData(form._replace(prior=None), prior, rows, weight, centre, total, (spacing, spacing_of(rows)))
+    spacings = spacing, spacing_of(rows)
+    form = (components.missing_form(component, given) if form is None else form)._replace(prior=None)
+    prior = components.translate_on_host(component, component.prior, None if centre is None else -centre)
+    prior = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), prior)
+    check_derivatives(form, prior, rows)
+    return MixtureData(form, prior, rows, weight, centre, total, spacings)
 
 
 def on_host(x: ArrayLike) -> ArrayLike:

@@ -20,9 +20,30 @@ from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.mixtures.bridges.sites import COMPONENTS, DATA, mixture_guide, mixture_model
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, translate_on_host
-from numpyro_tempered.mixtures.evidence import OCCUPIED, BoundEstimate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 from numpyro_tempered.mixtures.weights import STICKS, WEIGHTS, are_sticks
+
+# A component of less than one datum is empty.
+OCCUPIED = 1.0
+
+
+class BoundEstimate(NamedTuple):
+    """A Monte Carlo estimate of E1 = alpha E[log L] - KL(rho, prior).
+
+    Attributes:
+        value: The estimate, F plus the mean of gaps that are never negative.
+        se: Its standard error.
+    """
+
+    value: float
+    se: float
+
+    @classmethod
+    def of(cls, objective: float, gaps: np.ndarray) -> "BoundEstimate":
+        """From F and the gaps of independent draws."""
+        # One draw has no standard error.
+        se = float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else float("inf")
+        return cls(objective + float(np.mean(gaps)), se)
 
 
 @add_repr

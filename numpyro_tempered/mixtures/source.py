@@ -1,9 +1,10 @@
 """Sources of rows: what the drivers ask of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax
 import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent
@@ -39,17 +40,31 @@ class Beginning(NamedTuple):
         start: First responsibilities.
         num_restarts: How many of them.
         growth: A smaller mixture whose splits follow; or None.
+        whole: Factors of other fits, in the place of the first restarts.
+        padded: Those of fits with fewer components, filled up by empty ones: starts behind all others.
     """
 
     num_components: int
     start: Start
     num_restarts: int
     growth: Growth | None = None
+    whole: Sequence[Any] = ()
+    padded: Sequence[Any] = ()
 
     @property
     def num_starts(self) -> int:
         """Restarts and splits."""
         return self.num_restarts + (NUM_SPLITS if self.growth is not None and self.growth.num_components else 0)
+
+    def with_given(self, states: T) -> T:
+        """States with leading axis R, whole ones in the place of the first and padded ones at the end."""
+        size = len(self.whole)
+
+        def joined(leaf: np.ndarray, *given: Array) -> np.ndarray:
+            rows = [np.asarray(each)[None] for each in given]
+            return np.concatenate([*rows[:size], leaf[size:], *rows[size:]])
+
+        return jax.tree.map(joined, states, *self.whole, *self.padded) if self.whole or self.padded else states
 
 
 class Setting(NamedTuple):
@@ -72,13 +87,11 @@ class Rest(NamedTuple):
     """What follows the beginning of a fit: an ascent, and a summary in double precision.
 
     Attributes:
-        num_starts: Starts of the ascent.
         limits: When it ends.
         summary: The summary.
         arguments: Its arguments, of the right shapes.
     """
 
-    num_starts: int
     limits: Limits
     summary: Summary
     arguments: tuple[Any, ...]

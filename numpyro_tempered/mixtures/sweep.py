@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import CompensatedSum, matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.components import derived
@@ -52,8 +51,8 @@ def next_power(number: int, least: int = 1) -> int:
 
 
 def num_shards(x: ArrayLike) -> int:
-    """The number of pieces that the rows of an array are in, one on each device; 1 while traced."""
-    if is_traced(x) or not isinstance(x, jax.Array):
+    """The number of pieces that the rows of an array are in, one on each device."""
+    if not isinstance(x, jax.Array):
         return 1
     return x.shape[0] // x.sharding.shard_shape(x.shape)[0]
 

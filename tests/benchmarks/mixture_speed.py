@@ -38,9 +38,8 @@ from sklearn.mixture import BayesianGaussianMixture
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import Limits
-from numpyro_tempered.mixtures.factors import COMMON_CAVI, TEMPERED_CAVI
+from numpyro_tempered.mixtures.factors import COMMON_CAVI, TEMPERED_CAVI, problem_of
 from numpyro_tempered.mixtures.prepare import Settings, prepare
-from numpyro_tempered.mixtures.search import problem_of
 from numpyro_tempered.mixtures.source import Beginning
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -97,7 +96,7 @@ def ours(x, k, dtype, restarts=1):
     data = prepare(np.asarray(x, dtype), component_for(x), None)
     dtype = data.rows.dtype
     source = array_source(data, k, restarts)
-    problem = problem_of(source, Settings(1.0, np.ones(k)))
+    problem = problem_of(data, Settings(1.0, np.ones(k)), source.capacity(k))
     beginning = Beginning(k, nt.mixtures.starts.kmeans_plus_plus(), restarts)
     problem, factors = source.begin(jax.random.key(0), TEMPERED_CAVI, problem, beginning)
 

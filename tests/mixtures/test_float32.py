@@ -10,9 +10,9 @@ import pytest
 from conftest import enable_x64, tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import search, sweep
+from numpyro_tempered.mixtures import evidence, sweep
 from numpyro_tempered.mixtures.array import ArraySource
-from numpyro_tempered.mixtures.evidence import check_resolution, check_rounding, losses_of, sizes_of
+from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.factors import (
     COMMON_CAVI,
     TEMPERED_CAVI,
@@ -21,6 +21,7 @@ from numpyro_tempered.mixtures.factors import (
     first_factors,
 )
 from numpyro_tempered.mixtures.prepare import move, prepare
+from numpyro_tempered.mixtures.rounding import check_resolution, check_rounding, losses_of, sizes_of
 from numpyro_tempered.mixtures.sweep import Coefficients, Sums, base_sum, in_blocks, make_blocks
 
 # Three clusters of standard deviation 1 that are this far from each other.
@@ -233,16 +234,16 @@ def test_log_densities_that_are_differences_of_large_numbers_are_refused():
 
 
 def test_a_fall_of_what_counts_as_converged_is_rounding(monkeypatch):
-    monkeypatch.setattr(search, "step_error", lambda source, problem, visit: 0.0)
+    monkeypatch.setattr(evidence, "step_error", lambda source, problem, visit: 0.0)
     component = nt.components.known_variance(1)
-    source, factors = SimpleNamespace(data=SimpleNamespace(component=component)), np.zeros(2)
+    source, history = SimpleNamespace(data=SimpleNamespace(component=component)), SimpleNamespace(converged=True)
 
-    def state(fall):
-        return SimpleNamespace(fall=np.array([0.0, fall]), point=factors)
+    def found(fall):
+        return Found(None, history, fall=fall, fallen=(1, np.zeros(2)))
 
-    search.check_fall(source, None, state(0.9e-3), limit=1e-3)
+    assert evidence.has_converged(source, None, found(0.9e-3), 0.0, 1e-3)
     with pytest.raises(RuntimeError, match=r"of restart 1 fell by 0\.5 nats"):
-        search.check_fall(source, None, state(0.5), limit=1e-3)
+        evidence.has_converged(source, None, found(0.5), 0.0, 1e-3)
 
 
 @pytest.mark.full
@@ -264,11 +265,12 @@ def test_a_fit_that_double_precision_would_continue_has_not_converged(monkeypatc
     component = GAUSSIANS["known_variance"](D, 0.0)
     assert fit(component).converged
 
-    def assemble(*arguments, **options):
-        return search_assemble(*arguments, **options)[0], 1e-3 * N
+    def reduce(self, summary, *arguments):
+        values = reduce_rows(self, summary, *arguments)
+        return values._replace(rise=1e-3 * N) if summary is evidence.FINAL else values
 
-    search_assemble = search.assemble
-    monkeypatch.setattr(search, "assemble", assemble)
+    reduce_rows = ArraySource.reduce
+    monkeypatch.setattr(ArraySource, "reduce", reduce)
     with pytest.warns(
         UserWarning, match=r"a step in double precision raises its objective by 0.09 nats, which float32"
     ):

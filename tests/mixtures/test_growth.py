@@ -13,13 +13,13 @@ from scipy.special import betaln, gammaln
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History, count_best
-from numpyro_tempered.mixtures.factors import POSE, coefficients, objective
+from numpyro_tempered.mixtures.factors import POSE, coefficients, objective, problem_of
 from numpyro_tempered.mixtures.prepare import Settings, prepare
-from numpyro_tempered.mixtures.search import pad, problem_of, warm_factors
 from numpyro_tempered.mixtures.select import criterion_columns
-from numpyro_tempered.mixtures.source import NUM_SPLITS
+from numpyro_tempered.mixtures.source import NUM_SPLITS, Beginning
 from numpyro_tempered.mixtures.starts import split_components
 from numpyro_tempered.mixtures.sweep import sweep
+from numpyro_tempered.mixtures.warm import pad, with_warm
 
 ALPHA = 0.5
 KEY = jax.random.key(0)
@@ -98,7 +98,7 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
     for case, larger in LARGER.items():
         fit = nt.mixtures.fit(KEY, x, component, num_components=2, concentration=SMALLER[case], **options)
         source = array_source(prepare(x, component, None), len(larger), 1, fill=False)
-        problem = source.reduce(POSE, problem_of(source, Settings(ALPHA, larger)))
+        problem = source.reduce(POSE, problem_of(source.data, Settings(ALPHA, larger), len(larger)))
         padded = pad(problem, fit.factors, fit.problem.concentration)
         value = float(value_at(source.data.component, problem, padded, source.blocks))
         assert value >= fit.objective + least_change(fit.counts, SMALLER[case], larger) - 1e-9
@@ -107,8 +107,8 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
 def test_a_padded_fit_starts_where_the_other_ended(x64):
     fit = nt.mixtures.fit(KEY, X, COMPONENT, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2)
     source = array_source(prepare(X, COMPONENT, None), 4, 1, fill=False)
-    problem = problem_of(source, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])))
-    warm = warm_factors(source, problem, 4, [fit])
+    problem = problem_of(source.data, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])), 4)
+    warm = with_warm(Beginning(4, nt.mixtures.starts.kmeans_plus_plus(), 1), source.data, problem, [fit])
     (padded,) = warm.padded
     np.testing.assert_array_equal(warm.growth.parent.posterior.loc[:2], fit.factors.posterior.loc)
     np.testing.assert_array_equal(padded.posterior.loc[:2], fit.factors.posterior.loc)

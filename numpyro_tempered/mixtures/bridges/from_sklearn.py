@@ -7,15 +7,17 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
+from numpyro_tempered.mixtures.ascent import History
+from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
 from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
-from numpyro_tempered.mixtures.factors import Factors
+from numpyro_tempered.mixtures.evidence import evaluate
+from numpyro_tempered.mixtures.factors import Factors, problem_of
 from numpyro_tempered.mixtures.prepare import check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.search import History, assemble, problem_of
 from numpyro_tempered.mixtures.weights import Concentration, stick_breaking
 
 # sklearn.mixture.BayesianGaussianMixture, which has no type annotations.
@@ -100,8 +102,8 @@ def from_sklearn(
     posterior = translate_on_host(component, posterior, -_host(data.centre))  # type: ignore[arg-type]
     factors = as_dtype(Factors(concentration, posterior), dtype)
     history = History(np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_))
-    problem = problem_of(source, settings)
-    fit, _ = assemble(rng_key, source, problem, settings, factors, history=history, num_samples=num_samples)
+    problem = problem_of(data, settings, settings.num_components)
+    fit = evaluate(rng_key, source, problem, settings, Found(factors, history), num_samples)
     return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
 
 
