@@ -1,25 +1,29 @@
 """Maximum likelihood of a mixture by EM, the baseline of coordinate ascent."""
 
-import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent
 from numpyro_tempered.mixtures.array import ArraySource, array_source
-from numpyro_tempered.mixtures.ascent import Visit
 from numpyro_tempered.mixtures.chunks import Chunks, ChunkSource, chunk_source, is_chunks
 from numpyro_tempered.mixtures.components import derived
-from numpyro_tempered.mixtures.components.base import Component, as_dtype, check_is_component
+from numpyro_tempered.mixtures.components.base import Component, check_is_component
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
-from numpyro_tempered.mixtures.likelihood import EXPECTATION_MAXIMISATION, FINAL, EMProblem, Point, rounding_loss
+from numpyro_tempered.mixtures.likelihood import (
+    EXPECTATION_MAXIMISATION,
+    FINAL,
+    EMProblem,
+    Point,
+    check_em,
+    rounding_loss,
+)
 from numpyro_tempered.mixtures.prepare import prepare
 from numpyro_tempered.mixtures.rounding import check_resolution
 from numpyro_tempered.mixtures.source import Beginning, Rest
@@ -181,15 +185,16 @@ def em(
         source = array_source(rows, num_components, limits.num_restarts)
     data, dtype = source.data, source.data.rows.dtype
     active: Any = np.arange(source.capacity(num_components)) < num_components
-    prior, *numbers = as_dtype((data.prior, pseudo_data, data.total), dtype)
+    numbers: Any = (np.asarray(each, dtype) for each in (pseudo_data, data.total))
     beginning = Beginning(num_components, start_or_default(start), limits.num_restarts)
     algorithm = EXPECTATION_MAXIMISATION
-    extra = data.centre, np.asarray(data.spacings), as_dtype(data.prior, jnp.float64)
+    in_double = partial(jax.tree.map, partial(np.asarray, dtype=np.float64))
+    extra = data.centre, np.asarray(data.spacings), in_double(data.prior)
 
     def rest(problem: EMProblem, points: Point) -> Rest:
-        return Rest(limits, FINAL, (as_dtype(ascent.restart(points, 0), jnp.float64), extra))
+        return Rest(limits, FINAL, (in_double(ascent.restart(points, 0)), extra))
 
-    problem, points = source.begin(rng_key, algorithm, EMProblem(prior, active, *numbers), beginning, rest)
+    problem, points = source.begin(rng_key, algorithm, EMProblem(data.prior, active, *numbers), beginning, rest)
     if not bool(problem.is_resolved):
         raise FloatingPointError(
             f"the data as a whole have no maximum likelihood of {component.name!r}: a column is constant, "
@@ -204,7 +209,7 @@ def em(
         rounding = np.asarray(losses) * data.total
     check_em(state, best, objectives, rounding)
     point = ascent.restart(state.point.factors, best)
-    point64 = as_dtype(point, jnp.float64)
+    point64 = in_double(point)
     with double_precision():
         values = jax.tree.map(np.asarray, source.reduce(FINAL, point64, extra))
     check_resolution(data.component, values.spacing, values.losses, values.counts)
@@ -227,29 +232,3 @@ def em(
         total=data.total,
         **ascent.History.of(state, best, objectives, limits.num_restarts)._asdict(),
     )
-
-
-def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
-    """Raise where EM went wrong, warn where it is unfinished.
-
-    Raises:
-        FloatingPointError: If every restart collapsed.
-        RuntimeError: If the objective of one that did not fell by more than ``rounding``.
-    """
-    if not np.any(np.isfinite(objectives)):
-        raise FloatingPointError(
-            f"every restart of EM collapsed ({len(objectives)} of them, in {state.trace.dtype}): a component "
-            "closed in on equal rows, where the likelihood is unbounded. Take fewer components, or "
-            "pseudo_data=1.0."
-        )
-    fall = np.where(np.isfinite(objectives), np.asarray(state.fall), 0.0)
-    if np.any(fall > rounding):
-        raise RuntimeError(
-            f"the likelihood fell by {fall.max():.3g} nats, which EM cannot do: maximum_likelihood and "
-            "coefficients_at of the component do not belong together."
-        )
-    if not bool(state.converged[best]):
-        warnings.warn(
-            f"EM has not converged in {int(state.num_iter[best])} passes: raise max_iter or the tolerance.",
-            stacklevel=4,
-        )

@@ -1,5 +1,6 @@
 """The steps of EM: responsibilities, and the parameters of maximum likelihood under them."""
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
 
+from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, sweep
-from numpyro_tempered.mixtures.ascent import Algorithm, Summary
+from numpyro_tempered.mixtures.ascent import Algorithm, Summary, Visit
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import (
     RESOLUTION,
@@ -264,3 +266,29 @@ EXPECTATION_MAXIMISATION = Algorithm(
     terms=em_terms,
     follow=em_follow,
 )
+
+
+def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rounding: np.ndarray) -> None:
+    """Raise where EM went wrong, warn where it is unfinished.
+
+    Raises:
+        FloatingPointError: If every restart collapsed.
+        RuntimeError: If the objective of one that did not fell by more than ``rounding``.
+    """
+    if not np.any(np.isfinite(objectives)):
+        raise FloatingPointError(
+            f"every restart of EM collapsed ({len(objectives)} of them, in {state.trace.dtype}): a component "
+            "closed in on equal rows, where the likelihood is unbounded. Take fewer components, or "
+            "pseudo_data=1.0."
+        )
+    fall = np.where(np.isfinite(objectives), np.asarray(state.fall), 0.0)
+    if np.any(fall > rounding):
+        raise RuntimeError(
+            f"the likelihood fell by {fall.max():.3g} nats, which EM cannot do: maximum_likelihood and "
+            "coefficients_at of the component do not belong together."
+        )
+    if not bool(state.converged[best]):
+        warnings.warn(
+            f"EM has not converged in {int(state.num_iter[best])} passes: raise max_iter or the tolerance.",
+            stacklevel=4,
+        )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,7 +10,13 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.typing import ArrayLike
-from numpyro_tempered.mixtures.components.base import Component, broadcast_prior, check_is_component, missing_form
+from numpyro_tempered.mixtures.components.base import (
+    Component,
+    Rows,
+    broadcast_prior,
+    check_is_component,
+    missing_form,
+)
 from numpyro_tempered.mixtures.components.multinomial import CountsGivenTotal
 from numpyro_tempered.mixtures.components.product import ColumnsOf
 from numpyro_tempered.mixtures.prepare import check_rows, weight_of
@@ -44,8 +51,8 @@ def _measures(fn: dist.Distribution) -> list[str]:
     return [measure] * fn.event_shape[-1]
 
 
-def check_comparable(components: Mapping[str, Component], x: ArrayLike) -> None:
-    """Refuse families that are not of these data, or whose likelihoods of them are in different units.
+def check_families(components: Mapping[Any, Component], x: ArrayLike, *, named: bool) -> dict[Any, Rows]:
+    """Data as rows of each family, by name, or of one that has none.
 
     Raises:
         TypeError: If there is a name that is not a string, or a value that is not a component.
@@ -54,14 +61,28 @@ def check_comparable(components: Mapping[str, Component], x: ArrayLike) -> None:
     """
     if not components:
         raise ValueError("component is an empty mapping: give at least one component, by its name.")
+    rows = {}
     for name, component in components.items():
-        if not isinstance(name, str):
+        if named and not isinstance(name, str):
             raise TypeError(f"the names of components are strings, got {name!r}.")
-        check_is_component(component, f"component {name!r}")
+        check_is_component(component, f"component {name!r}" if named else "component")
         try:
-            missing_form(component, check_rows(x, component))
+            rows[name] = check_rows(x, component)
+            missing_form(component, rows[name])
         except (TypeError, ValueError) as error:
+            if not named:
+                raise
             raise type(error)(f"component {name!r}: {error}") from error
+    check_comparable(components)
+    return rows
+
+
+def check_comparable(components: Mapping[Any, Component]) -> None:
+    """Refuse families whose likelihoods of the same data are in different units.
+
+    Raises:
+        ValueError: If two take densities of a column with respect to different measures.
+    """
     measures = {name: measures_of(component) for name, component in components.items()}
     (first, of_first), *others = measures.items()
     for name, of_this in others:
@@ -74,7 +95,7 @@ def check_comparable(components: Mapping[str, Component], x: ArrayLike) -> None:
                 )
 
 
-def largest_log_likelihood(component: Component, x: ArrayLike, sample_weight: ArrayLike | None) -> float:
+def largest_log_likelihood(component: Component, rows: Rows, sample_weight: ArrayLike | None) -> float:
     r"""An upper bound of log L over all mixtures of a family, whatever K; infinite where densities have none.
 
     For probabilities :math:`\sum_i w_i \log P(x_i) \le \sum_i w_i \log \hat P(x_i)`, with the shares
@@ -84,7 +105,6 @@ def largest_log_likelihood(component: Component, x: ArrayLike, sample_weight: Ar
     kinds = set(measures_of(component))
     if LENGTH in kinds:
         return math.inf
-    rows = check_rows(x, component)
     if MASS_GIVEN_TOTAL in kinds or not getattr(rows, "is_fully_addressable", True):
         return 0.0
     weight = np.asarray(weight_of(sample_weight, rows), np.float64)

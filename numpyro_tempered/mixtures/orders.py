@@ -2,7 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -10,13 +12,12 @@ import numpy as np
 
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.comparison import criterion_columns
-from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.em import em
+from numpyro_tempered.mixtures.components.base import Component, Rows
 from numpyro_tempered.mixtures.fit import fit
 from numpyro_tempered.mixtures.measure import largest_log_likelihood
-from numpyro_tempered.mixtures.prepare import check_rows
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.weights import StickBreaking
+from numpyro_tempered.select.ranking import LogPrior, check_countable_prior, check_log_prior, check_pair_prior
 
 # How many K in succession may fall short of the best before K grows no further: so many components may have to be
 # added before they pay. Clusters on a grid of 4 x 4 at the edge of being told apart took up to six.
@@ -68,91 +69,119 @@ def check_orders(num_components: Iterable[int] | None) -> list[int]:
     return [int(k) for k in orders]
 
 
+def fit_models(
+    rng_key: Array,
+    x: ArrayLike,
+    components: Mapping[Any, Component],
+    rows: Mapping[Any, Rows],
+    num_components: Iterable[int] | None,
+    log_prior: LogPrior,
+    *,
+    label_multiplicity: bool,
+    **options: Any,
+) -> tuple[dict[Any, dict[int, MixtureFit]], np.ndarray, dict[Any, str]]:
+    """Fits by family and K, the log prior weights of all, and where K grew, why it stopped.
+
+    Each family has the same keys. One by itself has the name None, and models by K instead of pairs.
+
+    Args:
+        rng_key: Key of all fits.
+        x: Data.
+        components: The families.
+        rows: The data as rows of each, where K grows.
+        num_components: The K; None for all.
+        log_prior: Of the K, or of pairs.
+        label_multiplicity: Whether the criterion counts labels.
+        **options: Further arguments of :func:`fit`.
+    """
+    names, stops = list(components), {}
+    if num_components is None:
+        weight, most = options.get("sample_weight"), min(MOST, *(each.shape[0] for each in rows.values()))
+        by_order, orders = check_countable_prior(most, log_prior), list(range(1, most + 1))
+        for name, component in components.items():
+            ceiling = options["alpha"] * largest_log_likelihood(component, rows[name], weight)
+            stops[name] = partial(
+                reason_to_stop,
+                log_weights=by_order,
+                ceiling=math.inf if label_multiplicity else ceiling,
+                label_multiplicity=label_multiplicity,
+            )
+    else:
+        orders = check_orders(num_components)
+        of_one = None in components
+        weights = check_log_prior(orders, log_prior) if of_one else check_pair_prior(names, orders, log_prior)
+    found = {
+        name: fit_orders(rng_key, x, component, orders, stop=stops.get(name), **options)
+        for name, component in components.items()
+    }
+    fits = {name: each for name, (each, _) in found.items()}
+    if num_components is None:
+        weights = np.concatenate([by_order[: len(each)] for each in fits.values()]) - math.log(len(names))
+    return fits, weights.ravel(), {name: reason for name, (_, reason) in found.items() if reason is not None}
+
+
 def fit_orders(
     rng_key: Array,
     x: ArrayLike,
     component: Component,
     orders: Sequence[int],
-    others: dict[int, MixtureFit],
-    **options: Any,
-) -> dict[int, MixtureFit]:
-    """Fits by K, from the smallest up: each also starts from the next smaller, and from another of its own K."""
-    fits: dict[int, MixtureFit] = {}
-    for k in sorted(orders):
-        warm = [*list(fits.values())[-1:], *([others[k]] if k in others else [])]
-        fits[k] = fit(fold_in(rng_key, k), x, component, num_components=k, warm_start=warm, **options)
-    return {k: fits[k] for k in orders}
-
-
-def largest_order(x: ArrayLike, component: Component) -> int:
-    """Where K ends that grows: a component for each row, or ``MOST``."""
-    return min(MOST, check_rows(x, component).shape[0])
-
-
-def grow(
-    rng_key: Array,
-    x: ArrayLike,
-    component: Component,
-    log_weights: np.ndarray,
     *,
-    label_multiplicity: bool,
+    others: Mapping[int, MixtureFit] = MappingProxyType({}),
+    stop: Callable[[Mapping[int, MixtureFit]], str | None] | None = None,
     **options: Any,
-) -> tuple[dict[int, MixtureFit], str]:
-    r"""Fits of K = 1, 2, ... and the reason that K grew no further.
-
-    Each fit is that of :func:`fit_orders`. With an upper bound U of log L over all mixtures,
-    :math:`E_1(K) - \log(1/b_K) \le \alpha U + \log b_K` for every K, and :math:`b_K` of a larger K is at most
-    what the weights up to K leave of 1. Where the best of F - log(1/b_K), below its criterion, is no less, no
-    larger K can win.
+) -> tuple[dict[int, MixtureFit], str | None]:
+    """Fits by K, from the smallest up: each also starts from the next smaller, and from another of its own K.
 
     Args:
         rng_key: Key of all fits.
         x: Data.
         component: The family and its prior.
-        log_weights: log b_K of K = 1, 2, ..., as far as K may grow.
-        label_multiplicity: Whether the criterion counts labels, which has no upper bound.
+        orders: The K.
+        others: Other fits, by K.
+        stop: The fits so far to a reason to make no more of them, or None.
         **options: Further arguments of :func:`fit`.
+
+    Returns:
+        The fits, in the order of ``orders``, and the reason to stop.
     """
-    largest = largest_log_likelihood(component, x, options.get("sample_weight"))
-    ceiling = math.inf if label_multiplicity else options["alpha"] * largest
     fits: dict[int, MixtureFit] = {}
-    for k in range(1, len(log_weights) + 1):
-        smaller = list(fits.values())[-1:]
-        fits[k] = fit(fold_in(rng_key, k), x, component, num_components=k, warm_start=smaller, **options)
-        columns = criterion_columns(fits, log_weights[:k], label_multiplicity)
-        if np.max(columns["objective"] + log_weights[:k]) >= ceiling + log_rest(log_weights[:k]):
-            return fits, "certain: no larger K can win"
-        if k - 1 - int(np.argmax(columns["criterion"])) >= PATIENCE:
-            return fits, f"none of the last {PATIENCE} K improved the criterion"
-    return fits, f"K = {len(log_weights)} is the largest that is tried, a component for each row or {MOST}"
+    reason = None
+    for k in sorted(orders):
+        warm = [*list(fits.values())[-1:], *([others[k]] if k in others else [])]
+        fits[k] = fit(fold_in(rng_key, k), x, component, num_components=k, warm_start=warm, **options)
+        reason = None if stop is None else stop(fits)
+        if reason is not None:
+            break
+    return {k: fits[k] for k in orders if k in fits}, reason
+
+
+def reason_to_stop(
+    fits: Mapping[int, MixtureFit], *, log_weights: np.ndarray, ceiling: float, label_multiplicity: bool
+) -> str | None:
+    r"""Why K = 1, 2, ... grows no further, or None.
+
+    With an upper bound U of log L over all mixtures, :math:`E_1(K) - \log(1/b_K) \le \alpha U + \log b_K` for
+    every K, and :math:`b_K` of a larger K is at most what the weights up to K leave of 1. Where the best of
+    F - log(1/b_K), below its criterion, is no less, no larger K can win.
+
+    Args:
+        fits: Of the K so far.
+        log_weights: log b_K of K = 1, 2, ..., as far as K may grow.
+        ceiling: alpha U; infinite where labels are counted, which has no upper bound.
+        label_multiplicity: Whether the criterion counts labels.
+    """
+    k = len(fits)
+    columns = criterion_columns(fits, log_weights[:k], label_multiplicity)
+    if np.max(columns["objective"] + log_weights[:k]) >= ceiling + log_rest(log_weights[:k]):
+        return "certain: no larger K can win"
+    if k - 1 - int(np.argmax(columns["criterion"])) >= PATIENCE:
+        return f"none of the last {PATIENCE} K improved the criterion"
+    if k == len(log_weights):
+        return f"K = {k} is the largest that is tried, a component for each row or {MOST}"
+    return None
 
 
 def log_rest(log_weights: np.ndarray) -> float:
     """The log of what weights leave of 1, no less than their rounding."""
     rest = 1.0 - math.fsum(np.exp(log_weights))
     return math.log(max(rest, 0.0) + len(log_weights) * float(np.finfo(np.float64).eps))
-
-
-def baseline_columns(
-    rng_key: Array,
-    x: ArrayLike,
-    component: Component,
-    orders: Sequence[int],
-    num_restarts: int,
-    options: dict[str, Any],
-) -> dict[str, np.ndarray]:
-    """Log-likelihood, BIC and ICL of maximum likelihood by K."""
-    weight = options.get("sample_weight")
-
-    def baseline(k: int) -> tuple[float, float, float]:
-        if component.maximum_likelihood is None:
-            return math.nan, math.nan, math.nan
-        key = fold_in(rng_key, k)
-        try:
-            result = em(key, x, component, num_components=k, num_restarts=num_restarts, sample_weight=weight)
-        except FloatingPointError:
-            return math.nan, math.nan, math.nan
-        return result.log_likelihood, result.bic, result.icl
-
-    rows = [baseline(k) for k in orders]
-    return dict(zip(("log_lik", "bic", "icl"), np.array(rows).T, strict=True))

@@ -78,7 +78,8 @@ def num_components_path(
     tables = []
     options["num_restarts"] = num_restarts
     for i, alpha in enumerate(grid):
-        fits = fit_orders(fold_in(rng_key, i), x, component, orders, fits, alpha=alpha, **options)
+        key = fold_in(rng_key, i)
+        fits, _ = fit_orders(key, x, component, orders, others=fits, alpha=alpha, **options)
         tables.append(criterion_columns(fits, log_weights, label_multiplicity))
     tables.reverse()
     columns = {name: np.stack([table[name] for table in tables]) for name in tables[0]}

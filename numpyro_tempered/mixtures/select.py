@@ -1,8 +1,8 @@
 """How many components: the penalised ELBO over K, and over families of components and K."""
 
-import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,28 +12,15 @@ from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.mixtures.baselines import baseline_columns
 from numpyro_tempered.mixtures.comparison import Model, comparison_dataset, criterion_columns
 from numpyro_tempered.mixtures.components.base import Component
-from numpyro_tempered.mixtures.measure import check_comparable
-from numpyro_tempered.mixtures.orders import (
-    baseline_columns,
-    check_options,
-    check_orders,
-    fit_orders,
-    fold_in,
-    grow,
-    largest_order,
-)
+from numpyro_tempered.mixtures.measure import check_families
+from numpyro_tempered.mixtures.orders import check_options, fit_models, fold_in
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.report.arviz import OnDemand, as_attr, assemble, versions, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
-from numpyro_tempered.select.ranking import (
-    LogPrior,
-    check_countable_prior,
-    check_log_prior,
-    check_pair_prior,
-    dyadic,
-)
+from numpyro_tempered.select.ranking import LogPrior, dyadic
 
 # What is drawn beside the fits, whose keys have the numbers of their K.
 BASELINES, DRAWS = 2**30, 2**30 + 1
@@ -78,7 +65,9 @@ class ComponentSelection(NamedTuple):
         Of several families the dims are ``family`` and ``num_components``, with NaN where K grew further for
         another family. :func:`numpyro_tempered.table` turns it into pandas.
         """
-        return assemble({"model_comparison": comparison_of(self)}, {**self.attrs, **versions()})
+        return assemble(
+            {"model_comparison": comparison_of(self.columns, self.fits, self.attrs)}, {**self.attrs, **versions()}
+        )
 
     @property
     def data(self) -> Any:
@@ -198,23 +187,17 @@ def select_num_components(
     components: Mapping[Any, Component] = component if isinstance(component, Mapping) else {None: component}
     num_draws = check_count(num_draws, "num_draws")
     check_options(options, label_multiplicity)
-    if several:
-        check_comparable(components, x)
     options = {"alpha": alpha, "num_restarts": num_restarts} | options
+    rows = check_families(components, x, named=several) if several or num_components is None else {}
     by_name, weights, stopped = fit_models(
-        rng_key, x, components, num_components, log_prior, label_multiplicity=label_multiplicity, **options
+        rng_key, x, components, rows, num_components, log_prior, label_multiplicity=label_multiplicity, **options
     )
     fits: dict[Model, MixtureFit] = {
         (name, k) if several else k: each for name, theirs in by_name.items() for k, each in theirs.items()
     }
     columns = criterion_columns(fits, weights, label_multiplicity)
     if baselines:
-        key = fold_in(rng_key, BASELINES)
-        tables = [
-            baseline_columns(key, x, components[name], list(each), num_restarts, options)
-            for name, each in by_name.items()
-        ]
-        columns |= {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        columns |= baseline_columns(fold_in(rng_key, BASELINES), x, components, by_name, options)
     selected = list(fits)[int(np.argmin(columns["rank"]))]
     name, number = selected if isinstance(selected, tuple) else (None, selected)
     orders, reason = list(by_name[name]), (stopped if several else stopped.get(None)) or None
@@ -229,19 +212,15 @@ def select_num_components(
         "at_end": int(at_end),
         **({} if reason is None else {"stopped": as_attr(reason)}),
     }
-
-    def make() -> Any:
-        key, weight = fold_in(rng_key, DRAWS), options.get("sample_weight")
-        data = to_inference_data(fits[selected], x, rng_key=key, num_samples=num_draws, sample_weight=weight)
-        return with_group(data, "model_comparison", comparison_of(choice), attrs)
-
+    table, weight = partial(comparison_of, columns, fits, attrs), options.get("sample_weight")
+    draws = {"num_samples": num_draws, "sample_weight": weight}
     choice = ComponentSelection(
         number,
         fits[selected],
         fits,
         columns,
         attrs,
-        OnDemand(make),
+        OnDemand(partial(report_of, fold_in(rng_key, DRAWS), x, fits[selected], table, attrs, **draws)),
         uncertain,
         family=name,
         at_end=at_end,
@@ -258,39 +237,16 @@ def select_num_components(
     return choice
 
 
-def comparison_of(choice: ComponentSelection) -> Any:
+def comparison_of(columns: dict[str, np.ndarray], fits: dict[Any, MixtureFit], attrs: dict[str, Any]) -> Any:
     """The comparison as a Dataset."""
     names = ("selected", "selected_family")
-    attrs = {name: choice.attrs[name] for name in names if name in choice.attrs}
-    return comparison_dataset(choice.columns, list(choice.fits), {"alpha": choice.fit.alpha, **attrs})
+    chosen: dict[str, object] = {name: attrs[name] for name in names if name in attrs}
+    return comparison_dataset(columns, list(fits), {"alpha": next(iter(fits.values())).alpha, **chosen})
 
 
-def fit_models(
-    rng_key: Array,
-    x: ArrayLike,
-    components: Mapping[Any, Component],
-    num_components: Iterable[int] | None,
-    log_prior: LogPrior,
-    *,
-    label_multiplicity: bool,
-    **options: Any,
-) -> tuple[dict[Any, dict[int, MixtureFit]], np.ndarray, dict[Any, str]]:
-    """Fits by family and K, the log prior weights of all, and where K grew, why it stopped.
-
-    Each family has the same keys. One by itself has the name None, and models by K instead of pairs.
-    """
-    names = list(components)
-    if num_components is not None:
-        orders = check_orders(num_components)
-        is_one = None in components
-        weights = check_log_prior(orders, log_prior) if is_one else check_pair_prior(names, orders, log_prior)
-        fits = {name: fit_orders(rng_key, x, components[name], orders, {}, **options) for name in names}
-        return fits, weights.ravel(), {}
-    by_order = check_countable_prior(max(largest_order(x, each) for each in components.values()), log_prior)
-    fits, stopped = {}, {}
-    for name, component in components.items():
-        fits[name], stopped[name] = grow(
-            rng_key, x, component, by_order, label_multiplicity=label_multiplicity, **options
-        )
-    each = [by_order[: len(fits[name])] for name in names]
-    return fits, np.concatenate(each) - math.log(len(names)), stopped
+def report_of(
+    rng_key: Array, x: ArrayLike, fit: MixtureFit, table: Callable[[], Any], attrs: dict[str, Any], **options: Any
+) -> Any:
+    """Draws of the selected fit with the comparison, as ArviZ data."""
+    data = to_inference_data(fit, x, rng_key=rng_key, **options)
+    return with_group(data, "model_comparison", table(), attrs)

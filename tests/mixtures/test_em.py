@@ -22,7 +22,8 @@ from numpyro_tempered.mixtures.components.poisson import poisson
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.criteria import aic, bic, icl
-from numpyro_tempered.mixtures.em import check_em, em
+from numpyro_tempered.mixtures.em import em
+from numpyro_tempered.mixtures.likelihood import check_em
 from numpyro_tempered.mixtures.starts import given_responsibilities
 
 FAMILIES = {"full": gaussian, "diag": diagonal_gaussian, "spherical": spherical_gaussian, "tied": tied_gaussian}
@@ -353,7 +354,11 @@ def test_what_went_wrong_is_said():
     def end(objective, fall, converged=True):
         size = len(objective)
         return types.SimpleNamespace(
-            objective=np.array(objective), fall=np.array(fall), converged=[converged] * size, num_iter=[7] * size
+            trace=np.array([objective]),
+            fall=np.array(fall),
+            objective=np.array(objective),
+            converged=[converged] * size,
+            num_iter=[7] * size,
         )
 
     fine = end([-np.inf, -3.0], [5.0, 0.0])

@@ -110,8 +110,8 @@ def test_no_distribution_has_a_larger_likelihood(family, x):
 
 
 def test_densities_and_totals_have_their_bounds():
-    assert largest_log_likelihood(nt.components.gaussian(1), [[0.0], [1.0]], None) == math.inf
-    assert largest_log_likelihood(nt.components.multinomial(2), [[2.0, 1.0], [0.0, 3.0]], None) == 0.0
+    assert largest_log_likelihood(nt.components.gaussian(1), np.array([[0.0], [1.0]]), None) == math.inf
+    assert largest_log_likelihood(nt.components.multinomial(2), np.array([[2.0, 1.0], [0.0, 3.0]]), None) == 0.0
 
 
 def test_what_weights_leave():
