@@ -242,9 +242,14 @@ def restart(tree: T, index: int) -> T:
 
 def ended(state: Ascent[Visit[T]]) -> Ascent[Visit[T]]:
     """An ascent on the host, with objectives in double precision: -inf where one is not finite."""
-    values = np.asarray(state.objective, np.float64)
-    objective: Any = np.where(np.isfinite(values), values, -np.inf)
+    objective: Any = finite_or_least(state.objective)
     return jax.tree.map(np.asarray, state)._replace(objective=objective)
+
+
+def finite_or_least(objectives: Array) -> np.ndarray:
+    """Objectives in double precision; -inf where one is not finite."""
+    values = np.asarray(objectives, np.float64)
+    return np.where(np.isfinite(values), values, -np.inf)
 
 
 def check_finite(state: Ascent[Visit[T]], component: Component) -> None:

@@ -1,7 +1,6 @@
-"""All starts to their ends, moves out of local optima, and the best of them."""
+"""Coordinate ascent: all starts to their ends, moves out of local optima, and the best of them."""
 
 import warnings
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,7 +9,14 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import History, Limits, Visit, check_finite, for_keys, for_restarts, restart
-from numpyro_tempered.mixtures.factors import COMMON_CAVI, TEMPERED_CAVI, Factors, MixtureProblem, common_sizes
+from numpyro_tempered.mixtures.factors import (
+    COMMON_CAVI,
+    TEMPERED_CAVI,
+    Factors,
+    Found,
+    MixtureProblem,
+    common_sizes,
+)
 from numpyro_tempered.mixtures.moves import propose
 from numpyro_tempered.mixtures.source import Source
 
@@ -20,30 +26,16 @@ COMMON_ROUNDING = 1e-4
 MOVES = 2**20
 
 
-class Found(NamedTuple):
-    """Where a search ended.
-
-    Attributes:
-        factors: The best.
-        history: How they were found.
-        num_moves: Moves that were accepted.
-        tolerance: Rise of the objective at which a restart has converged, in nats.
-        fall: The largest fall of the objective beyond rounding.
-        fallen: The number of the restart that fell so, and its last visit.
-    """
-
-    factors: Factors
-    history: History
-    num_moves: int = 0
-    tolerance: float = 0.0
-    fall: float = 0.0
-    fallen: tuple[int, Visit[Factors]] | None = None
-
-
 def climb(
-    rng_key: Array, source: Source, problem: MixtureProblem, factors: Factors, limits: Limits, num_moves: int
+    rng_key: Array,
+    source: Source,
+    problem: MixtureProblem,
+    factors: Factors,
+    limits: Limits,
+    *,
+    num_moves: int = 0,
 ) -> Found:
-    """All starts to their ends, and moves from the best; with a warning where it has not converged.
+    """All starts to their ends, and rounds of moves from the best; with a warning where it has not converged.
 
     Raises:
         FloatingPointError: If no restart has a finite objective.
@@ -52,11 +44,8 @@ def climb(
     state = ascend(source, problem, factors, limits)
     objectives = np.asarray(state.objective)
     check_finite(state, data.component)
-    best, num_accepted, tolerance = (
-        int(np.argmax(objectives)),
-        0,
-        limits.tolerance_at(data.rows.dtype) * data.total,
-    )
+    best, num_accepted = int(np.argmax(objectives)), 0
+    tolerance = limits.tolerance_at(data.rows.dtype) * data.total
     if isinstance(source, ArraySource):
         for number in range(num_moves):
             keys = jax.random.split(jax.random.fold_in(rng_key, MOVES + number), limits.num_restarts)

@@ -1,6 +1,5 @@
 """What models are compared by: E1, a bound on the log evidence, by Monte Carlo."""
 
-import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,12 +10,12 @@ import numpy as np
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Limits, Summary, Visit
-from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
     Factors,
+    Found,
     MixtureProblem,
     about,
     centres_of,
@@ -29,7 +28,13 @@ from numpyro_tempered.mixtures.factors import (
 )
 from numpyro_tempered.mixtures.prepare import MixtureData, Settings
 from numpyro_tempered.mixtures.result import BoundEstimate, MixtureFit
-from numpyro_tempered.mixtures.rounding import check_resolution, check_rounding, losses_of, sizes_of
+from numpyro_tempered.mixtures.rounding import (
+    check_resolution,
+    check_rounding,
+    has_converged,
+    losses_of,
+    sizes_of,
+)
 from numpyro_tempered.mixtures.source import Rest, Source
 from numpyro_tempered.mixtures.sweep import Blocks, Coefficients, Sums, base_sum, in_double, sweep
 
@@ -96,7 +101,8 @@ def evaluate(
     check_resolution(data.component, values.spacing, values.losses, values.counts)
     check_rounding(data.component, values.sizes, values.counts, dtype)
     limit = max(RISE * max(1.0, settings.alpha) * data.total, found.tolerance)
-    value, converged = float(values.objective), has_converged(source, problem, found, float(values.rise), limit)
+    value, rise = float(values.objective), float(values.rise)
+    converged = has_converged(data, found, rise, limit, partial(step_error, source, problem))
     return MixtureFit(
         component=data.component,
         alpha=settings.alpha,
@@ -193,33 +199,6 @@ def coefficients_of(component: Component, factors: Factors, draws: Draws) -> Coe
         return Coefficients(log_weights, *derived.coefficients_at(component, posterior, parameters), centres)
 
     return jax.vmap(of_one)(*draws)
-
-
-def has_converged(source: Source, problem: MixtureProblem, found: Found, rise: float, limit: float) -> bool:
-    """Whether an ascent that says so has converged in double precision too, with a warning where it has not.
-
-    Raises:
-        RuntimeError: If F fell by more than rounding, unless its steps are not those of double precision.
-    """
-    if found.fallen is None:
-        return found.history.converged
-    number, visit = found.fallen
-    # Falls of less than what counts as converged are those of ill-conditioned priors.
-    if found.fall > limit and step_error(source, problem, visit) <= limit:
-        raise RuntimeError(
-            f"the objective of restart {number} fell by {found.fall:.3g} nats, which coordinate ascent cannot "
-            f"do: update, coefficients and kl of the component {source.data.component.name!r} do not belong "
-            "together."
-        )
-    if found.history.converged and rise > limit:
-        warnings.warn(
-            f"the best restart has not converged: a step in double precision raises its objective by {rise:.2g} "
-            f"nats, which {source.data.rows.dtype} does not resolve. The prior may be too far from the data, or "
-            "columns too close to one another: standardise them, or let jax have 64 bits.",
-            stacklevel=6,
-        )
-        return False
-    return found.history.converged
 
 
 def step_error(source: Source, problem: MixtureProblem, visit: Visit[Factors]) -> float:

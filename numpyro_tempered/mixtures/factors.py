@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import weights
-from numpyro_tempered.mixtures.ascent import Algorithm, Summary, rounding_error
+from numpyro_tempered.mixtures.ascent import Algorithm, History, Summary, Visit, rounding_error
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, broadcast_prior, translate
 from numpyro_tempered.mixtures.prepare import MixtureData, Settings
@@ -42,6 +42,26 @@ class MixtureProblem(NamedTuple):
     concentration: Array
     alpha: Array
     base: Array
+
+
+class Found(NamedTuple):
+    """Where a search ended.
+
+    Attributes:
+        factors: The best.
+        history: How they were found.
+        num_moves: Moves that were accepted.
+        tolerance: Rise of the objective at which a restart has converged, in nats.
+        fall: The largest fall of the objective beyond rounding.
+        fallen: The number of the restart that fell so, and its last visit.
+    """
+
+    factors: Factors
+    history: History
+    num_moves: int = 0
+    tolerance: float = 0.0
+    fall: float = 0.0
+    fallen: tuple[int, Visit[Factors]] | None = None
 
 
 def problem_of(data: MixtureData, settings: Settings, capacity: int) -> MixtureProblem:

@@ -1,10 +1,13 @@
 """Tempered variational Bayes for mixtures of conjugate components, with all rows in each pass."""
 
+from functools import partial
+
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import check_limits
 from numpyro_tempered.mixtures.chunks import Chunks, chunk_source
+from numpyro_tempered.mixtures.climb import climb
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
@@ -91,7 +94,8 @@ def fit(
     num_samples, num_moves = check_counts(0, num_samples=num_samples, num_moves=num_moves)
     limits = check_limits(num_restarts, max_iter, tolerance, progress_bar)
     source = array_source(prepare(x, component, sample_weight), settings.num_components, limits.num_restarts)
-    return run(rng_key, source, settings, limits, start, warm_start, num_samples=num_samples, num_moves=num_moves)
+    moving = partial(climb, num_moves=num_moves if settings.num_components > 1 else 0)
+    return run(rng_key, source, settings, limits, start, warm_start, climb=moving, num_samples=num_samples)
 
 
 @key_first
@@ -170,4 +174,4 @@ def fit_chunks(
     source = chunk_source(
         rng_key, chunks, component, num_start_rows=num_start_rows, size=size, num_together=together
     )
-    return run(rng_key, source, settings, limits, start, warm_start, num_samples=num_samples)
+    return run(rng_key, source, settings, limits, start, warm_start, climb=climb, num_samples=num_samples)

@@ -9,20 +9,21 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, stochastic
-from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, chunk_source
-from numpyro_tempered.mixtures.climb import Found
+from numpyro_tempered.mixtures.ascent import History, Limits, count_best, finite_or_least, restart
+from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, ChunkSource, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.draws import generator_of
-from numpyro_tempered.mixtures.evidence import evaluate
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, objective, problem_of
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, Found, MixtureProblem, objective
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.mixtures.source import Beginning, pass_of
-from numpyro_tempered.mixtures.starts import Start, start_or_default
+from numpyro_tempered.mixtures.search import run
+from numpyro_tempered.mixtures.source import pass_of
+from numpyro_tempered.mixtures.starts import Start
 from numpyro_tempered.mixtures.sweep import block_size, make_blocks
 from numpyro_tempered.mixtures.weights import Concentration
 
 DEFAULT_STEPS = stochastic.RobbinsMonro(kappa=0.7, tau=1.0)
+STOCHASTIC = TEMPERED_CAVI._replace(begin=stochastic.start_state)
 
 
 @key_first
@@ -111,17 +112,32 @@ def fit_stochastic(
         num_together=settings.num_components * num_restarts,
         multiple_of=batch_size,
     )
-    batch_size = min(batch_size, source.num_rows)
-    component, problem = source.data.component, problem_of(source.data, settings, settings.num_components)
+    limits = Limits(num_restarts, num_passes, None, progress_bar)
+    steps = partial(
+        step_through, step_size=step_size, batch_size=min(batch_size, source.num_rows), num_inner=num_inner
+    )
+    return run(
+        rng_key, source, settings, limits, start, None, climb=steps, num_samples=num_samples, algorithm=STOCHASTIC
+    )
+
+
+def step_through(
+    rng_key: Array,
+    source: ChunkSource,
+    problem: MixtureProblem,
+    states: stochastic.StochasticState,
+    limits: Limits,
+    *,
+    step_size: stochastic.StepSize,
+    batch_size: int,
+    num_inner: int,
+) -> Found:
+    """A step for each batch of each pass, and the best of the restarts at the end."""
+    component, generator = source.data.component, generator_of(rng_key, SAMPLE + 1)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
-    totals = jnp.full(num_restarts, total)
-    beginning = Beginning(settings.num_components, start_or_default(start), num_restarts)
-    algorithm = TEMPERED_CAVI._replace(begin=stochastic.start_state)
-    problem, states = source.begin(rng_key, algorithm, problem, beginning)
-    generator = generator_of(rng_key, SAMPLE + 1)
-    num_blocks = num_passes * -(-source.num_rows // source.size)
-    with ascent.progress(num_blocks, "blocks", progress_bar) as bar:
-        for _ in range(num_passes):
+    num_blocks = limits.max_iter * -(-source.num_rows // source.size)
+    with ascent.progress(num_blocks, "blocks", limits.progress_bar) as bar:
+        for _ in range(limits.max_iter):
             for rows, weight in source.read():
                 order = generator.permutation(source.size).reshape(-1, batch_size)
                 jax.block_until_ready(states)
@@ -130,17 +146,17 @@ def fit_stochastic(
                     states, problem, batches, total, component=component, step_size=step_size, num_inner=num_inner
                 )
                 bar.update()
+    totals = jnp.full(limits.num_restarts, total)
     factors = ascent.for_restarts(stochastic.factors_at, component, problem, states, totals)
     sums = source.reduce(pass_of(TEMPERED_CAVI), problem, factors)
-    values = np.asarray(ascent.for_restarts(objective, component, problem, factors, sums), np.float64)
-    objectives = np.where(np.isfinite(values), values, -np.inf)
+    values = ascent.for_restarts(objective, component, problem, factors, sums)
+    objectives = finite_or_least(values)
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
-    trace, num_best = objectives[best : best + 1].astype(total.dtype), ascent.count_best(objectives, num_restarts)
+    trace, num_best = np.asarray(values)[best : best + 1], count_best(objectives, limits.num_restarts)
     spread = float(objectives[best] - np.median(objectives))
-    history = ascent.History(trace, objectives, num_best, spread, False, num_passes)
-    factors = jax.tree.map(np.asarray, ascent.restart(factors, best))
-    return evaluate(rng_key, source, problem, settings, Found(factors, history), num_samples)
+    history = History(trace, objectives, num_best, spread, False, limits.max_iter)
+    return Found(jax.tree.map(np.asarray, restart(factors, best)), history)
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))

@@ -19,12 +19,11 @@ import numpyro_tempered as nt
 from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import History
 from numpyro_tempered.mixtures.bridges.polish import adjustable_guide
-from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.components.base import as_dtype
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.evidence import evaluate
-from numpyro_tempered.mixtures.factors import MixtureProblem, update
+from numpyro_tempered.mixtures.factors import Found, MixtureProblem, update
 from numpyro_tempered.mixtures.prepare import Settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, in_blocks, log_joint, make_blocks

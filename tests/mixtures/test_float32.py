@@ -12,16 +12,22 @@ from conftest import enable_x64, tiered
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures import evidence, sweep
 from numpyro_tempered.mixtures.array import ArraySource
-from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.factors import (
     COMMON_CAVI,
     TEMPERED_CAVI,
+    Found,
     MixtureProblem,
     coefficients,
     first_factors,
 )
 from numpyro_tempered.mixtures.prepare import move, prepare
-from numpyro_tempered.mixtures.rounding import check_resolution, check_rounding, losses_of, sizes_of
+from numpyro_tempered.mixtures.rounding import (
+    check_resolution,
+    check_rounding,
+    has_converged,
+    losses_of,
+    sizes_of,
+)
 from numpyro_tempered.mixtures.sweep import Coefficients, Sums, base_sum, in_blocks, make_blocks
 
 # Three clusters of standard deviation 1 that are this far from each other.
@@ -233,17 +239,16 @@ def test_log_densities_that_are_differences_of_large_numbers_are_refused():
     check_rounding(component, sizes, np.zeros(2), np.dtype(np.float32))
 
 
-def test_a_fall_of_what_counts_as_converged_is_rounding(monkeypatch):
-    monkeypatch.setattr(evidence, "step_error", lambda source, problem, visit: 0.0)
+def test_a_fall_of_what_counts_as_converged_is_rounding():
     component = nt.components.known_variance(1)
-    source, history = SimpleNamespace(data=SimpleNamespace(component=component)), SimpleNamespace(converged=True)
+    data, history = SimpleNamespace(component=component), SimpleNamespace(converged=True)
 
     def found(fall):
         return Found(None, history, fall=fall, fallen=(1, np.zeros(2)))
 
-    assert evidence.has_converged(source, None, found(0.9e-3), 0.0, 1e-3)
+    assert has_converged(data, found(0.9e-3), 0.0, 1e-3, lambda visit: 0.0)
     with pytest.raises(RuntimeError, match=r"of restart 1 fell by 0\.5 nats"):
-        evidence.has_converged(source, None, found(0.5), 0.0, 1e-3)
+        has_converged(data, found(0.5), 0.0, 1e-3, lambda visit: 0.0)
 
 
 @pytest.mark.full

@@ -8,14 +8,13 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import History
-from numpyro_tempered.mixtures.climb import Found
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters, as_dtype, translate_on_host
 from numpyro_tempered.mixtures.components.diagonal_gaussian import NormalGamma, diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.evidence import evaluate
-from numpyro_tempered.mixtures.factors import Factors, problem_of
+from numpyro_tempered.mixtures.factors import Factors, Found, problem_of
 from numpyro_tempered.mixtures.prepare import check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.weights import Concentration, stick_breaking
