@@ -13,8 +13,8 @@ from numpyro_tempered.mixtures.factors import (
     COMMON_CAVI,
     TEMPERED_CAVI,
     Factors,
-    Found,
     MixtureProblem,
+    Outcome,
     common_sizes,
 )
 from numpyro_tempered.mixtures.moves import propose
@@ -34,7 +34,7 @@ def climb(
     limits: Limits,
     *,
     num_moves: int = 0,
-) -> Found:
+) -> Outcome:
     """All starts to their ends, and rounds of moves from the best; with a warning where it has not converged.
 
     Raises:
@@ -63,7 +63,7 @@ def climb(
         )
     worst = int(np.argmax(state.fall))
     factors, fallen = restart(state.point.factors, best), (worst, restart(state.point, worst))
-    return Found(factors, history, num_accepted, tolerance, float(state.fall[worst]), fallen)
+    return Outcome(factors, history, num_accepted, tolerance, float(state.fall[worst]), fallen)
 
 
 def ascend(source: Source, problem: MixtureProblem, factors: Factors, limits: Limits) -> Ascent[Visit[Factors]]:

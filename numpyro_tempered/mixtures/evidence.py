@@ -15,8 +15,8 @@ from numpyro_tempered.mixtures.components.base import Component, broadcast_prior
 from numpyro_tempered.mixtures.draws import Noises, draw_noise, parameters_at
 from numpyro_tempered.mixtures.factors import (
     Factors,
-    Found,
     MixtureProblem,
+    Outcome,
     about,
     centres_of,
     coefficients,
@@ -83,9 +83,14 @@ class FinalValues(NamedTuple):
 
 
 def evaluate(
-    rng_key: Array, source: Source, problem: MixtureProblem, settings: Settings, found: Found, num_samples: int
+    rng_key: Array,
+    source: Source,
+    problem: MixtureProblem,
+    settings: Settings,
+    outcome: Outcome,
+    num_samples: int,
 ) -> MixtureFit:
-    """The fit that was found: F, counts and E1 at its factors, in double precision.
+    """The outcome as a fit: F, counts and E1 at its factors, in double precision.
 
     A warning says where a step in double precision raises F further.
 
@@ -94,29 +99,29 @@ def evaluate(
             rounding.
         RuntimeError: If F fell by more than rounding.
     """
-    data, size, dtype = source.data, settings.num_components, found.factors.concentration.dtype
-    arguments = final_arguments(rng_key, data, problem, found.factors, num_samples)
+    data, size, dtype = source.data, settings.num_components, outcome.factors.concentration.dtype
+    arguments = final_arguments(rng_key, data, problem, outcome.factors, num_samples)
     with double_precision():
         values = jax.tree.map(np.asarray, source.reduce(FINAL, *arguments))
     check_resolution(data.component, values.spacing, values.losses, values.counts)
     check_rounding(data.component, values.sizes, values.counts, dtype)
-    limit = max(RISE * max(1.0, settings.alpha) * data.total, found.tolerance)
+    limit = max(RISE * max(1.0, settings.alpha) * data.total, outcome.tolerance)
     value, rise = float(values.objective), float(values.rise)
-    converged = has_converged(data, found, rise, limit, partial(step_error, source, problem))
+    converged = has_converged(data, outcome, rise, limit, partial(step_error, source, problem))
     return MixtureFit(
         component=data.component,
         alpha=settings.alpha,
         # Without what fills up.
-        factors=jax.tree.map(lambda leaf: leaf[:size], found.factors),
+        factors=jax.tree.map(lambda leaf: leaf[:size], outcome.factors),
         problem=problem._replace(concentration=problem.concentration[:size], base=values.base.astype(dtype)),
         centre=data.centre,
         objective=value,
         kl=float(values.kl),
         bound=BoundEstimate.of(value, values.gaps) if num_samples else None,
         counts=values.counts[:size],
-        num_moves=found.num_moves,
+        num_moves=outcome.num_moves,
         total=data.total,
-        **found.history._replace(converged=converged)._asdict(),
+        **outcome.history._replace(converged=converged)._asdict(),
     )
 
 

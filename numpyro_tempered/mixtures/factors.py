@@ -44,12 +44,12 @@ class MixtureProblem(NamedTuple):
     base: Array
 
 
-class Found(NamedTuple):
+class Outcome(NamedTuple):
     """Where a search ended.
 
     Attributes:
         factors: The best.
-        history: How they were found.
+        history: Of the search.
         num_moves: Moves that were accepted.
         tolerance: Rise of the objective at which a restart has converged, in nats.
         fall: The largest fall of the objective beyond rounding.

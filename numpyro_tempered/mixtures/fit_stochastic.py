@@ -13,7 +13,7 @@ from numpyro_tempered.mixtures.ascent import History, Limits, count_best, finite
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, ChunkSource, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.draws import generator_of
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, Found, MixtureProblem, objective
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, Outcome, objective
 from numpyro_tempered.mixtures.prepare import check_counts, check_settings
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.search import run
@@ -131,7 +131,7 @@ def step_through(
     step_size: stochastic.StepSize,
     batch_size: int,
     num_inner: int,
-) -> Found:
+) -> Outcome:
     """A step for each batch of each pass, and the best of the restarts at the end."""
     component, generator = source.data.component, generator_of(rng_key, SAMPLE + 1)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
@@ -156,7 +156,7 @@ def step_through(
     trace, num_best = np.asarray(values)[best : best + 1], count_best(objectives, limits.num_restarts)
     spread = float(objectives[best] - np.median(objectives))
     history = History(trace, objectives, num_best, spread, False, limits.max_iter)
-    return Found(jax.tree.map(np.asarray, restart(factors, best)), history)
+    return Outcome(jax.tree.map(np.asarray, restart(factors, best)), history)
 
 
 @partial(jax.jit, static_argnames=("component", "step_size", "num_inner"))

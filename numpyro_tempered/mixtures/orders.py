@@ -110,14 +110,14 @@ def fit_models(
         orders = check_orders(num_components)
         of_one = None in components
         weights = check_log_prior(orders, log_prior) if of_one else check_pair_prior(names, orders, log_prior)
-    found = {
+    results = {
         name: fit_orders(rng_key, x, component, orders, stop=stops.get(name), **options)
         for name, component in components.items()
     }
-    fits = {name: each for name, (each, _) in found.items()}
+    fits = {name: each for name, (each, _) in results.items()}
     if num_components is None:
         weights = np.concatenate([by_order[: len(each)] for each in fits.values()]) - math.log(len(names))
-    return fits, weights.ravel(), {name: reason for name, (_, reason) in found.items() if reason is not None}
+    return fits, weights.ravel(), {name: reason for name, (_, reason) in results.items() if reason is not None}
 
 
 def fit_orders(

@@ -96,13 +96,13 @@ def centre_data(
         raise ValueError("no row has both a positive weight and an observed entry.")
     if centre is not None and component.location is not None and component.location.columns is not None:
         centre = np.where(np.isin(np.arange(len(centre)), component.location.columns), centre, 0.0)
-    dtype, given = weight.dtype, rows
+    dtype, original = weight.dtype, rows
     if isinstance(rows, np.ndarray):
         rows = np.asarray(rows if centre is None else rows - centre, jax.dtypes.canonicalize_dtype(rows.dtype))
     else:
         rows = move(rows, centre)
     spacings = spacing, spacing_of(rows)
-    form = (components.missing_form(component, given) if form is None else form)._replace(prior=None)
+    form = (components.missing_form(component, original) if form is None else form)._replace(prior=None)
     prior = components.translate_on_host(component, component.prior, None if centre is None else -centre)
     prior = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), prior)
     check_derivatives(form, prior, rows)

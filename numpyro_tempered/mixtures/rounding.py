@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Visit
 from numpyro_tempered.mixtures.components.base import RESOLUTION, Component
-from numpyro_tempered.mixtures.factors import Factors, Found
+from numpyro_tempered.mixtures.factors import Factors, Outcome
 from numpyro_tempered.mixtures.prepare import MixtureData
 from numpyro_tempered.mixtures.result import OCCUPIED
 from numpyro_tempered.mixtures.sweep import Coefficients, Sums, rounding_losses
@@ -88,13 +88,13 @@ def check_rounding(component: Component, sizes: np.ndarray, counts: np.ndarray, 
 
 
 def has_converged(
-    data: MixtureData, found: Found, rise: float, limit: float, step_error: Callable[[Visit[Factors]], float]
+    data: MixtureData, outcome: Outcome, rise: float, limit: float, step_error: Callable[[Visit[Factors]], float]
 ) -> bool:
     """Whether an ascent that says so has converged in double precision too, with a warning where it has not.
 
     Args:
         data: The data.
-        found: What was found.
+        outcome: The outcome of the search.
         rise: What a step in double precision raises the objective by.
         limit: How much counts, in nats.
         step_error: A visit to what the objective loses there by a step that is not in double precision.
@@ -102,17 +102,17 @@ def has_converged(
     Raises:
         RuntimeError: If F fell by more than rounding, unless its steps are not those of double precision.
     """
-    if found.fallen is None:
-        return found.history.converged
-    number, visit = found.fallen
+    if outcome.fallen is None:
+        return outcome.history.converged
+    number, visit = outcome.fallen
     # Falls of less than what counts as converged are those of ill-conditioned priors.
-    if found.fall > limit and step_error(visit) <= limit:
+    if outcome.fall > limit and step_error(visit) <= limit:
         raise RuntimeError(
-            f"the objective of restart {number} fell by {found.fall:.3g} nats, which coordinate ascent cannot "
+            f"the objective of restart {number} fell by {outcome.fall:.3g} nats, which coordinate ascent cannot "
             f"do: update, coefficients and kl of the component {data.component.name!r} do not belong "
             "together."
         )
-    if found.history.converged and rise > limit:
+    if outcome.history.converged and rise > limit:
         warnings.warn(
             f"the best restart has not converged: a step in double precision raises its objective by {rise:.2g} "
             f"nats, which {data.rows.dtype} does not resolve. The prior may be too far from the data, or "
@@ -120,4 +120,4 @@ def has_converged(
             stacklevel=6,
         )
         return False
-    return found.history.converged
+    return outcome.history.converged

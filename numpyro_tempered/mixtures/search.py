@@ -1,26 +1,21 @@
 """The search for a fit, phase by phase: pose the problem, begin, climb, evaluate."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures.ascent import Algorithm, Limits
 from numpyro_tempered.mixtures.evidence import evaluate, following
-from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, Found, MixtureProblem, problem_of
+from numpyro_tempered.mixtures.factors import TEMPERED_CAVI, MixtureProblem, Outcome, problem_of
 from numpyro_tempered.mixtures.prepare import Settings
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.source import Beginning, Source
 from numpyro_tempered.mixtures.starts import Start, start_or_default
 from numpyro_tempered.mixtures.warm import WarmStart, with_warm
 
-
-class Climb(Protocol):
-    """From where all starts begin to the best factors: by coordinate ascent, or by stochastic steps."""
-
-    def __call__(
-        self, rng_key: Array, source: Source, problem: MixtureProblem, states: Any, limits: Limits, /
-    ) -> Found:
-        """The best factors; raises FloatingPointError if there are none."""
+# From where all starts begin to the best factors: by coordinate ascent, or by stochastic steps.
+Climb: TypeAlias = Callable[[Array, Source, MixtureProblem, Any, Limits], Outcome]
 
 
 def run(
@@ -35,7 +30,7 @@ def run(
     num_samples: int,
     algorithm: Algorithm = TEMPERED_CAVI,
 ) -> MixtureFit:
-    """Begin from the starts, climb, and evaluate what was found, with a warning where it has not converged.
+    """Begin from the starts, climb, and evaluate the outcome, with a warning where it has not converged.
 
     Args:
         rng_key: Key of the starts, of the climb and of the draws for E1.
@@ -59,5 +54,5 @@ def run(
     beginning = with_warm(beginning, source.data, problem, warm_start)
     rest = partial(following, rng_key, source.data, problem, limits, num_samples)
     problem, states = source.begin(rng_key, algorithm, problem, beginning, rest)
-    found = climb(rng_key, source, problem, states, limits)
-    return evaluate(rng_key, source, problem, settings, found, num_samples)
+    outcome = climb(rng_key, source, problem, states, limits)
+    return evaluate(rng_key, source, problem, settings, outcome, num_samples)

@@ -240,8 +240,8 @@ def select_num_components(
 def comparison_of(columns: dict[str, np.ndarray], fits: dict[Any, MixtureFit], attrs: dict[str, Any]) -> Any:
     """The comparison as a Dataset."""
     names = ("selected", "selected_family")
-    chosen: dict[str, object] = {name: attrs[name] for name in names if name in attrs}
-    return comparison_dataset(columns, list(fits), {"alpha": next(iter(fits.values())).alpha, **chosen})
+    selection: dict[str, object] = {name: attrs[name] for name in names if name in attrs}
+    return comparison_dataset(columns, list(fits), {"alpha": next(iter(fits.values())).alpha, **selection})
 
 
 def report_of(

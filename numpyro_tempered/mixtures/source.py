@@ -60,8 +60,8 @@ class Beginning(NamedTuple):
         """States with leading axis R, whole ones in the place of the first and padded ones at the end."""
         size = len(self.whole)
 
-        def joined(leaf: np.ndarray, *given: Array) -> np.ndarray:
-            rows = [np.asarray(each)[None] for each in given]
+        def joined(leaf: np.ndarray, *others: Array) -> np.ndarray:
+            rows = [np.asarray(each)[None] for each in others]
             return np.concatenate([*rows[:size], leaf[size:], *rows[size:]])
 
         return jax.tree.map(joined, states, *self.whole, *self.padded) if self.whole or self.padded else states

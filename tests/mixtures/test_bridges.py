@@ -23,7 +23,7 @@ from numpyro_tempered.mixtures.components.base import as_dtype
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
 from numpyro_tempered.mixtures.evidence import evaluate
-from numpyro_tempered.mixtures.factors import Found, MixtureProblem, update
+from numpyro_tempered.mixtures.factors import MixtureProblem, Outcome, update
 from numpyro_tempered.mixtures.prepare import Settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.sweep import Coefficients, accumulate, base_sum, in_blocks, log_joint, make_blocks
@@ -104,9 +104,9 @@ def latents(trace):
 )
 def test_bound_of_model_and_guide_is_e1(name, x64):
     (fit, source), x = fit_and_source(name), data_of(name)
-    found = Found(fit.factors, History(fit.trace, fit.objectives, 1, 0.0, True, fit.num_iter))
+    outcome = Outcome(fit.factors, History(fit.trace, fit.objectives, 1, 0.0, True, fit.num_iter))
     settings = Settings(fit.alpha, fit.problem.concentration)
-    bound = evaluate(jax.random.key(0), source, fit.problem, settings, found, 400).bound
+    bound = evaluate(jax.random.key(0), source, fit.problem, settings, outcome, 400).bound
     model, guide = nt.temper(nt.mixtures.numpyro_model(fit), alpha=fit.alpha), nt.mixtures.numpyro_guide(fit)
     draws = 2000
 

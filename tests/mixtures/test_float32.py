@@ -15,8 +15,8 @@ from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.factors import (
     COMMON_CAVI,
     TEMPERED_CAVI,
-    Found,
     MixtureProblem,
+    Outcome,
     coefficients,
     first_factors,
 )
@@ -243,12 +243,12 @@ def test_a_fall_of_what_counts_as_converged_is_rounding():
     component = nt.components.known_variance(1)
     data, history = SimpleNamespace(component=component), SimpleNamespace(converged=True)
 
-    def found(fall):
-        return Found(None, history, fall=fall, fallen=(1, np.zeros(2)))
+    def outcome(fall):
+        return Outcome(None, history, fall=fall, fallen=(1, np.zeros(2)))
 
-    assert has_converged(data, found(0.9e-3), 0.0, 1e-3, lambda visit: 0.0)
+    assert has_converged(data, outcome(0.9e-3), 0.0, 1e-3, lambda visit: 0.0)
     with pytest.raises(RuntimeError, match=r"of restart 1 fell by 0\.5 nats"):
-        has_converged(data, found(0.5), 0.0, 1e-3, lambda visit: 0.0)
+        has_converged(data, outcome(0.5), 0.0, 1e-3, lambda visit: 0.0)
 
 
 @pytest.mark.full

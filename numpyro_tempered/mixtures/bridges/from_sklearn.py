@@ -14,7 +14,7 @@ from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussia
 from numpyro_tempered.mixtures.components.spherical_gaussian import spherical_gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 from numpyro_tempered.mixtures.evidence import evaluate
-from numpyro_tempered.mixtures.factors import Factors, Found, problem_of
+from numpyro_tempered.mixtures.factors import Factors, Outcome, problem_of
 from numpyro_tempered.mixtures.prepare import check_settings, prepare
 from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.weights import Concentration, stick_breaking
@@ -102,7 +102,7 @@ def from_sklearn(
     factors = as_dtype(Factors(concentration, posterior), dtype)
     history = History(np.empty(0), np.empty(0), 1, 0.0, bool(model.converged_), int(model.n_iter_))
     problem = problem_of(data, settings, settings.num_components)
-    fit = evaluate(rng_key, source, problem, settings, Found(factors, history), num_samples)
+    fit = evaluate(rng_key, source, problem, settings, Outcome(factors, history), num_samples)
     return fit._replace(trace=np.array([fit.objective]), objectives=np.array([fit.objective]))
 
 
