@@ -48,8 +48,9 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
 
 
 def _to_jax(leaf: object) -> Array:
-    """``jnp.asarray``, which takes ten microseconds to find that it has nothing to do."""
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(fill_masked(leaf))
+    """``jnp.asarray``, which takes ten microseconds to find that it has nothing to do, or compiles a copy."""
+    leaf = leaf if isinstance(leaf, jax.Array) else fill_masked(leaf)
+    return jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
 
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:

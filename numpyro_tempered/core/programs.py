@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import math
 import os
 import threading
 import weakref
@@ -22,6 +23,9 @@ from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
 
+# So many operations on single numbers take a tenth of a second without LLVM's passes, which take longer. Loops of
+# a length that is not known count as so many rounds.
+FEW_OPERATIONS, ROUNDS = 5e8, 30
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
 _STARTED: weakref.WeakSet = weakref.WeakSet()
@@ -46,7 +50,7 @@ class _NoKey(Exception):
 
 
 def compile_once(
-    function: Callable[..., Values], *examples: PyTree, ahead: bool = False
+    function: Callable[..., Values], *examples: PyTree, ahead: bool = False, num_runs: int = 1
 ) -> Callable[..., Values]:
     """``jax.jit(function)``, traced once, which compiles nothing if an equal program was run before.
 
@@ -57,6 +61,7 @@ def compile_once(
         function: A function of pytrees of arrays.
         *examples: Arguments of the shapes and dtypes that it will be called with.
         ahead: Whether to start to compile it now, in another thread.
+        num_runs: About how often it will run, see :func:`compiler_options`.
 
     Returns:
         The function of such arguments.
@@ -68,7 +73,7 @@ def compile_once(
     jaxpr = traced.replace(constvars=(), invars=[*traced.constvars, *traced.invars])
     # What is transformed belongs to the transformation.
     inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
-    program = _program(jaxpr, None) if inside else _equal_program(jaxpr)
+    program = _program(jaxpr, None) if inside else _equal_program(jaxpr, num_runs)
     if ahead and not inside and program not in _STARTED:
         _STARTED.add(program)
         _start(program, program.lower(consts, jax.tree.leaves(examples)))
@@ -192,6 +197,32 @@ def compile_ahead(function: Any, *args: PyTree, **static: Hashable) -> bool:
     return True
 
 
+class fast_jit:
+    """``jax.jit`` with :func:`compiler_options` where it is called by itself: part of a program it has none."""
+
+    def __init__(self, function: Callable[..., Any], *, static_argnames: tuple[str, ...] = ()) -> None:
+        functools.update_wrapper(self, function)
+        self._inside = jax.jit(function, static_argnames=static_argnames)
+        # Asks for the platform, at the first call.
+        self._outside = functools.cache(
+            lambda: jax.jit(
+                function, static_argnames=static_argnames, compiler_options=compiler_options(math.inf)
+            )
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        return (self._inside if is_traced(args, kwargs) else self._outside())(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As of ``jax.jit``."""
+        return self._outside().lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As of ``jax.jit``."""
+        return self._inside.eval_shape(*args, **kwargs)
+
+
 def _start(function: Any, lowered: jax.stages.Lowered) -> None:
     # It was traced in this thread, as what is traced may set what threads share; the compiler runs by itself.
     thread = threading.Thread(target=lowered.compile)
@@ -215,21 +246,45 @@ def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:
     return jax.jit(program, compiler_options=options)
 
 
-def _compiler_options() -> dict[str, int] | None:
-    """On a CPU the passes of LLVM's first level alone: a third less to compile, and as fast."""
+def compiler_options(num_operations: float) -> dict[str, int] | None:
+    """On a CPU the passes of LLVM's first level alone: a third less to compile, and as fast.
+
+    For few operations, on single numbers and in all runs, none at all: another third less, and up to eight times
+    as long to run.
+    """
     is_set = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
-    return None if is_set or jax.default_backend() != "cpu" else {"xla_backend_optimization_level": 1}
+    if is_set or jax.default_backend() != "cpu":
+        return None
+    return {"xla_backend_optimization_level": int(num_operations > FEW_OPERATIONS)}
 
 
-def _equal_program(jaxpr: Any) -> jax.stages.Wrapped:
+def count_operations(jaxpr: Any) -> float:
+    """About how many operations on single numbers a program does."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        parts = jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda part: isinstance(part, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr),
+        )
+        inner = [getattr(part, "jaxpr", part) for part in parts if hasattr(part, "eqns")]
+        if inner:
+            rounds = equation.params.get("length", ROUNDS if equation.primitive.name == "while" else 1)
+            total += rounds * sum(map(count_operations, inner))
+        else:
+            total += sum(math.prod(getattr(variable.aval, "shape", ())) for variable in equation.outvars)
+    return total
+
+
+def _equal_program(jaxpr: Any, num_runs: int) -> jax.stages.Wrapped:
     """The program of an equal trace, or a new one."""
+    options = compiler_options(num_runs * count_operations(jaxpr))
     try:
-        key = _key_of_jaxpr(jaxpr)
+        key = _key_of_jaxpr(jaxpr), str(options)
         hash(key)
     except (_NoKey, TypeError):
-        return _program(jaxpr, _compiler_options())
+        return _program(jaxpr, options)
     program = _PROGRAMS.pop(key, None)
-    _PROGRAMS[key] = program = _program(jaxpr, _compiler_options()) if program is None else program
+    _PROGRAMS[key] = program = _program(jaxpr, options) if program is None else program
     if len(_PROGRAMS) > _SIZE:
         _PROGRAMS.popitem(last=False)
     return program

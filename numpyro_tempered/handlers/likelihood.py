@@ -1,6 +1,7 @@
 """Reading the likelihood of a model: its sites, their powers, and its loss as a function."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar
@@ -32,6 +33,15 @@ class Layout:
     def of(cls, values: dict[str, Array]) -> "Layout":
         """The layout of values by site, in their order."""
         return cls(tuple((name, jnp.shape(value)) for name, value in values.items()))
+
+    @classmethod
+    def of_parts(cls, unpack: Callable[[Array], dict[str, Array]], size: int) -> "Layout":
+        """The layout of what a function makes of a flat vector, in its order; nothing is computed."""
+        layouts: list[Layout] = []
+        # A tree that JAX returns has its names sorted.
+        flat = jax.ShapeDtypeStruct((size,), jax.dtypes.canonicalize_dtype(float))
+        jax.eval_shape(lambda flat: layouts.append(cls.of(unpack(flat))), flat)
+        return layouts[0]
 
     def split(self, flat: Array) -> dict[str, Array]:
         """The flat vector as values by site."""

@@ -7,11 +7,12 @@ test names the one that is missing.
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from numpyro import handlers
 from numpyro.distributions import MaskedDistribution
 from numpyro.distributions.constraints import _IndependentConstraint as IndependentConstraint
 from numpyro.distributions.distribution import COERCIONS
 from numpyro.infer import MCMC
-from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 from numpyro.infer.hmc_gibbs import estimate_likelihood
 from numpyro.infer.util import _guess_max_plate_nesting as guess_max_plate_nesting
 from numpyro.infer.util import _unconstrain_reparam as unconstrain_reparam
@@ -47,6 +48,16 @@ def initial_latent(guide: AutoContinuous) -> Array:
     return guide._init_latent
 
 
+def start_and_potential(guide: AutoGuide) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Array]]:
+    """The unconstrained start of a guide that is set up, and minus the log-density of its model."""
+    return guide._init_locs, guide._potential_fn
+
+
+def is_reverse(guide: AutoGuide) -> bool:
+    """Whether a guide's set-up differentiates backwards, as it does by default."""
+    return not guide._forward_mode_differentiation
+
+
 def unpack_and_constrain(guide: AutoContinuous, flat: Array, params: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """The latents in draws of a guide's flat vector, on the scale of the model."""
     return guide._unpack_and_constrain(flat, params)
@@ -65,6 +76,15 @@ def arguments(mcmc: MCMC) -> tuple[tuple, dict]:
 def is_enumerating() -> bool:
     """Whether funsor enumerates the discrete latents of the model that runs, with dimensions of its own."""
     return any(type(handler).__module__ == "numpyro.contrib.funsor.enum_messenger" for handler in STACK)
+
+
+def is_potential() -> bool:
+    """Whether the model runs for a potential energy, which substitutes unconstrained values."""
+    return any(
+        isinstance(handler, handlers.substitute)
+        and getattr(handler.substitute_fn, "func", None) is unconstrain_reparam
+        for handler in STACK
+    )
 
 
 def indices_of(plate: Any) -> Array:

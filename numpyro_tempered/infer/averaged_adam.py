@@ -257,7 +257,7 @@ def _mean(trees: list[PyTree]) -> PyTree:
 
 def _is_known(draws: np.ndarray, starts: PyTree, worst: float) -> np.ndarray:
     """Whether the mean of draws ``(K, N)`` is finite, and its standard error no larger than it may be."""
-    num_coordinates = sum(leaf[0].size for leaf in jax.tree.leaves(starts))
+    num_coordinates = sum(leaf.size // len(leaf) for leaf in jax.tree.leaves(starts))
     with np.errstate(all="ignore"):
         error = np.std(draws, axis=1) / math.sqrt(draws.shape[1])
     return error <= worst * math.sqrt(1.0 + num_coordinates)

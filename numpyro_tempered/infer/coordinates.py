@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer.autoguide import (
@@ -25,6 +26,7 @@ from numpyro_tempered.handlers.numpyro_private import initial_latent, unpacker
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.mode import Mode, find_mode
+from numpyro_tempered.infer.set_up import first_call
 
 # A dense Hessian beyond this many latents costs more than the steps that it saves.
 MAX_LATENTS = 500
@@ -82,16 +84,21 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
     Returns:
         None where there is no frame, or no mode is found, as in hierarchies whose density is not bounded.
     """
-    frame = frame_of(rng_key, model, guide, args, kwargs)
-    if frame is None:
-        return None
 
-    def find(loc: Array) -> tuple[PyTree, Array]:
-        mode = frame._replace(loc=loc).find_mode(model, args, kwargs)
-        return frame.axes(mode), mode.is_mode
+    def look() -> Coordinates | None:
+        frame = frame_of(rng_key, model, guide, args, kwargs)
+        if frame is None:
+            return None
 
-    axes, is_mode = run_program(find, frame.loc)
-    return Coordinates(frame.start, partial(frame.to_params, axes)) if bool(is_mode) else None
+        def find(loc: Array) -> tuple[PyTree, Array]:
+            mode = frame._replace(loc=loc).find_mode(model, args, kwargs)
+            return frame.axes(mode), mode.is_mode
+
+        axes, is_mode = run_program(find, frame.loc)
+        return Coordinates(frame.start, partial(frame.to_params, axes)) if bool(is_mode) else None
+
+    # Newton's method goes nowhere from where the density or its gradient is not finite.
+    return first_call(look, guide, lambda coordinates: coordinates is not None)
 
 
 def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict) -> Frame | None:
@@ -117,7 +124,8 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
     else:
         q, (_, unpack), to_params = read_guide(rng_key, guide, args, kwargs)
         loc = q.loc
-    if loc.shape[0] > MAX_LATENTS or not _has_density(feasible_trace(model, args, kwargs), set(unpack(loc))):
+    names = set(jax.eval_shape(unpack, loc))
+    if loc.shape[0] > MAX_LATENTS or not _has_density(feasible_trace(model, args, kwargs), names):
         return None
     zeros = jnp.zeros_like(loc)
 

@@ -16,6 +16,8 @@ from numpyro_tempered.core.typing import Array, PyTree
 NUM_BATCHES = 4
 # Steps of one compiled loop.
 CHUNK = 50
+# About how many loops a fit takes, and how many stages.
+NUM_RUNS, NUM_STAGES = 100, 5
 # Draws for values of the objective.
 NUM_VALUES = 256
 # Problems of at most this many parameters run side by side; the factors of larger ones, one for each, cost more.
@@ -85,8 +87,8 @@ def compile_descent(
         [jax.ShapeDtypeStruct(s, leaf.dtype) for s, leaf in zip(shapes, jax.tree.leaves(starts), strict=True)],
     )
     return Descent(
-        compile_once(chunks, state, rng_key, as_float(1.0), inputs, ahead=True),
-        compile_once(all_values, points, rng_key, inputs, ahead=True),
+        compile_once(chunks, state, rng_key, as_float(1.0), inputs, ahead=True, num_runs=NUM_RUNS),
+        compile_once(all_values, points, rng_key, inputs, ahead=True, num_runs=NUM_STAGES),
         length,
     )
 

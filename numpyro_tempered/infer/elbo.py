@@ -11,10 +11,11 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
+from numpyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation, AutoMultivariateNormal
 from numpyro.infer.elbo import ELBO
 
 from numpyro_tempered.core.batching import map_batches
@@ -29,6 +30,7 @@ from numpyro_tempered.handlers.effects import LOCAL, Trace, base_distribution, l
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.handlers.numpyro_private import Unpacks, mask_of
 from numpyro_tempered.infer.guides.online import check_guide
+from numpyro_tempered.infer.set_up import first_call
 
 R = TypeVar("R")
 _EVALUATIONS: ContextVar[list[str] | None] = ContextVar("_EVALUATIONS", default=None)
@@ -161,7 +163,7 @@ def evaluate_elbo(
     # One power above 0 for all data of a site leaves its untempered log-likelihood in the loss.
     is_plain = all(isinstance(power, float) and power > 0.0 for power in powers.values())
 
-    def particle(key: Array) -> tuple[Array, Array, Array]:
+    def particle(key: Array, params: Params) -> tuple[Array, Array, Array]:
         parts = {k: -v for k, v in loss.loss(key, params, model, guide, *args, **kwargs).items()}
         weighted = sum((v for k, v in parts.items() if k in observed), jnp.zeros(()))
         kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
@@ -174,10 +176,10 @@ def evaluate_elbo(
         log_liks = (likelihood.other_scale(site) * likelihood.untempered_log_prob(site) for site in sites)
         return weighted - kl, sum((jnp.sum(log_lik) for log_lik in log_liks), jnp.zeros(())), kl
 
-    def particles(key: Array) -> tuple[Array, Array, Array]:
-        return map_batches(particle, jax.random.split(key, num_particles), 32)
+    def particles(key: Array, params: Params) -> tuple[Array, Array, Array]:
+        return map_batches(lambda k: particle(k, params), jax.random.split(key, num_particles), 32)
 
-    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in run_program(particles, rng_key))
+    elbos, log_liks, kls = (np.asarray(part, np.float64) for part in run_program(particles, rng_key, params))
     with np.errstate(invalid="ignore"):  # a draw without a density makes the error NaN
         se, log_lik = float(np.std(elbos, ddof=1)) / math.sqrt(num_particles), float(np.mean(log_liks))
     if has_point_mass(rng_key, guide, params, args, kwargs):
@@ -206,13 +208,17 @@ def gaussian_of_laplace(
         return guide, params
     q = guide.get_posterior(params)
     gaussian = AutoMultivariateNormal(model, prefix=guide.prefix)
-    handlers.seed(gaussian, rng_key)(*args, **kwargs)
+    first_call(lambda: handlers.seed(gaussian, rng_key)(*args, **kwargs), gaussian)
     return gaussian, {**params, f"{guide.prefix}_loc": q.loc, f"{guide.prefix}_scale_tril": q.scale_tril}
 
 
 def trace_guide(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> Trace:
     """A trace of the guide at one draw."""
-    return handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace(*args, **kwargs)
+    run = handlers.trace(handlers.substitute(handlers.seed(guide, rng_key), params)).get_trace
+    # Parameters of NumPyro's guides are what their constraints make of them, and each check is some programs.
+    is_known = isinstance(guide, AutoGuide)
+    with numpyro.validation_enabled(False) if is_known else contextlib.nullcontext():
+        return run(*args, **kwargs)
 
 
 def trace_model(rng_key: Array, model: Model, draw: Trace, params: dict, args: tuple, kwargs: dict) -> Trace:
@@ -223,11 +229,17 @@ def trace_model(rng_key: Array, model: Model, draw: Trace, params: dict, args: t
 
 def has_point_mass(rng_key: Array, guide: Guide, params: dict, args: tuple, kwargs: dict) -> bool:
     """Whether a latent of the guide is a point, the same in every draw: its KL is infinite."""
-    one, two = (trace_guide(key, guide, params, args, kwargs) for key in jax.random.split(rng_key))
-    return any(
-        isinstance(base_distribution(site["fn"]), dist.Delta)
-        and jnp.array_equal(site["value"], two[name]["value"])
-        for name, site in likelihood.latent_sites(one).items()
+
+    def repeats(key: Array, params: Params) -> dict[str, Array]:
+        one, two = (trace_guide(k, guide, params, args, kwargs) for k in jax.random.split(key))
+        return {
+            name: jnp.array_equal(site["value"], two[name]["value"])
+            for name, site in likelihood.latent_sites(one).items()
+            if isinstance(base_distribution(site["fn"]), dist.Delta)
+        }
+
+    return bool(jax.eval_shape(repeats, rng_key, params)) and any(
+        map(bool, run_program(repeats, rng_key, params).values())
     )
 
 

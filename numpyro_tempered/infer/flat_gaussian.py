@@ -1,12 +1,16 @@
 """A Gaussian guide as one Gaussian of all latents, in a flat vector."""
 
 from collections.abc import Callable
+from functools import partial
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, supports
@@ -14,6 +18,7 @@ from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.priors import Latents
+from numpyro_tempered.infer.set_up import at_start, first_call
 
 
 def read_guide(
@@ -33,8 +38,9 @@ def read_guide(
         raise other
     try:
         # What the model gives its distributions has been looked at, value by value, where it was traced.
-        with numpyro.validation_enabled(False), handlers.block(), handlers.trace() as trace:
-            handlers.seed(guide, rng_key)(*args, **kwargs)
+        with numpyro.validation_enabled(False), handlers.block():
+            run = handlers.trace(handlers.seed(at_start(guide), rng_key)).get_trace
+            trace = first_call(partial(run, *args, **kwargs), guide)
     except RuntimeError as error:
         raise ValueError(
             f"the guide cannot be set up ({error}): where there are latent sites, check the data for NaN, or "
@@ -52,7 +58,7 @@ def read_guide(
             return params | {f"{name}_{guide.prefix}_scale": value for name, value in scale.items()}
 
         return q, Latents(tuple(name for name, _ in layout.sites), layout.split), to_params
-    names = tuple(unpacker(guide)(jnp.zeros(guide.latent_dim)))
+    names = tuple(name for name, _ in Layout.of_parts(unpacker(guide), guide.latent_dim).sites)
     latents = Latents(names, unpacker(guide))
     if online:
         if not supports(guide.prior, "from_root"):
@@ -69,6 +75,8 @@ def read_normals(params: Params, prefix: str) -> tuple[MeanField, Layout]:
     names = [name.removesuffix(ending) for name in params if name.endswith(ending)]
     # A param of the model may end so too.
     means = {name: params[name + ending] for name in names if f"{name}_{prefix}_scale" in params}
-    loc = jnp.concatenate([jnp.ravel(mean) for mean in means.values()])
-    scale = jnp.concatenate([jnp.ravel(params[f"{name}_{prefix}_scale"]) for name in means])
-    return MeanField(loc, scale), Layout.of(means)
+    scales = {name: params[f"{name}_{prefix}_scale"] for name in means}
+    # On the host each operation would not be a program.
+    xp = jnp if is_traced(means, scales) else np
+    loc, scale = (xp.concatenate([xp.ravel(v) for v in values.values()]) for values in (means, scales))
+    return MeanField(*jax.device_put((loc, scale))), Layout.of(means)

@@ -12,7 +12,7 @@ from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.model_arguments import join, separate
-from numpyro_tempered.core.programs import compile_once, run_program
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
 from numpyro_tempered.gaussian.descent.base import entropy
@@ -183,10 +183,11 @@ def _model_loss(
     if loss.predictor is None or not integrates:
         return loss._replace(kinks=None)
     u, values, places = loss.predictor(q.loc, *data), latents.unpack(q.loc), {}
+    loc = np.asarray(q.loc)
     # One site at a time, as all together are slices of one vector, which a traced program does not tell apart.
     for name, at in latents.places(q.loc.shape[0]).items():
         losses_at = of_latents(Latents(latents.names, partial(_with_site, values, name))).losses_given_predictor
-        if losses_at is not None and depends_on(lambda s: losses_at(u, s, *data)[0], q.loc[at]):  # noqa: B023
+        if losses_at is not None and depends_on(lambda s: losses_at(u, s, *data)[0], loc[at]):  # noqa: B023
             places[name] = at
     if places:
         coordinates = np.concatenate(list(places.values()))
@@ -266,15 +267,17 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
     # Off the kinks that a loss may have at whole numbers, and around each predictor in any unit.
     wide = np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013
     near = np.geomspace(1e-6, 1e6, 81)
-    grid = jnp.concatenate(
+    # On the host, as each operation would be a program.
+    at = np.asarray(u)
+    grid = np.concatenate(
         [
-            jnp.broadcast_to(jnp.asarray(wide, u.dtype)[:, None], (len(wide), *u.shape)),
-            u + jnp.asarray(np.concatenate([-near, near]), u.dtype)[:, None],
+            np.broadcast_to(wide[:, None], (len(wide), *at.shape)).astype(at.dtype),
+            at + np.concatenate([-near, near]).astype(at.dtype)[:, None],
         ]
     )
-    curvatures = compile_once(lambda points: jax.lax.map(curvature, points), grid)(grid)
-    curvatures = jnp.where(jnp.isfinite(curvatures), curvatures, 0.0)
-    return bool(jnp.all(curvatures >= -1e-5 * jnp.max(jnp.abs(curvatures), axis=0, keepdims=True)))
+    curvatures = np.asarray(run_program(lambda points: jax.lax.map(curvature, points), grid))
+    curvatures = np.where(np.isfinite(curvatures), curvatures, 0.0)
+    return bool(np.all(curvatures >= -1e-5 * np.max(np.abs(curvatures), axis=0, keepdims=True)))
 
 
 def weigh(model: ModelLoss) -> ModelLoss:

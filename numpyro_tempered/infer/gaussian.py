@@ -124,7 +124,7 @@ def fit_gaussian(
     tempered = temper(model, alpha=alpha)
     check_restarts(guide, num_restarts)
     guides = [build_guide(guide, model, tempered, alpha) for _ in range(num_restarts)]
-    guide_keys = [guide_key, *jax.random.split(guide_key, num_restarts - 1)]
+    guide_keys = [guide_key, *(jax.random.split(guide_key, num_restarts - 1) if num_restarts > 1 else ())]
     starts = [read_guide(key, each, args, kwargs) for key, each in zip(guide_keys, guides, strict=True)]
     first, latents, _ = starts[0]
     energy = model_objective(tempered, latents, first, args, kwargs, expectation=expectation, num_draws=num_draws)

@@ -21,6 +21,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
+from numpyro_tempered.infer.set_up import first_call
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
 _DENSE = 1000
@@ -64,7 +65,7 @@ def set_up_guide(rng_key: Array, model: Model, guide: StartsAtPrior, args: tuple
     # Shapes alone matter here: NumPyro's validation of the values waits for the rounds.
     with handlers.block(), numpyro.validation_enabled(False):
         check_model(rng_key, model, args, kwargs)
-        handlers.seed(other, rng_key)(*args, **kwargs)
+        first_call(lambda: other.set_up(rng_key, args, kwargs), other)
     if other.layout != guide.layout:
         raise ValueError(
             f"the latent sites are {other.layout.sites}, at the first call they were {guide.layout.sites}: build "

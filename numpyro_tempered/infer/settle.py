@@ -12,12 +12,14 @@ from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
 from numpyro_tempered.infer.averaged_adam import Settled, descend, is_worth_its_steps, select
 from numpyro_tempered.infer.coordinates import Coordinates, at_the_mode
 from numpyro_tempered.infer.descent_programs import Descent, compile_descent
+from numpyro_tempered.infer.set_up import first_call
 
 # The first step size: in posterior standard deviations where the mode is known.
 STEP_SIZE = 0.05
@@ -100,7 +102,7 @@ def start_of(
         return Start(guide, coordinates, at_mode=True)
     svi = SVI(model, model.guide(guide), Adam(STEP_SIZE), Antithetic() if loss is None else loss)
     with numpyro.validation_enabled(False):
-        state = svi.init(rng_key, *args, **kwargs)
+        state = first_call(lambda: svi.init(rng_key, *args, **kwargs), guide)
     if state.mutable_state is not None:
         return None
     return Start(guide, Coordinates(svi.optim.get_params(state.optim_state), svi.constrain_fn), at_mode=False)
@@ -204,7 +206,7 @@ def _best_of(
         )
     optima = distinct([-float(each.value) for _, each in runs], APART * tolerance)
     evidence = evidence_of(run, at_mode=start.at_mode, optima=optima)
-    return start.guide, start.coordinates.to_params(run.z), run.losses, evidence
+    return start.guide, run_program(start.coordinates.to_params, run.z), run.losses, evidence
 
 
 def evidence_of(run: Settled, *, at_mode: bool, optima: tuple[float, ...] = ()) -> Convergence:

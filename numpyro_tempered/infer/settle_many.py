@@ -45,7 +45,7 @@ class Settler(NamedTuple):
 
     Attributes:
         starts: Where they start, in their coordinates ``(K, ...)``.
-        without_mode: Axes and starts of problems of which none has a mode, ``(K, ...)`` each.
+        without_mode: Gives axes and starts of problems of which none has a mode, ``(K, ...)`` each.
         axes_of: From the inputs to the axes of the coordinates and whether they are those of a mode, ``(K, ...)``
             each; None where coordinates are the guide's own.
         params_of: From axes and points in them to parameters.
@@ -55,7 +55,7 @@ class Settler(NamedTuple):
     """
 
     starts: PyTree
-    without_mode: tuple[PyTree, PyTree]
+    without_mode: Callable[[], tuple[PyTree, PyTree]]
     axes_of: Callable[[tuple], tuple[PyTree, Array]] | None
     params_of: ParamsOf
     descent: Descent
@@ -72,7 +72,7 @@ class Settler(NamedTuple):
         """
         run_key, value_key = jax.random.split(rng_key)
         is_mode = np.zeros(len(inputs[0]), bool)
-        axes, starts = self.without_mode if ends is None else ends
+        axes = starts = None
         if self.axes_of is not None:
             new, flags = self.axes_of(inputs)
             keyed = self.descent, self.starts, (inputs, new), value_key
@@ -80,9 +80,12 @@ class Settler(NamedTuple):
             # Any axes are coordinates: those of an earlier fit, or of the nearest that has a mode.
             if ends is None and np.any(is_mode):
                 nearest = _nearest(is_mode)
-                axes, starts = jax.tree.map(lambda leaf: leaf[nearest], new), self.starts
+                axes = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[nearest], new))
+                starts = self.starts
             else:
-                axes, starts = _where(is_mode, (new, self.starts), (axes, starts))
+                axes, starts = _where(is_mode, (new, self.starts), self.without_mode() if ends is None else ends)
+        else:
+            axes, starts = self.without_mode() if ends is None else ends
         run = descend(
             self.descent,
             starts,
@@ -125,7 +128,8 @@ def settler(
     Raises:
         ValueError: If model or guide keep a state.
     """
-    last = model_of(*(part[-1] for part in inputs))
+    # On the host, here and below, as each operation would be a program.
+    last = model_of(*jax.device_put([np.asarray(part)[-1] for part in inputs]))
     frame = frame_of(rng_key, last, guide, args, kwargs)
     axes_of = None
     if frame is not None:
@@ -136,8 +140,8 @@ def settler(
 
         axes_of = compile_once(jax.vmap(of_one), inputs)
         axes, flags = axes_of(inputs)
-        start, without_mode, to_params = frame.start, frame.without_mode(), frame.to_params
-        axes_of = axes_of if bool(jnp.any(flags)) else None
+        start, to_params = frame.start, frame.to_params
+        axes_of = axes_of if np.any(np.asarray(flags)) else None
     if axes_of is None:
         svi = SVI(last, guide, Adam(STEP_SIZE), default_loss({}) if loss is None else loss)
         state = svi.init(rng_key, *args, **kwargs)
@@ -147,7 +151,6 @@ def settler(
                 "alpha by fit_svi."
             )
         axes, start = (), svi.optim.get_params(state.optim_state)
-        without_mode = ((), start)
 
         def to_params(axes: PyTree, z: PyTree) -> Params:
             return svi.constrain_fn(z)
@@ -158,9 +161,15 @@ def settler(
         differing, axes = inputs
         return elbo.loss(key, to_params(axes, z), model_of(*differing), guide, *args, **kwargs)
 
-    starts, without_mode = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), (start, without_mode)
-    )
+    def for_each(tree: PyTree) -> PyTree:
+        """The same for each problem."""
+        tree = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(inputs[0]), *leaf.shape)), tree)
+        return jax.device_put(tree)
+
+    def without_mode() -> tuple[PyTree, PyTree]:
+        return for_each(((), start) if axes_of is None or frame is None else frame.without_mode())
+
+    starts = for_each(start)
     descent = compile_descent(objective, starts, (inputs, axes), rng_key, num_steps)
 
     def params_of(axes: PyTree, z: PyTree) -> Params:

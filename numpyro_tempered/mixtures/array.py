@@ -178,7 +178,7 @@ def array_source(data: MixtureData, num_components: int, num_starts: int, *, fil
     return ArraySource(data, sweep.blocks_on_host(data.rows, np.asarray(data.weight), size), fill)
 
 
-@partial(jax.jit, static_argnames=("summary", "component"))
+@partial(programs.fast_jit, static_argnames=("summary", "component"))
 def _reduce(blocks: sweep.Blocks, arguments: tuple[Any, ...], *, summary: Summary, component: Component) -> Any:
     return _reduced(blocks, arguments, summary, component)
 
@@ -188,7 +188,7 @@ def _reduced(blocks: sweep.Blocks, arguments: tuple[Any, ...], summary: Summary,
     return summary.finish(component, summary.sums(component, blocks, read), read, *arguments)
 
 
-@partial(jax.jit, static_argnames=("component", "algorithm", "assign"))
+@partial(programs.fast_jit, static_argnames=("component", "algorithm", "assign"))
 def _begin(
     rng_key: Array,
     numbers: Array,
@@ -231,7 +231,7 @@ def _begin(
     return problem, states, jnp.all(jnp.isfinite(points))
 
 
-@partial(jax.jit, static_argnames=("component", "algorithm"))
+@partial(programs.fast_jit, static_argnames=("component", "algorithm"))
 def compiled_ascent(
     state: Ascent[Visit[T]],
     problem: P,

@@ -114,9 +114,12 @@ def assemble(groups: Mapping[str, "xr.Dataset"], attrs: Mapping[Key, object]) ->
     tree = xr.DataTree.from_dict(
         {"/": xr.Dataset(attrs=dict(attrs)), **{k: v for k, v in groups.items() if v.data_vars}}
     )
+    # ArviZ 1.x has no type of its own, and takes seconds to import.
+    if int(version("arviz").split(".")[0]) >= 1:
+        return tree
     import arviz as az
 
-    return az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
+    return az.from_datatree(tree)
 
 
 @dataclass(eq=False)

@@ -161,7 +161,7 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     chains_draws, data = next(iter(run.samples.values())).shape[:2], (run.args, dict(run.kwargs))
 
     def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
-        return {k: np.reshape(v, (*chains_draws, *v.shape[1:])) for k, v in values.items()}
+        return {k: np.reshape(np.asarray(v), (*chains_draws, *v.shape[1:])) for k, v in values.items()}
 
     # Samplers keep deterministic sites, guides do not. In a plate of a part of the data they are of that part.
     derived = [

@@ -199,7 +199,7 @@ def _fit(
 ) -> _Path:
     """Fit the guide at every alpha, side by side, and draw from each fit."""
     start_key, fit_key, key = jax.random.split(rng_key, 3)
-    inputs = (jnp.asarray(grid, jnp.result_type(float)),)
+    inputs = (jax.device_put(grid),)
     fitter = build_settler(start_key, data, guide, lambda alpha: temper(data.model, alpha), inputs, options)
     fitted = fitter.fit(fit_key, inputs)
 

@@ -11,6 +11,7 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.sparse.arguments import as_data, real_array
 from numpyro_tempered.sparse.base import Draws, LinearFit, LogisticFit, SparseFit, draw_factors, tempered_model
@@ -215,7 +216,7 @@ def sparse_as_tempered_fit(
     tempered = tempered_model(fit)
     guide = AutoSpikeAndSlab(tempered)
     args = (jnp.asarray(x, fit.posterior.loc.dtype), jnp.asarray(y))
-    handlers.seed(guide, setup_key)(*args)
+    first_call(lambda: handlers.seed(guide, setup_key)(*args), guide)
     params = {f"coef_auto_{field}": value for field, value in fit.posterior._asdict().items()}
     if fit.intercept is not None:
         params |= {f"intercept_auto_{field}": value for field, value in fit.intercept._asdict().items()}

@@ -137,10 +137,23 @@ def test_a_program_does_not_hold_the_data_of_its_first_run(count):
 
 def test_flags_that_are_set_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
-    assert programs._compiler_options() is None
+    assert programs.compiler_options(1) is None
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     on_cpu = jax.default_backend() == "cpu"
-    assert programs._compiler_options() == ({"xla_backend_optimization_level": 1} if on_cpu else None)
+    many = 2 * programs.FEW_OPERATIONS
+    assert programs.compiler_options(many) == ({"xla_backend_optimization_level": 1} if on_cpu else None)
+    assert programs.compiler_options(1) == ({"xla_backend_optimization_level": 0} if on_cpu else None)
+
+
+def test_operations_are_counted_in_loops():
+    def loop(x):
+        mapped = jax.lax.map(lambda row: jnp.sin(row) + 1.0, jnp.stack([x] * 7))
+        return jax.lax.while_loop(lambda y: y[0] < 3.0, jnp.exp, mapped[0])
+
+    x = jnp.ones(100)
+    found = programs.count_operations(jax.make_jaxpr(loop)(x).jaxpr)
+    least = 7 * 2 * 100 + programs.ROUNDS * 100
+    assert least <= found <= 1.5 * least + 2000
 
 
 def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):

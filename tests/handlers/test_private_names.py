@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
@@ -13,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC
 from numpyro.infer import autoguide as autoguides
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import potential_energy
 
 import numpyro_tempered as nt
 from numpyro_tempered.core import jax_private
@@ -26,9 +28,11 @@ UNDOCUMENTED = {"dce_jaxpr", "estimate_likelihood", "COERCIONS"}
 # Attributes of NumPyro's objects. Its guides are made to be subclassed by overriding such, on self and super().
 ATTRIBUTES = {
     "AutoContinuous": [
+        "_forward_mode_differentiation",
         "_get_posterior",
         "_init_latent",
         "_init_locs",
+        "_potential_fn",
         "_sample_latent",
         "_setup_prototype",
         "_unpack_and_constrain",
@@ -154,6 +158,22 @@ def test_each_name_has_its_meaning():
     fitted = guide()
     assert set(numpyro_private.unpacker(fitted)(jnp.zeros(1))) == {"theta"}
     assert numpyro_private.unpack_and_constrain(fitted, jnp.ones(1), {})["theta"] == 1.0
+    start, potential = numpyro_private.start_and_potential(fitted)
+    assert set(start) == {"theta"}
+    np.testing.assert_allclose(potential({"theta": 0.5}), np.log(2.0 * np.pi) + 0.125, rtol=1e-6)
+    assert numpyro_private.is_reverse(fitted)
+
+
+def test_a_potential_is_known_from_inside_the_model():
+    seen = []
+
+    def watched():
+        seen.append(numpyro_private.is_potential())
+        numpyro.sample("theta", dist.Normal())
+
+    handlers.seed(watched, 0)()
+    potential_energy(watched, (), {}, {"theta": 0.5})
+    assert seen == [False, True]
 
 
 def test_the_names_of_funsors_dimensions():

@@ -15,6 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous, AutoDiagonalNormal, AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, square_root
@@ -39,6 +40,11 @@ class StartsAtPrior(AutoContinuous):
     def fresh(self) -> "StartsAtPrior":
         """A guide like this one that has not been set up."""
         return type(self)(self.model, prefix=self.prefix, init_loc_fn=self._own_start())
+
+    def set_up(self, rng_key: Array, args: tuple, kwargs: dict) -> None:
+        """What the guide's first call does before it draws."""
+        with handlers.seed(rng_seed=rng_key):
+            self._setup_prototype(*args, **kwargs)
 
     def _own_start(self) -> Callable[..., Any] | None:
         """The ``init_loc_fn`` that was given."""
@@ -93,13 +99,16 @@ class StartsAtPrior(AutoContinuous):
 
     def pack(self, values: Params) -> Array:
         """Unconstrained values by site as one flat array, in the guide's own order."""
-        flat = jnp.concatenate([jnp.ravel(values[name]) for name, _ in self.layout.sites])
+        parts = [values[name] for name, _ in self.layout.sites]
+        if not is_traced(parts):
+            return jax.device_put(np.concatenate([np.ravel(part) for part in parts]))
+        flat = jnp.concatenate([jnp.ravel(part) for part in parts])
         return jax.lax.convert_element_type(flat, flat.dtype)  # never weakly typed
 
     @property
     def layout(self) -> Layout:
         """Names and shapes of the sites in the flat vector, in order."""
-        return Layout.of(self._unpack_latent(jnp.zeros(self.latent_dim)))
+        return Layout.of_parts(self._unpack_latent, self.latent_dim)
 
     @property
     def prior(self) -> Gaussian:

@@ -8,7 +8,8 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_tempered.core.checks import check_numbers, is_traced
+from numpyro_tempered.core.checks import check_numbers
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.gaussian.families.mean_field import MeanField
 from numpyro_tempered.handlers.effects import base_distribution
@@ -42,18 +43,32 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
         ValueError: If a prior is improper, masked, or has no variance.
     """
 
-    def draw(key: Array) -> dict[str, tuple[Array, MeanField]]:
+    def draw(key: Array) -> dict[str, _Description]:
         trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
-        return {name: _describe(site) for name, site in latent_sites(trace).items()}
+        sites = latent_sites(trace)
+        kinds.update({name: type(base_distribution(site["fn"])).__name__ for name, site in sites.items()})
+        return {name: _describe(site) for name, site in sites.items()}
+
+    kinds: dict[str, str] = {}
 
     try:
-        two = jax.vmap(draw)(jax.random.split(rng_key, 2))
+        two = run_program(lambda key: jax.vmap(draw)(jax.random.split(key, 2)), rng_key)
     except NotImplementedError as error:
         raise ValueError(
             "a prior cannot be sampled (is it improper?): the online rules start at the prior."
         ) from error
+    for name, (_, _, variance) in two.items():
+        one, other = np.asarray(variance)
+        # What depends on other latents is matched by draws.
+        if not np.all(np.isfinite(one)) and np.array_equal(one, other, equal_nan=True):
+            raise ValueError(
+                f"the prior of {name!r}, {kinds[name]}, has no finite variance: the online rules start at a "
+                "Gaussian. Give it a prior with two moments."
+            )
     moments = {
-        name: jax.tree.map(lambda leaf: leaf[0], pair) for name, (_, pair) in two.items() if _is_constant(pair)
+        name: jax.tree.map(lambda leaf: np.asarray(leaf)[0], pair)
+        for name, (_, pair, _) in two.items()
+        if _is_constant(pair)
     }
     matched = [name for name in two if name not in moments]
     draws: Params = {}
@@ -61,7 +76,7 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
         keys = jax.random.split(rng_key, NUM_PRIOR_DRAWS)
 
         def values(key: Array) -> Params:
-            return {name: value for name, (value, _) in draw(key).items() if name in matched}
+            return {name: value for name, (value, *_) in draw(key).items() if name in matched}
 
         draws = jax.jit(lambda keys: jax.lax.map(values, keys, batch_size=1000))(keys)
         for name in matched:
@@ -75,24 +90,26 @@ def prior_moments(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Pr
     return PriorMoments(moments, draws)
 
 
-def _describe(site: Site) -> tuple[Array, MeanField]:
-    """A draw on the unconstrained scale, and the site's Normal parameters, NaN where it is not Normal."""
+class _Description(NamedTuple):
+    value: Array
+    moments: MeanField
+    variance: Array
+
+
+def _describe(site: Site) -> _Description:
+    """A draw on the unconstrained scale, the Normal parameters, NaN of another distribution, and the variance."""
     fn, value = site["fn"], site["value"]
     base = base_distribution(fn)
-    if base.support is dist.constraints.real and not _has_variance(base):
-        raise ValueError(
-            f"the prior of {site['name']!r}, {type(base).__name__}, has no finite variance: the "
-            "online rules start at a Gaussian. Give it a prior with two moments."
-        )
+    variance = _variance_of(base) if base.support is dist.constraints.real else jnp.ones(())
     if isinstance(unindexed(fn), dist.MaskedDistribution):
         raise ValueError(f"the prior of {site['name']!r} is masked: a guide cannot start at it.")
     unconstrained = dist.biject_to(fn.support).inv(value)
     if not isinstance(base, dist.Normal):
         nan = jnp.full_like(unconstrained, jnp.nan)
-        return unconstrained, MeanField(nan, nan)
+        return _Description(unconstrained, MeanField(nan, nan), variance)
     # Normal(0, 1) has integer parameters and floating draws.
     loc, scale = (jnp.broadcast_to(p, value.shape).astype(value.dtype) for p in (base.loc, base.scale))
-    return unconstrained, MeanField(loc, scale)
+    return _Description(unconstrained, MeanField(loc, scale), variance)
 
 
 def unindexed(fn: dist.Distribution) -> dist.Distribution:
@@ -102,15 +119,14 @@ def unindexed(fn: dist.Distribution) -> dist.Distribution:
     return fn
 
 
-def _has_variance(fn: dist.Distribution) -> bool:
-    """False where the distribution says that its variance is not finite."""
+def _variance_of(fn: dist.Distribution) -> Array:
+    """The variance of a distribution, 1 where it does not tell."""
     try:
-        variance = fn.variance
+        return jnp.asarray(fn.variance)
     except NotImplementedError:
-        return True
-    return is_traced(variance) or bool(np.all(np.isfinite(variance)))
+        return jnp.ones(())
 
 
 def _is_constant(pair: MeanField) -> bool:
     """Whether the parameters agree at two draws, so that they do not depend on other latents."""
-    return all(np.array_equal(one, other) for one, other in pair)
+    return all(np.array_equal(*np.asarray(leaf)) for leaf in pair)

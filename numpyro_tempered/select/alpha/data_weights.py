@@ -48,7 +48,7 @@ def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
     sites = likelihood.likelihood_sites(trace)
     shapes = {}
     for name, site in sites.items():
-        shapes[name] = likelihood.log_prob_of_each(site).shape
+        shapes[name] = jax.eval_shape(partial(likelihood.log_prob_of_each, site)).shape
         power = likelihood.weight(site)
         if jnp.ndim(power) or float(power) != 1.0:
             raise ValueError(

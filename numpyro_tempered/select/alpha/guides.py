@@ -22,9 +22,11 @@ from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.effects import base_distribution
 from numpyro_tempered.handlers.likelihood import Trace, latent_sites
 from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.elbo import trace_guide
 from numpyro_tempered.infer.gaussian_many import GaussianSettler, gaussian_settler
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.priors import refuse_moving_supports
+from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.settle import Convergence
 from numpyro_tempered.infer.settle_many import Fitted, ModelOf, Settler, settler
 from numpyro_tempered.infer.svi import TemperedFit, finish
@@ -92,12 +94,12 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide) -> None
     """
 
     def run(key: Array) -> Trace:
-        return handlers.trace(handlers.seed(guide, key)).get_trace(*data.args, **data.kwargs)
+        return trace_guide(key, guide, {}, data.args, data.kwargs)
 
     if isinstance(guide, AutoSpikeAndSlab):
         raise ValueError("AutoSpikeAndSlab has a schedule of its own: fit it alpha by alpha by fit_svi.")
     before = data.runs
-    run(rng_keys[0])
+    first_call(lambda: run(rng_keys[0]), guide)
     if isinstance(guide, AutoGuide) and data.runs == before:
         raise ValueError("method builds its guide on another model than the tempered one that it gets.")
     before = data.runs
@@ -211,9 +213,9 @@ def fit_all(
     """
     (alphas, plans, pointwise), guide = query, recipe.guide
     start_key, key, fit_key = jax.random.split(rng_key, 3)
-    powers = jnp.asarray(alphas, jnp.result_type(float))
-    rows = [jnp.asarray(row, powers.dtype) for row in query.weights(task.num_data)]
-    inputs = [(powers, jnp.broadcast_to(row, (len(powers), len(row)))) for row in rows]
+    powers = jax.device_put(np.asarray(alphas, float))
+    rows = [np.asarray(row, powers.dtype) for row in query.weights(task.num_data)]
+    inputs = [(powers, jax.device_put(np.broadcast_to(row, (len(powers), len(row))))) for row in rows]
     fitter = build_settler(start_key, task, guide, task.reweighted, inputs[0], options)
 
     def draws(key: Array, params: Params, number: int) -> Draws:
@@ -252,13 +254,13 @@ def fit_all(
         tempered = temper(task.original, alpha=float(alphas[k]))
         instance = recipe.method(tempered)
         elbo_key, later_key, setup_key = jax.random.split(jax.random.fold_in(fit_key, k), 3)
-        handlers.seed(instance, setup_key)(*task.args, **task.kwargs)
+        first_call(lambda: handlers.seed(instance, setup_key)(*task.args, **task.kwargs), instance)
         losses = whole.losses[k]
         fit = finish(
             (elbo_key, later_key),
             tempered,
             instance,
-            jax.tree.map(lambda leaf: leaf[k], whole.params),
+            jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[k], whole.params)),
             losses if options.expectation is None else losses[np.isfinite(losses)],
             task.args,
             kwargs=task.kwargs,
