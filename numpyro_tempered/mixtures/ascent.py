@@ -117,10 +117,17 @@ class History(NamedTuple):
         num_iter = int(state.num_iter[best])
         # On the host: a slice of another length is another program.
         trace = np.asarray(state.trace)[:num_iter, best]
+        return cls.at(trace, objectives, num_restarts, bool(state.converged[best]), num_iter)
+
+    @classmethod
+    def at(
+        cls, trace: np.ndarray, objectives: np.ndarray, num_restarts: int, converged: bool, num_iter: int
+    ) -> "History":
+        """The history of a start with this trace."""
         value = float(trace[-1])
         num_best = count_best(objectives, num_restarts, value)
         spread = max(float(objectives.max()), value) - float(np.median(objectives[:num_restarts]))
-        return cls(trace, objectives, num_best, spread, bool(state.converged[best]), num_iter)
+        return cls(trace, objectives, num_best, spread, converged, num_iter)
 
 
 def count_best(objectives: np.ndarray, num_restarts: int, value: float = -np.inf) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, stochastic
-from numpyro_tempered.mixtures.ascent import History, Limits, count_best, finite_or_least, restart
+from numpyro_tempered.mixtures.ascent import History, Limits, finite_or_least, restart
 from numpyro_tempered.mixtures.chunks import SAMPLE, Chunks, ChunkSource, chunk_source
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.draws import generator_of
@@ -153,9 +153,8 @@ def step_through(
     objectives = finite_or_least(values)
     check_end(np.asarray(states.rejected), objectives)
     best = int(np.argmax(objectives))
-    trace, num_best = np.asarray(values)[best : best + 1], count_best(objectives, limits.num_restarts)
-    spread = float(objectives[best] - np.median(objectives))
-    history = History(trace, objectives, num_best, spread, False, limits.max_iter)
+    trace = np.asarray(values)[best : best + 1]
+    history = History.at(trace, objectives, limits.num_restarts, False, limits.max_iter)
     return Outcome(jax.tree.map(np.asarray, restart(factors, best)), history)
 
 

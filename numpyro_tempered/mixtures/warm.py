@@ -33,26 +33,21 @@ def with_warm(
     fits = [warm_start] if isinstance(warm_start, MixtureFit) else list(warm_start)
     for fit in fits:
         check_warm(data, fit, num_components)
-    fits = [with_weights_of(problem, fit) for fit in fits]
-    cast = partial(np.asarray, dtype=problem.alpha.dtype)
-    factors: list[Factors] = [jax.tree.map(cast, factors_for(data, fit)) for fit in fits]
     nothing: Any = np.zeros_like(problem.concentration)
-    whole = [
-        fill_up(problem, nothing, each)
-        for fit, each in zip(fits, factors, strict=True)
-        if fit.num_components == num_components
+    cast = partial(np.asarray, dtype=problem.alpha.dtype)
+    triples: list[tuple[int, Factors, Array]] = [
+        (fit.num_components, jax.tree.map(cast, factors_for(data, fit)), fit.problem.concentration)
+        for fit in (with_weights_of(problem, fit) for fit in fits)
     ]
-    smaller = [
-        (fit, each) for fit, each in zip(fits, factors, strict=True) if fit.num_components < num_components
-    ]
+    whole = [fill_up(problem, nothing, each) for size, each, _ in triples if size == num_components]
+    smaller = [triple for triple in triples if triple[0] < num_components]
     if not smaller:
         # One program for mixtures with and without a smaller one.
         nobody = Factors(nothing, broadcast_prior(problem.prior, len(nothing)))
         return beginning._replace(growth=Growth(nobody, np.int32(0)), whole=whole)
-    fit, parent = max(smaller, key=lambda pair: pair[0].num_components)
-    padded = [pad(problem, parent, fit.problem.concentration)]
-    growth = Growth(fill_up(problem, nothing, parent), np.int32(fit.num_components))
-    return beginning._replace(growth=growth, whole=whole, padded=padded)
+    size, parent, concentration = max(smaller, key=lambda triple: triple[0])
+    growth = Growth(fill_up(problem, nothing, parent), np.int32(size))
+    return beginning._replace(growth=growth, whole=whole, padded=[pad(problem, parent, concentration)])
 
 
 def pad(problem: MixtureProblem, factors: Factors, concentration: Array) -> Factors:
