@@ -202,7 +202,7 @@ def as_rows(values: np.ndarray, origin: np.ndarray, dtype: np.dtype | None) -> R
     observed = ~np.isnan(values)
     mask = None if observed.all() else observed.astype(np.float64)
     rows = Rows(np.where(observed, values - origin, 0.0), mask)
-    return rows if dtype is None else jax.tree.map(lambda part: jnp.asarray(part, dtype), rows)
+    return rows if dtype is None else jax.device_put(jax.tree.map(lambda part: np.asarray(part, dtype), rows))
 
 
 def check_prior(prior: Prior, d: int) -> Prior:

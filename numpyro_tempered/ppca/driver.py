@@ -127,9 +127,10 @@ def fit_each(rng_keys: Iterable[Array], x: ArrayLike, orders: Sequence[int], opt
     target = Target(base.as_rows(values, origin, None), centred, float(alpha), ard)
     orders, width = [int(k) for k in orders], int(max(orders))
     each = [make_starts(key, target, k, width, origin, options) for key, k in zip(rng_keys, orders, strict=True)]
-    starts = jax.tree.map(lambda *parts: jnp.asarray(np.stack(parts), dtype), *each)
+    # Rounded on the host, as each conversion would be a program.
+    starts = jax.device_put(jax.tree.map(lambda *parts: np.stack(parts).astype(dtype), *each))
     rows = base.as_rows(values, origin, dtype)
-    numbers = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (centred, alpha, tolerance))
+    numbers = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), (centred, alpha, tolerance)))
     ascents = jax.device_get(_ascend(starts, rows, *numbers, ard=ard, max_iter=max_iter))
     fits = []
     for i, k in enumerate(orders):
@@ -279,7 +280,7 @@ def _finish(
     num_iter, wide = int(ascent.num_iter[best]), base.in_double(q)
     noise_shape, loading_shape = gamma_shapes(target)
     return PPCAFit(
-        posterior=jax.tree.map(jnp.asarray, q),
+        posterior=jax.device_put(q),
         origin=origin,
         noise_shape=float(noise_shape),
         ard_shape=loading_shape if target.ard else None,
