@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -76,6 +77,8 @@ nb_execution_excludepatterns = ["gallery/*"]
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+# The directives that replace these separators are not in the older versions.
+suppress_warnings = ["design.card_legacy"]
 # Progress bars and hints of other libraries; errors stop the build.
 nb_output_stderr = "remove"
 
@@ -108,8 +111,17 @@ def without_navigation(app, doctree):
         node.parent.remove(node)
 
 
+def break_names(app, page, template, context, doctree):
+    """Names in titles may break after a dot or an underscore, and nowhere else."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r"<h1>[^<]*", lambda title: re.sub(r"(?<=\w)[._](?=\w)", r"\g<0><wbr>", title[0]), context["body"]
+        )
+
+
 def setup(app):
     app.connect("autodoc-process-signature", shorten_types)
     app.connect("autodoc-skip-member", skip_member)
     # Before Sphinx collects the entries of the sidebar.
     app.connect("doctree-read", without_navigation, priority=100)
+    app.connect("html-page-context", break_names)

@@ -1,8 +1,8 @@
 // Ranks the results of the site's search. What pages say of themselves (their index entries and titles) stands first;
 // where a word is only in the text, pages that explain stand before pages that record.
 var Scorer = {
-  score: ([page, title, anchor, description, score, file, kind]) =>
-    kind !== "index" && /(^|\/)(changelog|contributing|architecture|experiments|upstream)$/.test(page) ? score / 10 : score,
+  score: ([page, , , , score, , kind]) =>
+    kind !== "index" && /(^|\/)(experiments\/.*|architecture|benchmarks|changelog|contributing|upstream)$/.test(page) ? score / 10 : score,
 
   // The values of Sphinx, which has no others to fall back on.
   objNameMatch: 11,

@@ -54,8 +54,8 @@ const checks = (() => {
       return known.get(element);
     };
     const wide = new Set();
-    for (const element of document.querySelectorAll("article *")) {
-      if (element.closest("svg *, mjx-container *") || !shown(element)) continue;
+    for (const element of document.querySelectorAll("article *:not(pre *, svg *, mjx-container *)")) {
+      if (!shown(element)) continue;
       const beyond = element.getBoundingClientRect().right - page.clientWidth;
       const around = element.parentElement;
       if (beyond > 1 && !scrolls(around) && (around.tagName === "ARTICLE" || !wide.has(around))) {
@@ -126,8 +126,13 @@ const checks = (() => {
   const contrast = () => {
     const known = new Map();
     const worst = new Map();
+    const kinds = new Set();
     for (const text of texts(document.body)) {
       const element = text.parentElement;
+      // The words of code are of few kinds.
+      const kind = element.matches(".highlight pre > span") ? element.className : null;
+      if (kind !== null && kinds.has(kind)) continue;
+      kinds.add(kind);
       if (element.closest("script, style, noscript, template, mjx-assistive-mml, svg") || !shown(element)) continue;
       const box = element.getBoundingClientRect();
       if (box.width <= 1 || box.height <= 1) continue;

@@ -62,7 +62,8 @@ def missing(name, address):
         path = posixpath.join(path, "index.html")
     if not (SITE / path).is_file():
         return f"no file {path}"
-    anchor = urllib.parse.unquote(parts.fragment)
+    # Links back from the sources name what has two public names by either of them.
+    anchor = "" if name.startswith("_modules/") else urllib.parse.unquote(parts.fragment)
     if anchor and path in pages() and anchor not in pages()[path].anchors:
         return f"no anchor {anchor} in {path}"
     return None

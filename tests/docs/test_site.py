@@ -1,6 +1,7 @@
 """The built site in a browser that reaches no other host: every page, on a phone and a screen, light and dark."""
 
 import base64
+import concurrent.futures
 import contextlib
 import functools
 import http.server
@@ -41,6 +42,7 @@ QUERIES = {
     "missing values": "decorate_a_model",
     "mixture of my own family": "write_a_component",
     "NUTS": "mcmc_on_tempered_targets",
+    "OnlineVI": "numpyro_tempered.OnlineVI",
     "optimiser": "which_batch_optimiser",
     "outliers": "survive_bad_data",
     "partial_fit": "learn_a_long_stream",
@@ -50,6 +52,7 @@ QUERIES = {
     "SafeBayes": "safe_bayes",
     "save state": "keep_state_safe",
     "scikit-learn": "use_scikit_learn",
+    "select_alpha": "numpyro_tempered.select_alpha",
     "start fast": "start_fast",
     "stream": "learn_a_long_stream",
     "temper prior": "what_tempering_is_not",
@@ -79,29 +82,17 @@ def address():
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    arguments = [
-        "headless=new",
-        "hide-scrollbars",
-        "disable-gpu",
-        "host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
-    ]
-    # The sandbox needs what containers do not allow, and root may not have it.
-    arguments += ["no-sandbox", "disable-dev-shm-usage"]
-    for argument in arguments:
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with contextlib.closing(Browser(options)) as opened:
-        yield opened
-
-
 class Browser:
-    """Chromium with one window."""
+    """Chromium with one window, that reaches this machine alone."""
 
-    def __init__(self, options):
+    def __init__(self):
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        # The sandbox needs what containers do not allow, and root may not have it.
+        flags = ("headless=new", "hide-scrollbars", "disable-gpu", "no-sandbox", "disable-dev-shm-usage")
+        for flag in (*flags, "host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"):
+            options.add_argument(f"--{flag}")
         self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
         self.driver.set_script_timeout(30)
         self.command = self.driver.execute_cdp_cmd
@@ -143,14 +134,24 @@ class Browser:
         ]
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with contextlib.closing(Browser()) as opened:
+        yield opened
+
+
 def visit(browser, address):
     """Everything that the checks find on a page."""
     browser.resize(SCREEN)
     browser.dress("light")
     browser.open(address)
-    found = browser.check("rawTex", "brokenImages", "requestsElsewhere", "contrast")
-    found["light"] = found.pop("contrast")
-    found |= {f"{name}{SCREEN}": each for name, each in browser.check("overflow", "splitWords").items()}
+    found = browser.check("rawTex", "brokenImages", "requestsElsewhere", "contrast", "overflow", "splitWords")
+    for check, name in (
+        ("contrast", "light"),
+        ("overflow", f"overflow{SCREEN}"),
+        ("splitWords", f"splitWords{SCREEN}"),
+    ):
+        found[name] = found.pop(check)
     browser.dress("dark")
     found |= browser.check("contrast", "darkFigures")
     found["dark"] = found.pop("contrast")
@@ -159,9 +160,18 @@ def visit(browser, address):
     return found | {"console": browser.messages()}
 
 
+def visit_all(address, names):
+    with contextlib.closing(Browser()) as browser:
+        return {name: visit(browser, address + urllib.parse.quote(name)) for name in names}
+
+
 @pytest.fixture(scope="module")
-def visits(browser, address):
-    return {name: visit(browser, address + urllib.parse.quote(name)) for name in pages()}
+def visits(address):
+    """What the checks find, by page; two browsers share the pages."""
+    names = list(pages())
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        halves = list(pool.map(functools.partial(visit_all, address), (names[::2], names[1::2])))
+    return halves[0] | halves[1]
 
 
 @pytest.mark.parametrize(
