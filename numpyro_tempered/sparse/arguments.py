@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -101,11 +102,17 @@ def as_regression(x: Numbers, y: Numbers, prior: Prior, init: ArrayLike | None) 
         probs, scale = jnp.append(probs, 1.0), jnp.append(scale, intercept)
         start = None if start is None else jnp.append(start, 0.0)
     dtype = jnp.result_type(float)
-    scale = jnp.asarray(scale, dtype)
+
+    def rounded(values: Numbers) -> Array:
+        # On the host where they are there, as each conversion would be a program.
+        is_there = isinstance(values, np.ndarray)
+        return jax.device_put(np.asarray(values, dtype)) if is_there else jnp.asarray(values, dtype)
+
+    scale = rounded(scale)
     return Regression(
-        jnp.asarray(x, dtype),
-        jnp.asarray(y, dtype),
-        SpikeSlab(jnp.asarray(probs, dtype), jnp.zeros_like(scale), scale),
-        jnp.asarray(centre, dtype),
-        None if start is None else jnp.asarray(start, dtype),
+        rounded(x),
+        rounded(y),
+        SpikeSlab(rounded(probs), jnp.zeros_like(scale), scale),
+        rounded(centre),
+        None if start is None else rounded(start),
     )
