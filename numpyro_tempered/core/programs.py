@@ -23,9 +23,9 @@ from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
 
-# So many operations on single numbers take a tenth of a second without LLVM's passes, which take longer. Loops of
-# a length that is not known count as so many rounds.
-FEW_OPERATIONS, ROUNDS = 5e8, 30
+# Programs of at most this many operations on single numbers, in all their runs, lose ten milliseconds without LLVM's
+# passes, which take a tenth of a second or more. A loop of unknown length counts as this many rounds.
+FEW_OPERATIONS, ROUNDS = 5e7, 30
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
 _STARTED: weakref.WeakSet = weakref.WeakSet()
