@@ -3,11 +3,13 @@
 import html
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from numpyro_tempered.core.typing import ArrayLike
 
 C = TypeVar("C", bound=type)
 # Columns of a terminal, and numbers of an array that are shown.
@@ -21,7 +23,7 @@ def add_repr(cls: C) -> C:
     return cls
 
 
-def text(result: Any) -> str:
+def text(result: tuple) -> str:
     """The name of the class, and a line for each field."""
     rows = fields(result)
     margin = max((len(name) for name, _ in rows), default=0) + 4
@@ -33,7 +35,7 @@ def text(result: Any) -> str:
     return "\n".join([type(result).__name__, *lines])
 
 
-def table(result: Any) -> str:
+def table(result: tuple) -> str:
     """The same for a notebook, as HTML."""
     rows = "".join(
         f'<tr><th style="text-align:left">{html.escape(name)}</th>'
@@ -43,12 +45,17 @@ def table(result: Any) -> str:
     return f"<table><caption>{html.escape(type(result).__name__)}</caption><tbody>{rows}</tbody></table>"
 
 
-def fields(result: Any) -> list[tuple[str, str]]:
+def fields(result: tuple) -> list[tuple[str, str]]:
     """Names and values of the fields, as words."""
-    return [(name, words(getattr(result, name)) or "(empty)") for name in result._fields]
+    return [(name, words(getattr(result, name)) or "(empty)") for name in names_of(result)]
 
 
-def words(value: Any) -> str:
+def names_of(result: tuple) -> tuple[str, ...]:
+    """The names of the fields of a NamedTuple."""
+    return getattr(result, "_fields", ())
+
+
+def words(value: object) -> str:
     """A value in few words: numbers in full, large arrays by their type, collections by what they hold."""
     if value is None or isinstance(value, bool | str):
         return str(value)
@@ -68,7 +75,7 @@ def words(value: Any) -> str:
     return type(value).__name__
 
 
-def _array(value: Any) -> str:
+def _array(value: ArrayLike) -> str:
     kind = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     is_plain = jnp.issubdtype(kind, np.number) or jnp.issubdtype(kind, np.bool_)
     if isinstance(value, jax.core.Tracer) or np.size(value) > FEW or not is_plain:
@@ -79,10 +86,10 @@ def _array(value: Any) -> str:
     return " ".join(np.array2string(numbers, precision=4, suppress_small=True).split())
 
 
-def _tuple(value: Any) -> str:
+def _tuple(value: tuple) -> str:
     if hasattr(value, "name") and isinstance(value.name, str):
         return value.name
-    inner = ", ".join(f"{name} {words(getattr(value, name))}" for name in value._fields)
+    inner = ", ".join(f"{name} {words(getattr(value, name))}" for name in names_of(value))
     return textwrap.shorten(f"{type(value).__name__}: {inner}", 2 * WIDTH, placeholder=" ...")
 
 

@@ -210,15 +210,15 @@ class fast_jit:
             )
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """Run the program."""
         return (self._inside if is_traced(args, kwargs) else self._outside())(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """As of ``jax.jit``."""
         return self._outside().lower(*args, **kwargs)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """As of ``jax.jit``."""
         return self._inside.eval_shape(*args, **kwargs)
 
