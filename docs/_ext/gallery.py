@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "examples" / "gallery"
+# The site fetches nothing from another host, also not the badge.
+BADGE, OWN_BADGE = "https://colab.research.google.com/assets/colab-badge.svg", "../_static/colab.svg"
 
 
 def figures(cell):
@@ -34,7 +36,7 @@ def heading(notebook):
     if title is None:
         raise ValueError("the first cell of a notebook of the gallery is a heading, # Title, and a paragraph")
     paragraphs = [each.strip() for each in text[title.end() :].split("\n\n")]
-    prose = [each for each in paragraphs if each and not each.startswith(("[![", "<", "#"))]
+    prose = [each for each in paragraphs if each and not re.match(r"\[!?\[|\[\w+\]:|<|#", each)]
     return title[1].strip(), " ".join(prose[0].split()) if prose else ""
 
 
@@ -55,7 +57,7 @@ def write(app):
         figure, (title, sentence) = thumbnail(notebook), heading(notebook)
         if figure:
             (folder / f"{path.stem}.png").write_bytes(figure)
-        shutil.copy(path, folder)
+        (folder / path.name).write_text(path.read_text().replace(BADGE, OWN_BADGE))
         cards.append(card(path, f"{path.stem}.png" if figure else None, title, sentence))
         names.append(path.stem)
     index = (
