@@ -31,10 +31,11 @@ QUERIES = {
     "ArviZ": "read_results_in_arviz",
     "calibration": "how_much_to_temper",
     "changepoint": "follow_a_drift",
+    "clustered survey": "clustered_survey",
     "coverage": "how_much_to_temper",
     "cross-validation": "read_results_in_arviz",
     "drift": "follow_a_drift",
-    "GPU": "index",
+    "GPU": "use_a_device",
     "how many clusters": "how_many_components",
     "install": "index",
     "learning rate": "learn_without_a_learning_rate",
@@ -45,6 +46,7 @@ QUERIES = {
     "OnlineVI": "numpyro_tempered.OnlineVI",
     "optimiser": "which_batch_optimiser",
     "outliers": "survive_bad_data",
+    "overdispersed counts": "overdispersed_counts",
     "partial_fit": "learn_a_long_stream",
     "power posterior": "decorate_a_model",
     "power prior": "temper_some_data",
@@ -57,6 +59,7 @@ QUERIES = {
     "stream": "learn_a_long_stream",
     "temper prior": "what_tempering_is_not",
     "variable selection": "sparse_regression",
+    "which model": "which_of_five_models",
 }
 PICTURED = [
     *("index", "quickstart", "choose_alpha", "read_results_in_arviz"),
