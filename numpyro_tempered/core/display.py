@@ -59,7 +59,7 @@ def words(value: object) -> str:
     """A value in few words: numbers in full, large arrays by their type, collections by what they hold."""
     if value is None or isinstance(value, bool | str):
         return str(value)
-    if isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
+    if isinstance(value, jax.Array | np.ndarray | np.number | np.bool_ | int | float):
         return _array(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _tuple(value)

@@ -23,8 +23,8 @@ from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
 
-# Programs of at most this many operations on single numbers, in all their runs, lose ten milliseconds without LLVM's
-# passes, which take a tenth of a second or more. A loop of unknown length counts as this many rounds.
+# Programs of at most this many operations on single numbers, in all their runs, lose ten milliseconds without
+# LLVM's passes, which take a tenth of a second or more. A loop of unknown length counts as this many rounds.
 FEW_OPERATIONS, ROUNDS = 5e7, 30
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
