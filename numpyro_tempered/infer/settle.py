@@ -13,6 +13,7 @@ from numpyro.optim import Adam
 
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.progress import ProgressBar, progress
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
@@ -119,7 +120,7 @@ def settle(
     num_steps: int,
     num_restarts: int,
     tolerance: float,
-    progress_bar: bool,
+    progress_bar: ProgressBar,
 ) -> tuple[Guide, Params, np.ndarray, Convergence] | None:
     """Fit guides from several starts; the best with its parameters, losses and evidence.
 
@@ -133,7 +134,7 @@ def settle(
         num_steps: The most steps of each fit.
         num_restarts: Number of fits.
         tolerance: On the gap to the optimum.
-        progress_bar: Whether to show one.
+        progress_bar: Whether to show one; None where a fit takes some seconds.
 
     Returns:
         None where model or guide keep a state.
@@ -141,8 +142,6 @@ def settle(
     Raises:
         ValueError: If no step of the best fit had a finite gradient.
     """
-    from tqdm.auto import tqdm  # NumPyro's own dependency, which takes a while to import
-
     # One key for the values of all: they compare.
     *keys, value_key = jax.random.split(rng_key, num_restarts + 1)
     runs: list[tuple[Start, Settled]] = []
@@ -158,7 +157,7 @@ def settle(
             if start is None:
                 return None
             descent, starts = _descent(run_key, model, start, args, kwargs, loss=loss, num_steps=num_steps)
-        with tqdm(total=num_steps, disable=not progress_bar) as bar:
+        with progress(num_steps, "steps", progress_bar) as bar:
             run = descend(
                 descent,
                 starts,

@@ -11,6 +11,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
 from numpyro_tempered.core.programs import compile_once, run_program
+from numpyro_tempered.core.progress import progress_within
 from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.infer.averaged_adam import descend, is_worth_its_steps, select
@@ -86,16 +87,18 @@ class Settler(NamedTuple):
                 axes, starts = _where(is_mode, (new, self.starts), self.without_mode() if ends is None else ends)
         else:
             axes, starts = self.without_mode() if ends is None else ends
-        run = descend(
-            self.descent,
-            starts,
-            (inputs, axes),
-            run_key,
-            value_key=value_key,
-            step_size=STEP_SIZE,
-            num_steps=self.num_steps,
-            tolerance=self.tolerance,
-        )
+        with progress_within(self.num_steps, "steps") as bar:
+            run = descend(
+                self.descent,
+                starts,
+                (inputs, axes),
+                run_key,
+                value_key=value_key,
+                step_size=STEP_SIZE,
+                num_steps=self.num_steps,
+                tolerance=self.tolerance,
+                report=bar.update,
+            )
         evidence = [evidence_of(select(run, k), at_mode=bool(mode)) for k, mode in enumerate(is_mode)]
         return Fitted(self.params_of(axes, run.z), run.losses, evidence, (axes, run.z))
 

@@ -14,6 +14,7 @@ from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.result import (
     DataSummary,
     Run,
@@ -146,7 +147,7 @@ def fit_svi(
     tolerance: float = 0.05,
     num_restarts: int = 1,
     num_particles: int = 1000,
-    progress_bar: bool = False,
+    progress_bar: ProgressBar = None,
     **kwargs: object,
 ) -> TemperedFit:
     r"""Fit a guide to a tempered model until its ELBO has settled, and evaluate that with every constant.
@@ -179,7 +180,8 @@ def fit_svi(
         num_restarts: Fits from different starts, of which the best is returned: for models with several optima,
             which ``convergence.optima`` lists.
         num_particles: Draws for the ELBO reported at the end.
-        progress_bar: Show NumPyro's progress bar.
+        progress_bar: Whether to show the steps, by tqdm; None: where the fit takes some seconds, but not where
+            ``SVI.run`` makes it, which is slower with a bar.
         **kwargs: Keyword arguments of the model.
 
     Returns:
@@ -239,7 +241,7 @@ def fit_svi(
         steps = NUM_STEPS_GIVEN if num_steps is None else num_steps
         optimiser = default_optim(steps) if optim is None else optim
         svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
-        result = svi.run(fit_key, steps, *args, progress_bar=progress_bar, **kwargs)
+        result = svi.run(fit_key, steps, *args, progress_bar=bool(progress_bar), **kwargs)
         fitted = instance, result.params, result.losses, judge_losses(np.asarray(result.losses), optim)
     instance, params, losses, evidence = fitted
     keys = (elbo_key, later_key)

@@ -129,7 +129,9 @@ class ArraySource(NamedTuple):
             return compiled_ascent(state, problem, blocks, np.int32(until), *numbers, **static)
 
         programs.wait_for(compiled_ascent)
-        stride = STRIDE if limits.progress_bar else limits.max_iter
+        # Of few rows all passes are one call.
+        is_shown = self.is_large if limits.progress_bar is None else limits.progress_bar
+        stride = STRIDE if is_shown else limits.max_iter
         num_starts = len(jax.tree.leaves(states)[0])
         parts = []
         for some in self.groups(num_starts):

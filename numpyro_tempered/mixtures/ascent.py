@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_tempered.core import ascent
 from numpyro_tempered.core.ascent import Ascent, Iterate, Step
 from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.progress import ProgressBar, progress
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
@@ -81,7 +82,7 @@ class Limits(NamedTuple):
     num_restarts: int
     max_iter: int
     tolerance: float | None
-    progress_bar: bool
+    progress_bar: ProgressBar
 
     def tolerance_at(self, dtype: np.dtype) -> float:
         """The tolerance for data of a precision."""
@@ -89,7 +90,9 @@ class Limits(NamedTuple):
         return default if self.tolerance is None else self.tolerance
 
 
-def check_limits(num_restarts: int, max_iter: int, tolerance: float | None, progress_bar: bool = False) -> Limits:
+def check_limits(
+    num_restarts: int, max_iter: int, tolerance: float | None, progress_bar: ProgressBar = False
+) -> Limits:
     """The limits of an ascent.
 
     Raises:
@@ -214,20 +217,13 @@ def ascend(
     with progress(max_iter, "passes", limits.progress_bar) as bar:
         for until in range(stride, max_iter + stride, stride):
             state = advance(state, min(until, max_iter))
-            if limits.progress_bar:
+            if limits.progress_bar is not False:
                 bar.update(int(state.num_steps) - bar.n)
                 best, num_active = float(np.asarray(state.objective).max()), int(np.asarray(state.active).sum())
                 bar.set_postfix(objective=f"{best:.6g}", active=num_active)
             if not np.asarray(state.active).any():
                 break
     return state
-
-
-def progress(total: int, unit: str, show: bool) -> Any:
-    """A bar of tqdm, which does nothing unless it is to be shown."""
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, unit=f" {unit}", disable=not show)
 
 
 @partial(jax.jit, static_argnames=("function", "component"))

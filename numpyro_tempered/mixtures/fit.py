@@ -3,6 +3,7 @@
 from functools import partial
 
 from numpyro_tempered.core.checks import check_count, key_first
+from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures.array import array_source
 from numpyro_tempered.mixtures.ascent import check_limits
@@ -34,7 +35,7 @@ def fit(
     tolerance: float | None = None,
     max_iter: int = 1000,
     num_samples: int = 100,
-    progress_bar: bool = False,
+    progress_bar: ProgressBar = None,
 ) -> MixtureFit:
     r"""Fit a mixture by tempered coordinate ascent.
 
@@ -66,7 +67,7 @@ def fit(
             weights; 1e-8 in double precision by default, and 1e-6 in single.
         max_iter: Upper limit of passes over the data.
         num_samples: Draws for E1, each a pass over the data; with 0 E1 is left out.
-        progress_bar: Whether to show passes and objective, by tqdm.
+        progress_bar: Whether to show passes and objective, by tqdm; None: where the fit takes some seconds.
 
     Returns:
         A :class:`MixtureFit`. A warning says when its restart has not converged.
@@ -115,7 +116,7 @@ def fit_chunks(
     num_samples: int = 100,
     num_start_rows: int = 65536,
     size: int = 65536,
-    progress_bar: bool = False,
+    progress_bar: ProgressBar = None,
 ) -> MixtureFit:
     r"""Fit a mixture by tempered coordinate ascent, data in chunks.
 
@@ -141,7 +142,7 @@ def fit_chunks(
         num_start_rows: Rows, drawn at random, that starts see; where all data are no more, starts are those of
             :func:`fit`. Their sums are scaled to all data.
         size: Rows in a block, the unit that is compiled and moved to the device.
-        progress_bar: Whether to show iterations, by tqdm.
+        progress_bar: Whether to show iterations, by tqdm; None: where the fit takes some seconds.
 
     Returns:
         A :class:`MixtureFit`. A warning says when its restart has not converged.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, key_first
+from numpyro_tempered.core.progress import ProgressBar, progress
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import ascent, stochastic
 from numpyro_tempered.mixtures.ascent import History, Limits, finite_or_least, restart
@@ -44,7 +45,7 @@ def fit_stochastic(
     num_samples: int = 100,
     num_start_rows: int = 65536,
     size: int = 65536,
-    progress_bar: bool = False,
+    progress_bar: ProgressBar = None,
 ) -> MixtureFit:
     r"""Fit a mixture by stochastic variational inference, where even one pass over the data is expensive.
 
@@ -70,7 +71,7 @@ def fit_stochastic(
         num_samples: Draws for E1.
         num_start_rows: Rows, drawn at random, that starts see.
         size: Rows that are moved to the device and shuffled together.
-        progress_bar: Whether to show blocks of rows, by tqdm.
+        progress_bar: Whether to show blocks of rows, by tqdm; None: where the fit takes some seconds.
 
     Returns:
         A :class:`MixtureFit` with F and E1 over all data. ``converged`` is False, since steps that shrink end
@@ -136,7 +137,7 @@ def step_through(
     component, generator = source.data.component, generator_of(rng_key, SAMPLE + 1)
     total = jnp.asarray(source.data.total, source.data.rows.dtype)
     num_blocks = limits.max_iter * -(-source.num_rows // source.size)
-    with ascent.progress(num_blocks, "blocks", limits.progress_bar) as bar:
+    with progress(num_blocks, "blocks", limits.progress_bar) as bar:
         for _ in range(limits.max_iter):
             for rows, weight in source.read():
                 order = generator.permutation(source.size).reshape(-1, batch_size)

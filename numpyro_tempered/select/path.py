@@ -15,6 +15,7 @@ from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.progress import ProgressBar, progress_bars, progress_within
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
@@ -73,6 +74,7 @@ def temper_path(
     loss: ELBO | None = None,
     coords: Coords | None = None,
     dims: Dims | None = None,
+    progress_bar: ProgressBar = None,
     **kwargs: object,
 ) -> Any:
     r"""The tempered posteriors of a grid of alphas, with the evidence and the expected log-likelihood of each.
@@ -141,6 +143,7 @@ def temper_path(
         loss: SVI: ELBO of NumPyro to optimise; by default that of :func:`fit_svi`.
         coords: Coordinate values by dimension.
         dims: Names of the event dimensions by variable, without chain, draw and alpha.
+        progress_bar: Whether to show steps or alphas, by tqdm; None: where they take some seconds.
         **kwargs: Keyword arguments of the model.
 
     Returns:
@@ -186,10 +189,12 @@ def temper_path(
     algorithm = build_method(method, temper(data.model, float(grid[-1])))
     if isinstance(algorithm, MCMCKernel):
         chains = MCMCOptions(num_warmup, num_samples, num_chains, chain_method)
-        path = _sample(key, ChainSampler(data, method, chains), grid, divergence_fields(algorithm, data))
+        with progress_bars(progress_bar):
+            path = _sample(key, ChainSampler(data, method, chains), grid, divergence_fields(algorithm, data))
     else:
         options = check_guide_options(GuideOptions(num_steps, tolerance, loss, None))
-        path = _fit(key, data, algorithm, grid, num_samples, options)
+        with progress_bars(progress_bar):
+            path = _fit(key, data, algorithm, grid, num_samples, options)
     advise_cache("temper_path", began)
     return _report(path, data, grid, name_of(algorithm), coords or {}, dims or {})
 
@@ -263,9 +268,12 @@ def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tup
         # A concrete 0 leaves the likelihood out, gradients and all.
         first, start = jax.jit(lambda key: run(key, 0.0, None))(keys[0])
     path = [first]
-    for key, alpha in zip(keys[1:], grid[1:], strict=True):
-        draws, start = program(key, jnp.asarray(alpha), start)
-        path.append(draws)
+    with progress_within(len(grid) - 1, "alphas") as bar:
+        for key, alpha in zip(keys[1:], grid[1:], strict=True):
+            draws, start = program(key, jnp.asarray(alpha), start)
+            path.append(draws)
+            jax.block_until_ready(start)
+            bar.update()
     values, stats = jax.tree.map(lambda *parts: np.stack(parts, axis=2), *path)
     stats["log_lik"] = stats["log_lik"].astype(np.float64)
     check_finite(grid, stats["log_lik"], at_zero=data.prior_is_exact)

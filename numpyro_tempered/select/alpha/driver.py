@@ -1,6 +1,6 @@
 """The choice of alpha: checks, fits along a grid, and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,6 +9,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
+from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
@@ -60,6 +61,7 @@ def select_alpha(
     chain_method: str = "sequential",
     coords: Coords | None = None,
     dims: Dims | None = None,
+    progress_bar: ProgressBar = None,
     **kwargs: object,
 ) -> AlphaChoice:
     r"""Choose the power alpha of the likelihood, by a criterion with a stated aim.
@@ -132,6 +134,7 @@ def select_alpha(
         chain_method: MCMC: ``"sequential"`` or ``"vectorized"``.
         coords: Coordinate values by dimension, of the chosen posterior.
         dims: Names of the event dimensions by variable.
+        progress_bar: Whether to show steps or alphas, by tqdm; None: where they take some seconds.
         **kwargs: Keyword arguments of the model; those with the name of an argument above go by position, or by
             ``functools.partial``.
 
@@ -174,6 +177,7 @@ def select_alpha(
         check_guide_options(GuideOptions(num_steps, tolerance, loss, expectation)),
         check_sizes(Sizes(num_samples, num_refit_samples)),
         MCMCOptions(num_warmup, num_samples, num_chains, chain_method),
+        progress_bar,
     )
     data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs)
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
@@ -189,10 +193,7 @@ def select_alpha(
         # What no criterion looks at is not fitted unless it is asked for.
         grid = np.union1d(grid if judges or alphas is not None else [], [verdicts[0].alpha])
     if isinstance(algorithm, OnlineVI):
-        if names := [judge.name for judge, _ in judges if judge.stream is None]:
-            raise ValueError(
-                f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel."
-            )
+        _check_streamed(judge for judge, _ in judges)
         streams = Streams(method_key, task, method, algorithm, grid)
         of_stream = grid, task.dependence, streams.losses
         verdicts += [judge.stream(key, *of_stream) for judge, key in judges if judge.stream is not None]
@@ -226,21 +227,29 @@ def select_alpha(
     return AlphaChoice(verdict.alpha, fit, _report(posterior, grid, columns, powers, attrs), advice)
 
 
+def _check_streamed(judges: Iterable[Criterion]) -> None:
+    """Refuse criteria that a stream cannot serve."""
+    if names := [judge.name for judge in judges if judge.stream is None]:
+        raise ValueError(f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel.")
+
+
 class _Options(NamedTuple):
     """The options of all methods."""
 
     guides: GuideOptions
     sizes: Sizes
     mcmc: MCMCOptions
+    progress_bar: ProgressBar
 
 
 def _fit_grid(rng_key: Array, task: Task, method: Method, query: Query, options: _Options) -> Fits:
     """The posteriors of a query, by a guide or a kernel."""
     # A guide is set up once, by the program that fits it.
     algorithm = build_method(method, temper(task.model, float(query.alphas[-1])), online=True)
-    if isinstance(algorithm, MCMCKernel):
-        return sample_all(rng_key, task, method, algorithm, query, options.mcmc)
-    return fit_all(rng_key, task, Recipe(method, algorithm), query, options.guides, options.sizes)
+    with progress_bars(options.progress_bar):
+        if isinstance(algorithm, MCMCKernel):
+            return sample_all(rng_key, task, method, algorithm, query, options.mcmc)
+        return fit_all(rng_key, task, Recipe(method, algorithm), query, options.guides, options.sizes)
 
 
 def _report(

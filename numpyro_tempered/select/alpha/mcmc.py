@@ -10,6 +10,7 @@ from numpyro.infer import HMC, MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 
+from numpyro_tempered.core.progress import progress_within
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.draws import name_of
@@ -151,21 +152,23 @@ def sample_all(
     weights = jnp.asarray(query.weights(task.num_data), jnp.result_type(float))
     keys = jax.random.split(key, (len(alphas), len(weights)))
     totals, pointwise_log_lik, summaries, r_hat = [], [], [], []
-    for alpha, alpha_keys in zip(alphas, keys, strict=True):
-        power = jnp.asarray(alpha, jnp.result_type(float))
-        at_next_alpha = None
-        for stage_key, stage_weights in zip(alpha_keys, weights, strict=True):
-            summary, values, log_lik, each, start = jax.device_get(
-                program(stage_key, power, stage_weights, start)
-            )
-            summaries.append(summary)
-            if at_next_alpha is None:
-                # The alpha above starts where this one has all data.
-                at_next_alpha = start
-                totals.append(np.asarray(log_lik, np.float64))
-                pointwise_log_lik.append(each)
-                r_hat.append(largest_r_hat([v[:, :, None] for v in (*values.values(), log_lik)])[0])
-        start = at_next_alpha
+    with progress_within(len(alphas), "alphas") as bar:
+        for alpha, alpha_keys in zip(alphas, keys, strict=True):
+            power = jnp.asarray(alpha, jnp.result_type(float))
+            at_next_alpha = None
+            for stage_key, stage_weights in zip(alpha_keys, weights, strict=True):
+                summary, values, log_lik, each, start = jax.device_get(
+                    program(stage_key, power, stage_weights, start)
+                )
+                summaries.append(summary)
+                if at_next_alpha is None:
+                    # The alpha above starts where this one has all data.
+                    at_next_alpha = start
+                    totals.append(np.asarray(log_lik, np.float64))
+                    pointwise_log_lik.append(each)
+                    r_hat.append(largest_r_hat([v[:, :, None] for v in (*values.values(), log_lik)])[0])
+            start = at_next_alpha
+            bar.update()
     log_lik = np.stack(totals)
     check_finite(alphas, np.moveaxis(log_lik, 0, -1), at_zero=False)
     if np.max(r_hat) > LARGEST_R_HAT:

@@ -1,0 +1,89 @@
+"""Progress bars: off, on, and where a call takes some seconds."""
+
+import functools
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import NUTS
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_tempered as nt
+from numpyro_tempered.core import progress as progress_module
+from numpyro_tempered.core.progress import progress, progress_bars, progress_within
+
+Y = np.random.default_rng(0).normal(size=20)
+
+
+def normal(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("choice", "is_seen"), [(True, True), (False, False), (None, False)])
+def test_a_short_loop_shows_a_bar_only_if_asked(choice, is_seen, capsys):
+    with progress(3, "steps", choice) as bar:
+        for _ in range(3):
+            bar.update()
+    assert ("3/3" in capsys.readouterr().err) == is_seen
+
+
+def test_a_long_loop_shows_one_by_itself(capsys, monkeypatch):
+    monkeypatch.setattr(progress_module, "DELAY", 1e-9)
+    with progress(3, "steps", None) as bar:
+        for _ in range(3):
+            bar.update()
+    assert "3/3" in capsys.readouterr().err
+
+
+def test_loops_within_show_what_the_call_asks_for(capsys):
+    def loop():
+        with progress_within(2, "alphas") as bar:
+            bar.update(2)
+        return capsys.readouterr().err
+
+    assert loop() == ""
+    with progress_bars(True):
+        assert "2/2" in loop()
+        with progress_bars(False):
+            assert loop() == ""
+        assert "2/2" in loop()
+    assert loop() == ""
+
+
+X = np.concatenate([Y - 5.0, Y + 5.0])[:, None]
+COMPONENT = nt.components.known_variance(1, prior_scale=10.0)
+SAMPLER = {"num_warmup": 10, "num_samples": 10}
+CALLS = {
+    "fit_svi": functools.partial(nt.fit_svi, jax.random.key(0), normal, AutoNormal, Y),
+    "temper_path by a guide": functools.partial(
+        nt.temper_path, jax.random.key(0), normal, AutoNormal, Y, alphas=[0.5, 1.0]
+    ),
+    "temper_path by NUTS": functools.partial(
+        nt.temper_path, jax.random.key(0), normal, NUTS, Y, alphas=[0.5, 1.0], **SAMPLER
+    ),
+    "select_alpha by a guide": functools.partial(
+        nt.select_alpha, jax.random.key(0), normal, AutoNormal, Y, alphas=[0.5, 1.0], criterion=nt.alpha.lyddon()
+    ),
+    "mixtures.fit": functools.partial(nt.mixtures.fit, jax.random.key(0), X, COMPONENT, num_components=2),
+    "mixtures.fit_chunks": functools.partial(
+        nt.mixtures.fit_chunks, jax.random.key(0), [X], COMPONENT, num_components=2
+    ),
+}
+UNIT = {"mixtures.fit", "fit_svi"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in UNIT else pytest.mark.full) for name in CALLS]
+)
+def test_calls_show_a_bar_and_are_silent_without(name, capsys):
+    call = CALLS[name]
+    call(progress_bar=False)
+    assert capsys.readouterr().err == ""
+    call(progress_bar=True)
+    shown = capsys.readouterr().err
+    assert any(unit in shown for unit in ("steps", "alphas", "passes"))
