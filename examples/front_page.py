@@ -5,6 +5,7 @@ captions to a folder (``--output``). ``--small`` does the same with fewer sample
 """
 
 import argparse
+import json
 import platform
 import tempfile
 from functools import partial
@@ -28,6 +29,7 @@ from statsmodels.datasets import randhie
 
 import numpyro_tempered as nt
 
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 # What a caption says of a 95% interval.
 QUANTILE = 1.96
 
@@ -184,14 +186,46 @@ def draw_choose():
     return {"flowers": len(x), "selected": best, "margin": float(values[best] - values.drop(best).max())}
 
 
+def draw_alpha(path):
+    """A slider: the rate of visits by a sample of 250 people and its 95% band, at powers from 1 down to 0.05."""
+    x, y, names = doctor_visits()
+    rows = np.random.default_rng(2019).choice(len(y), 250, replace=False)
+    column = names.index("disea")
+    at = np.linspace(-1.5, 3.0, 46)
+    design = np.zeros((len(at), x.shape[1]))
+    design[:, 0], design[:, column] = 1.0, at
+    frames = []
+    for alpha in np.round(np.geomspace(1.0, 0.05, 21), 3):
+        fit = nt.fit_gaussian(
+            jax.random.key(0), visits, AutoMultivariateNormal, x[rows], y[rows], alpha=float(alpha)
+        )
+        loc, root = (np.asarray(fit.params[f"auto_{name}"]) for name in ("loc", "scale_tril"))
+        centre, width = design @ loc, QUANTILE * np.linalg.norm(design @ root, axis=1)
+        effect, spread = loc[column], QUANTILE * np.linalg.norm(root[column])
+        times = [f"{np.exp(effect + step):.2f}" for step in (0.0, -spread, spread)]
+        frames.append(
+            {
+                "alpha": float(alpha),
+                "rate": np.exp(centre).round(2).tolist(),
+                "low": np.exp(centre - width).round(2).tolist(),
+                "high": np.exp(centre + width).round(2).tolist(),
+                "says": f"alpha = {alpha:.2f}: 250 people count as {250 * alpha:.0f}. One standard deviation of "
+                f"diseases multiplies visits by {times[0]} ({times[1]} to {times[2]}).",
+            }
+        )
+    points = [[float(a), int(b)] for a, b in zip(x[rows, column].round(2), y[rows], strict=True)]
+    page = (DOCS / "_templates" / "alpha_slider.html").read_text()
+    data = {"x": at.round(2).tolist(), "points": points, "frames": frames}
+    path.write_text(page.replace("DATA", json.dumps(data, separators=(",", ":"))))
+
+
 def main():
     """Draw the three figures and write the numbers of their captions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="fewer samples and patients, to a temporary folder")
     parser.add_argument("--output", type=Path, help="folder; docs/results, or a temporary one if small")
     options = parser.parse_args()
-    results = Path(__file__).resolve().parents[1] / "docs" / "results"
-    output = options.output or (Path(tempfile.mkdtemp()) if options.small else results)
+    output = options.output or (Path(tempfile.mkdtemp()) if options.small else DOCS / "results")
     output.mkdir(parents=True, exist_ok=True)
     plt.style.use("numpyro_tempered.plots.house")
     parts = {
@@ -205,6 +239,7 @@ def main():
         plt.gcf().savefig(output / f"front_{name}.png")
         plt.close("all")
         print(name, numbers[name])
+    draw_alpha(output / "front_alpha.html")
     rows = [(part, name, value) for part, values in numbers.items() for name, value in values.items()]
     pd.DataFrame(rows, columns=["figure", "number", "value"]).to_csv(output / "front.csv", index=False)
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered"))

@@ -85,7 +85,7 @@ def temper_a_model(x, y, names, num_draws):
         print(f"\nPosterior by {name}")
         print(az.summary(data, var_names=["weights"], kind=kind).to_string())
 
-    _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    _, ax = plt.subplots()
     for i, (name, data) in enumerate(results.items()):
         draws = data["posterior"]["weights"].values.reshape(-1, len(names))
         low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
@@ -94,8 +94,8 @@ def temper_a_model(x, y, names, num_draws):
     ax.set_yticks(np.arange(len(names)), names)
     ax.invert_yaxis()
     ax.set(xlabel="weight (median and 90% interval)", title="Logistic regression, 569 patients")
-    ax.grid(axis="x", alpha=0.3)
-    ax.legend(frameon=False)
+    ax.grid(visible=False, axis="y")
+    ax.legend()
 
 
 def learn_a_stream(x, y):
@@ -172,6 +172,7 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("quickstart_output"), help="folder for the figures")
     options = parser.parse_args()
     begin = time.perf_counter()
+    plt.style.use("numpyro_tempered.plots.house")
     x, y, names = load_data()
     num_draws = 200 if options.small else 1000
     figures = {

@@ -218,9 +218,10 @@ def ascend(
         for until in range(stride, max_iter + stride, stride):
             state = advance(state, min(until, max_iter))
             if limits.progress_bar is not False:
-                bar.update(int(state.num_steps) - bar.n)
                 best, num_active = float(np.asarray(state.objective).max()), int(np.asarray(state.active).sum())
-                bar.set_postfix(objective=f"{best:.6g}", active=num_active)
+                # A refresh would show the bar before its time.
+                bar.set_postfix(objective=f"{best:.6g}", active=num_active, refresh=False)
+                bar.update(int(state.num_steps) - bar.n)
             if not np.asarray(state.active).any():
                 break
     return state

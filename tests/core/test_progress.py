@@ -84,6 +84,9 @@ def test_calls_show_a_bar_and_are_silent_without(name, capsys):
     call = CALLS[name]
     call(progress_bar=False)
     assert capsys.readouterr().err == ""
+    if name in UNIT:  # and compiled before
+        call()
+        assert capsys.readouterr().err == ""
     call(progress_bar=True)
     shown = capsys.readouterr().err
     assert any(unit in shown for unit in ("steps", "alphas", "passes"))
