@@ -40,7 +40,7 @@ def plot_comparison(data: "ArviZData | HoldsData", ax: "Axes | None" = None) -> 
     ax.axvline(0.0, color="0.3", linestyle="--", linewidth=1.0)
     ax.set_yticks(position, [str(name) for name in rows.index])
     ax.invert_yaxis()
-    ax.set_xlabel("penalised ELBO minus the best (nats, ± 2 Monte Carlo standard errors)")
+    ax.set_xlabel("penalised ELBO less the best, nats (± 2 s.e.)")
     ax.grid(axis="x", alpha=0.3)
     return ax
 
