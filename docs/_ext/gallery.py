@@ -30,14 +30,16 @@ def thumbnail(notebook):
 
 
 def heading(notebook):
-    """Title and first sentence or two of a notebook, without its badge."""
+    """Title of a notebook, and its question: what is bold in its first paragraph, or else that paragraph."""
     text = "".join(notebook["cells"][0]["source"])
     title = re.search(r"^# (.+)$", text, re.MULTILINE)
     if title is None:
         raise ValueError("the first cell of a notebook of the gallery is a heading, # Title, and a paragraph")
     paragraphs = [each.strip() for each in text[title.end() :].split("\n\n")]
     prose = [each for each in paragraphs if each and not re.match(r"\[!?\[|\[\w+\]:|<|#", each)]
-    return title[1].strip(), " ".join(prose[0].split()) if prose else ""
+    first = " ".join(prose[0].split()) if prose else ""
+    question = re.search(r"\*\*(.+?)\*\*", first)
+    return title[1].strip(), question[1] if question else first
 
 
 def card(path, image, title, sentence):
