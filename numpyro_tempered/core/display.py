@@ -78,7 +78,9 @@ def words(value: object) -> str:
 def _array(value: ArrayLike) -> str:
     kind = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     is_plain = jnp.issubdtype(kind, np.number) or jnp.issubdtype(kind, np.bool_)
-    if isinstance(value, jax.core.Tracer) or np.size(value) > FEW or not is_plain:
+    # Memory that was donated to a program is gone.
+    is_gone = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted()
+    if isinstance(value, jax.core.Tracer) or is_gone or np.size(value) > FEW or not is_plain:
         return f"{kind}{list(np.shape(value))}"
     numbers = np.asarray(value)
     if numbers.ndim == 0:

@@ -138,3 +138,9 @@ def test_results_fit_on_a_screen():
     assert len(lines) <= 24
     assert max(map(len, lines)) <= WIDTH
     assert f"{fit.objective:.6g}" in repr(fit)
+
+
+def test_arrays_that_are_deleted_are_named_by_type_and_shape():
+    array = jnp.ones(3)
+    array.delete()
+    assert words(array) == "float32[3]"
