@@ -50,7 +50,8 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
 def _to_jax(leaf: object) -> Array:
     """``jnp.asarray``, which takes ten microseconds to find that it has nothing to do, or compiles a copy."""
     leaf = leaf if isinstance(leaf, jax.Array) else fill_masked(leaf)
-    return jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    # A copy, as JAX reads the memory of NumPy's arrays, which a stream may fill with its next round meanwhile.
+    return jax.device_put(np.array(leaf)) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
 
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:

@@ -104,9 +104,9 @@ def as_regression(x: Numbers, y: Numbers, prior: Prior, init: ArrayLike | None) 
     dtype = jnp.result_type(float)
 
     def rounded(values: Numbers) -> Array:
-        # On the host where they are there, as each conversion would be a program.
+        # On the host where they are there, as each conversion would be a program; a copy, as theirs may change.
         is_there = isinstance(values, np.ndarray)
-        return jax.device_put(np.asarray(values, dtype)) if is_there else jnp.asarray(values, dtype)
+        return jax.device_put(np.array(values, dtype)) if is_there else jnp.asarray(values, dtype)
 
     scale = rounded(scale)
     return Regression(

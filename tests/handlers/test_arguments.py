@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_tempered as nt
 from numpyro_tempered.core.model_arguments import as_array, is_list, separate, stream_arrays
 from numpyro_tempered.handlers.arguments import model_arguments
+from numpyro_tempered.online.streams.load import _to_device
 
 Y = np.array([1.0, 0.0, 3.0])
 HOLES = np.array([1.0, np.nan, 3.0])
@@ -78,6 +79,18 @@ def test_masked_data_of_streams_and_models_are_missing():
     # What is masked compares as equal to anything.
     assert type(args[0]) is np.ndarray
     np.testing.assert_array_equal(args[0], HOLES)
+
+
+def test_arrays_that_a_stream_fills_anew_are_copied():
+    # JAX reads the memory of an array that begins at a multiple of 64 bytes in place.
+    room = np.zeros(4 * 100 + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    buffer = room[begin : begin + 4 * 100].view(np.float32)
+    (array,), _ = separate((buffer,), {})
+    exported = _to_device(buffer)
+    buffer[:] = 1.0
+    assert not array.any()
+    assert not exported.any()
 
 
 def test_lists_of_arrays_are_trees():

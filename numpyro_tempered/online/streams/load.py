@@ -85,7 +85,7 @@ class LoadedUpdate(NamedTuple):
         Raises:
             ValueError: If a structure, shape or dtype is another, or the rounds have no mask.
         """
-        return self._update(state, jax.device_put(np.asarray(mask)), args, kwargs)
+        return self._update(state, jax.device_put(np.array(mask)), args, kwargs)
 
     def sample_posterior(self, rng_key: Array, state: PyTree) -> dict[str, Array]:
         """Draws of the latent sites, on the scale of the model.
@@ -250,7 +250,8 @@ def _to_device(leaf: object) -> object:
     leaf = fill_masked(leaf)
     if is_list(leaf) or hasattr(leaf, "to_numpy"):
         leaf = as_array(leaf, "an argument of an update")
-    return jax.device_put(leaf) if hasattr(leaf, "ndim") or isinstance(leaf, float) else leaf
+    # A copy, as a stream may fill its arrays with the next round while this one runs.
+    return jax.device_put(np.array(leaf)) if hasattr(leaf, "ndim") or isinstance(leaf, float) else leaf
 
 
 def _check_kind(leaf: Array, kind: list | None, name: str) -> None:
