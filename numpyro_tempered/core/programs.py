@@ -6,7 +6,6 @@ import enum
 import functools
 import hashlib
 import math
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -19,13 +18,11 @@ import jax.extend.core
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.operations import compiler_options, count_operations
 from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
 
-# Programs of at most this many operations on single numbers, in all their runs, lose ten milliseconds without
-# LLVM's passes, which take a tenth of a second or more. A loop of unknown length counts as this many rounds.
-FEW_OPERATIONS, ROUNDS = 5e7, 30
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
 _STARTED: weakref.WeakSet = weakref.WeakSet()
@@ -244,35 +241,6 @@ def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:
         return jax.core.eval_jaxpr(jaxpr, (), *consts, *leaves)
 
     return jax.jit(program, compiler_options=options)
-
-
-def compiler_options(num_operations: float) -> dict[str, int] | None:
-    """On a CPU the passes of LLVM's first level alone: a third less to compile, and as fast.
-
-    For few operations, on single numbers and in all runs, none at all: another third less, and up to eight times
-    as long to run.
-    """
-    is_set = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
-    if is_set or jax.default_backend() != "cpu":
-        return None
-    return {"xla_backend_optimization_level": int(num_operations > FEW_OPERATIONS)}
-
-
-def count_operations(jaxpr: Any) -> float:
-    """About how many operations on single numbers a program does."""
-    total = 0.0
-    for equation in jaxpr.eqns:
-        parts = jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda part: isinstance(part, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr),
-        )
-        inner = [getattr(part, "jaxpr", part) for part in parts if hasattr(part, "eqns")]
-        if inner:
-            rounds = equation.params.get("length", ROUNDS if equation.primitive.name == "while" else 1)
-            total += rounds * sum(map(count_operations, inner))
-        else:
-            total += sum(math.prod(getattr(variable.aval, "shape", ())) for variable in equation.outvars)
-    return total
 
 
 def _equal_program(jaxpr: Any, num_runs: int) -> jax.stages.Wrapped:

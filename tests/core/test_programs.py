@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_tempered.core import programs
+from numpyro_tempered.core import operations, programs
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.programs import compile_once, run_program, share_trace, trace_once
 
@@ -137,12 +137,12 @@ def test_a_program_does_not_hold_the_data_of_its_first_run(count):
 
 def test_flags_that_are_set_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
-    assert programs.compiler_options(1) is None
+    assert operations.compiler_options(1) is None
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     on_cpu = jax.default_backend() == "cpu"
-    many = 2 * programs.FEW_OPERATIONS
-    assert programs.compiler_options(many) == ({"xla_backend_optimization_level": 1} if on_cpu else None)
-    assert programs.compiler_options(1) == ({"xla_backend_optimization_level": 0} if on_cpu else None)
+    many = 2 * operations.FEW_OPERATIONS
+    assert operations.compiler_options(many) == ({"xla_backend_optimization_level": 1} if on_cpu else None)
+    assert operations.compiler_options(1) == ({"xla_backend_optimization_level": 0} if on_cpu else None)
 
 
 def test_operations_are_counted_in_loops():
@@ -151,9 +151,24 @@ def test_operations_are_counted_in_loops():
         return jax.lax.while_loop(lambda y: y[0] < 3.0, jnp.exp, mapped[0])
 
     x = jnp.ones(100)
-    found = programs.count_operations(jax.make_jaxpr(loop)(x).jaxpr)
-    least = 7 * 2 * 100 + programs.ROUNDS * 100
+    found = operations.count_operations(jax.make_jaxpr(loop)(x).jaxpr)
+    least = 7 * 2 * 100 + operations.ROUNDS * 100
     assert least <= found <= 1.5 * least + 2000
+
+
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda x: jnp.ones((100, 500)) @ jnp.broadcast_to(x[0], (500, 20)), 100 * 500 * 20),
+        (jnp.sort, 100 * 100),
+        (jnp.cumsum, 25 * 100),
+        (lambda x: jax.random.gamma(jax.random.key(0), x), 1000 * 100),
+        (lambda x: jax.lax.igamma(x, x), 500 * 100),
+    ],
+    ids=["product", "sort", "cumsum", "gamma", "igamma"],
+)
+def test_operations_that_take_long_count_as_many(function, least):
+    assert operations.count_operations(jax.make_jaxpr(function)(jnp.ones(100)).jaxpr) >= least
 
 
 def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):
