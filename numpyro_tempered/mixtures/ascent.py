@@ -247,7 +247,8 @@ def restart(tree: T, index: int) -> T:
 def ended(state: Ascent[Visit[T]]) -> Ascent[Visit[T]]:
     """An ascent on the host, with objectives in double precision: -inf where one is not finite."""
     objective: Any = finite_or_least(state.objective)
-    return jax.tree.map(np.asarray, state)._replace(objective=objective)
+    on_host = jax.tree.map(np.asarray, state)
+    return on_host._replace(objective=objective)
 
 
 def finite_or_least(objectives: Array) -> np.ndarray:
