@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.extend.core
 
-# Programs of at most this many operations on single numbers, in all their runs, lose ten milliseconds without
+# Programs of at most this many operations on single numbers, in all their runs, lose tens of milliseconds without
 # LLVM's passes, which take a tenth of a second or more. A loop of unknown length counts as this many rounds.
 FEW_OPERATIONS, ROUNDS = 5e7, 30
 # What loses at level 0 as many additions do, as measured.
