@@ -16,8 +16,8 @@ from numpyro_tempered.mixtures.result import MixtureFit
 def baseline_columns(
     rng_key: Array,
     x: ArrayLike,
-    components: Mapping[Any, Component],
-    fits: Mapping[Any, Mapping[int, MixtureFit]],
+    components: Mapping[str | None, Component],
+    fits: Mapping[str | None, Mapping[int, MixtureFit]],
     options: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
     """Log-likelihood, BIC and ICL of maximum likelihood by family and K."""

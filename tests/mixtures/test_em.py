@@ -361,13 +361,14 @@ def test_what_went_wrong_is_said():
             num_iter=[7] * size,
         )
 
-    fine = end([-np.inf, -3.0], [5.0, 0.0])
-    # What has collapsed may have fallen.
-    check_em(fine, 1, fine.objective, np.full(2, 1e-6))
+    # What has collapsed may have fallen, and what is not returned.
+    for objective in (-np.inf, -4.0):
+        fine = end([objective, -3.0], [5.0, 0.0])
+        check_em(fine, 1, fine.objective, np.full(2, 1e-6))
     lost = end([-np.inf, -np.inf], [0.0, 0.0])
     with pytest.raises(FloatingPointError, match=r"every restart of EM collapsed \(2 of them, in float64\)"):
         check_em(lost, 0, lost.objective, np.zeros(2))
-    fallen = end([-4.0, -3.0], [0.5, 0.0])
+    fallen = end([-4.0, -3.0], [0.0, 0.5])
     with pytest.raises(RuntimeError, match=r"the likelihood fell by 0.5 nats.* maximum_likelihood and coeff"):
         check_em(fallen, 1, fallen.objective, np.full(2, 1e-6))
     unfinished = end([-4.0, -3.0], [0.0, 0.0], converged=False)

@@ -177,3 +177,12 @@ def test_six_in_succession_are_enough_on_a_grid():
                 found[patience] += number_found(choice.columns["criterion"], patience) == choice.num_components
     assert found[PATIENCE] >= 23
     assert found[2] < found[4] <= found[PATIENCE]
+
+
+@pytest.mark.full
+def test_a_restart_of_maximum_likelihood_that_falls_in_single_precision_does_not_end_a_selection():
+    x = np.random.default_rng(0).normal(size=(300, 2))
+    x[:150] += 4.0
+    selection = nt.mixtures.select_num_components(KEY, x, nt.components.gaussian(2), num_components=None)
+    assert selection.num_components == 2
+    assert np.isfinite(selection.columns["bic"]).all()
