@@ -145,6 +145,28 @@ def test_flags_that_are_set_stand(monkeypatch):
     assert operations.compiler_options(1) == ({"xla_backend_optimization_level": 0} if on_cpu else None)
 
 
+def test_a_program_is_compiled_for_how_often_it_runs(monkeypatch):
+    seen = []
+
+    def options(num_operations):
+        seen.append(num_operations)
+
+    monkeypatch.setattr(programs, "compiler_options", options)
+    few = programs.compile_once(jnp.sin, jnp.ones(3), num_runs=10)
+    many = programs.compile_once(jnp.sin, jnp.ones(3), num_runs=1000)
+    assert seen[1] == 100 * seen[0] > 0
+    np.testing.assert_array_equal(few(jnp.ones(3)), many(jnp.ones(3)))
+    programs.fast_jit(jnp.cos)(jnp.ones(3))
+    assert seen[2] == np.inf
+
+
+def test_equal_programs_of_other_options_are_others(monkeypatch):
+    monkeypatch.setattr(programs, "compiler_options", lambda n: {"xla_backend_optimization_level": int(n > 100)})
+    jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3)).jaxpr
+    assert programs._equal_program(jaxpr, 1) is programs._equal_program(jaxpr, 2)
+    assert programs._equal_program(jaxpr, 1) is not programs._equal_program(jaxpr, 1000)
+
+
 def test_operations_are_counted_in_loops():
     def loop(x):
         mapped = jax.lax.map(lambda row: jnp.sin(row) + 1.0, jnp.stack([x] * 7))

@@ -13,6 +13,7 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_tempered as nt
 from numpyro_tempered.core import progress as progress_module
 from numpyro_tempered.core.progress import progress, progress_bars, progress_within
+from numpyro_tempered.mixtures import ascent
 
 Y = np.random.default_rng(0).normal(size=20)
 
@@ -74,6 +75,20 @@ CALLS = {
     ),
 }
 UNIT = {"mixtures.fit", "fit_svi"}
+
+
+@pytest.mark.parametrize(("choice", "is_whole"), [(None, True), (False, True), (True, False)])
+def test_a_fit_of_few_rows_is_one_call_unless_a_bar_is_asked_for(choice, is_whole, monkeypatch):
+    strides = []
+
+    def ascend(advance, state, limits, stride):
+        strides.append(stride)
+        return ascend_before(advance, state, limits, stride)
+
+    ascend_before = ascent.ascend
+    monkeypatch.setattr(ascent, "ascend", ascend)
+    CALLS["mixtures.fit"](progress_bar=choice, max_iter=100)
+    assert {stride == 100 for stride in strides} == {is_whole}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
