@@ -47,9 +47,7 @@ from sklearn.datasets import load_sample_images
 
 import numpyro_tempered as nt
 
-plt.rcParams.update(
-    {"figure.figsize": (7, 4), "figure.dpi": 100, "font.size": 11, "axes.grid": True, "grid.alpha": 0.3}
-)
+plt.style.use("numpyro_tempered.plots.house")
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 warnings.simplefilter("ignore", nt.CompilationWarning)
 

@@ -49,9 +49,7 @@ from sklearn.datasets import fetch_covtype, load_sample_images
 
 import numpyro_tempered as nt
 
-plt.rcParams.update(
-    {"figure.figsize": (7, 4), "figure.dpi": 100, "font.size": 11, "axes.grid": True, "grid.alpha": 0.3}
-)
+plt.style.use("numpyro_tempered.plots.house")
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 
 # %% [markdown]
