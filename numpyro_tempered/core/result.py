@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import Labels
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
@@ -49,6 +50,7 @@ class Run(NamedTuple):
         groups: Further groups, such as ``variational``: arrays by group and name.
         attrs: Further attributes: numbers and strings.
         dims: Names of dimensions by variable, beside chain and draw.
+        coords: Labels by dimension, of those that have its length.
     """
 
     model: Model | None
@@ -59,6 +61,7 @@ class Run(NamedTuple):
     groups: Mapping[str, Mapping[str, ArrayLike]] = MappingProxyType({})
     attrs: Mapping[str, object] = EMPTY
     dims: Mapping[str, Sequence[str]] = MappingProxyType({})
+    coords: Labels = MappingProxyType({})
 
 
 class DataSummary(NamedTuple):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.descent import Method, Result, minimise
@@ -116,6 +117,7 @@ def fit_gaussian(
         (True, True)
     """
     alpha = check_alpha(alpha)
+    coords = axis_labels((args, kwargs))
     args, kwargs = check_call(fit_gaussian, rng_key, model, guide, args, kwargs)
     guide_key, run_key, elbo_key, later_key = jax.random.split(rng_key, 4)
     if check_count(num_draws, "num_draws", 2) % 2:
@@ -164,7 +166,7 @@ def fit_gaussian(
     if warn_of_mismatch(float(result.elbo), fit, num_draws if by_draws else None, energy.linearised):
         # What was maximised is not the ELBO, wherever it is stationary.
         result = result._replace(converged=jnp.zeros_like(result.converged))
-    return fit._replace(convergence=result)
+    return fit._replace(convergence=result, coords=coords or None)
 
 
 def quadrature_elbo(result: Result, energy: FreeEnergy, alpha: object) -> TemperedELBO | None:

@@ -13,6 +13,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_number
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.labels import Labels, axis_labels
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar
 from numpyro_tempered.core.result import (
@@ -42,10 +43,8 @@ from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 # None, an optimiser of NumPyro's or optax's gradient transformation, a pair of functions.
 Optim: TypeAlias = NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | None
 
-_NO_ENUMERATION = (
-    "fit_svi evaluates no ELBO with enumerated latents: sum them out by nt.marginalize, and leave loss out, "
-    "or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alpha)."
-)
+_NO_ENUMERATION = """fit_svi evaluates no ELBO with enumerated latents: sum them out by nt.marginalize, and \
+leave loss out, or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alpha)."""
 # The most steps of the default optimiser, and the steps of another.
 NUM_STEPS, NUM_STEPS_GIVEN = 20_000, 3000
 
@@ -69,6 +68,7 @@ class TemperedFit(NamedTuple):
         convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
             :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`; None of other fits.
         divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
+        coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
     """
 
     model: Model
@@ -83,6 +83,7 @@ class TemperedFit(NamedTuple):
     rng_key: Array
     convergence: Convergence | Result | None = None
     divergences: Mapping[str, Divergence] | None = None
+    coords: Labels | None = None
 
     @property
     def converged(self) -> bool | None:
@@ -111,11 +112,8 @@ class TemperedFit(NamedTuple):
         key = self.rng_key if rng_key is None else rng_key
         attrs = {"algorithm": "svi", "guide": name_of(self.guide), **fit_attrs(self)}
         if isinstance(self.convergence, Convergence):
-            attrs |= {
-                name: float(value)
-                for name, value in self.convergence._asdict().items()
-                if name in ("gap", "num_steps", "rejected")
-            }
+            names = ("gap", "num_steps", "rejected")
+            attrs |= {name: float(getattr(self.convergence, name)) for name in names}
         if isinstance(self.convergence, Result):
             attrs |= {
                 "algorithm": "gaussian_vi",
@@ -131,6 +129,7 @@ class TemperedFit(NamedTuple):
             rng_key=key,
             groups={"variational": {"loss": self.losses, **plain_params(self.params)}},
             attrs=attrs,
+            coords=self.coords or {},
         )
 
 
@@ -163,8 +162,8 @@ def fit_svi(
     Args:
         rng_key: Key of the fit.
         model: NumPyro model; one that is tempered already is tempered again, and powers multiply.
-        guide: A guide factory, from tempered model to guide: an AutoGuide class such as ``AutoNormal``, or
-            any callable. For a hand-written guide ``lambda model: my_guide``.
+        guide: From tempered model to guide: an AutoGuide class such as ``AutoNormal``, or any callable; for a
+            hand-written guide ``lambda model: my_guide``.
         *args: Arguments of the model.
         alpha: Power on the likelihood, at least 0, or powers by site; see :class:`temper`.
         local_plates: Names of the plates whose continuous latents are local, scaled in model and guide. The
@@ -210,6 +209,7 @@ def fit_svi(
         0.5
     """
     alpha = check_alpha(alpha)
+    coords = axis_labels((args, kwargs))
     args, kwargs = check_call(fit_svi, rng_key, model, guide, args, kwargs)
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
@@ -247,7 +247,7 @@ def fit_svi(
     keys = (elbo_key, later_key)
     fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
     warn_unless_settled(evidence, tolerance, stacklevel=2)
-    return fit._replace(convergence=evidence)
+    return fit._replace(convergence=evidence, coords=coords or None)
 
 
 def _check_steps(guide: object, optim: Optim, num_steps: int | None, num_restarts: int) -> None:

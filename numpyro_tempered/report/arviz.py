@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from numpyro_tempered.core.labels import Labels
 from numpyro_tempered.core.typing import ArrayLike
 
 if TYPE_CHECKING:
@@ -42,8 +43,12 @@ def dataset(
     coords: Coords | None = None,
     dims: Dims | None = None,
     attrs: Mapping[Key, object] | None = None,
+    *,
+    labels: Labels | None = None,
 ) -> "xr.Dataset":
     """A Dataset of arrays, with ArviZ's default names for unnamed dimensions.
+
+    The ``labels`` of a dimension are its coordinates where they have its length and there are no others.
 
     Raises:
         ValueError: If ``dims`` names another number of dimensions than a variable has.
@@ -64,11 +69,21 @@ def dataset(
         all_dims = [*sample_dims, *named]
         variables[name] = (all_dims, array)
         sizes.update(zip(all_dims, array.shape, strict=True))
-    indexes = {dim: coords.get(dim, np.arange(size)) for dim, size in sizes.items()}
+    fitting = {dim: values for dim, values in (labels or {}).items() if len(values) == sizes.get(dim)}
+    indexes: dict[str, object] = {dim: np.arange(size) for dim, size in sizes.items()}
+    indexes |= fitting
+    indexes |= {dim: values for dim, values in coords.items() if dim in sizes}
     return xr.Dataset(variables, coords=indexes, attrs=dict(attrs or {}))
 
 
-def to_arviz(groups: Groups, attrs: Mapping[str, object], coords: Coords | None, dims: Dims) -> ArviZData:
+def to_arviz(
+    groups: Groups,
+    attrs: Mapping[str, object],
+    coords: Coords | None,
+    dims: Dims,
+    *,
+    labels: Labels | None = None,
+) -> ArviZData:
     """Groups of arrays by site as ArviZ data, with the versions.
 
     Raises:
@@ -95,7 +110,7 @@ def to_arviz(groups: Groups, attrs: Mapping[str, object], coords: Coords | None,
             rounds = {k: ["round"] for k, v in values.items() if k.startswith("loss_") and np.ndim(v) == 1}
             named = {"loss": ["step"], **dims, **rounds}
         sample_dims = ("chain", "draw") if name in _SAMPLE_GROUPS else ()
-        datasets[name] = dataset(values, sample_dims, coords, named, attrs)
+        datasets[name] = dataset(values, sample_dims, coords, named, attrs, labels=labels)
     return assemble(datasets, attrs)
 
 

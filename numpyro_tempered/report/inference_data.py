@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.labels import axis_labels, column_labels
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
@@ -77,7 +78,9 @@ def to_inference_data(
         num_samples: Draws from a variational posterior.
         rng_key: For what is drawn here; by default the key kept in the fit or state, or that of the MCMC's
             last state. Plain draws have none, and may not need one.
-        coords: Coordinate values by dimension.
+        coords: Coordinate values by dimension. By default the labels of the data: of a mixture, PCA or sparse
+            regression the columns of a data frame x; of a model the columns or the index of a frame, by a
+            dimension of the same name, as of ``x.rename_axis(columns="covariate")``.
         dims: Names of the event dimensions by variable, without chain and draw. By default a dimension that
             belongs to a plate has the plate's name, so that ``coords={"school": names}`` is enough.
         log_lik: Whether to evaluate the log-likelihood group, which takes S × n numbers.
@@ -120,7 +123,12 @@ def to_inference_data(
         kwargs["losses"] = losses
     run = as_run(result, data, kwargs, num_samples=num_samples, rng_key=rng_key, by_chain=group_by_chain)
     complete = _evaluate(run._replace(dims={**run.dims, **(dims or {})}), log_lik, posterior_predictive)
-    return to_arviz(complete.groups, complete.attrs, coords, complete.dims)
+    labels = {**axis_labels((data, kwargs)), **run.coords}
+    if (columns := column_labels(data)) is not None:
+        # The columns of x, by the names that results of this package have for them.
+        features = {name for names in run.dims.values() for name in names} & {"feature", "other_feature"}
+        labels |= dict.fromkeys(features, columns)
+    return to_arviz(complete.groups, complete.attrs, coords, complete.dims, labels=labels)
 
 
 def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:

@@ -9,13 +9,14 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
+from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
-from numpyro_tempered.infer.svi import NUM_STEPS
+from numpyro_tempered.infer.svi import NUM_STEPS, TemperedFit
 from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, dataset, with_group
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Fits, Query, Task, Verdict
@@ -179,6 +180,7 @@ def select_alpha(
         MCMCOptions(num_warmup, num_samples, num_chains, chain_method),
         progress_bar,
     )
+    labels = axis_labels((data, kwargs))
     data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs)
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
@@ -216,6 +218,7 @@ def select_alpha(
         grid, columns = insert_row(grid, columns, verdict.alpha, posterior_columns(fit_alphas, fits.log_lik))
     columns["selected"] = grid == verdict.alpha
     fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
+    fit = fit._replace(coords=labels or None) if isinstance(fit, TemperedFit) else fit
     posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit)
     advice, powers = verdict.advice, None if isinstance(coverage, str) else coverage
     if powers is None:
