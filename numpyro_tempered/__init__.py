@@ -21,6 +21,8 @@ from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.report.table import table
 from numpyro_tempered.select import alpha
 from numpyro_tempered.select.alpha.driver import select_alpha
+from numpyro_tempered.select.check.check_fit import check_fit
+from numpyro_tempered.select.check.result import FitCheck
 from numpyro_tempered.select.compare import compare
 from numpyro_tempered.select.loo import loo
 from numpyro_tempered.select.path import temper_path
@@ -35,6 +37,7 @@ __all__ = [
     "ConvergenceWarning",
     "DataSummary",
     "ExpectedNLL",
+    "FitCheck",
     "OnlineVI",
     "OnlineVIState",
     "Run",
@@ -42,6 +45,7 @@ __all__ = [
     "TemperedFit",
     "alpha",
     "bounds",
+    "check_fit",
     "compare",
     "components",
     "descent",

@@ -37,7 +37,7 @@ LAZY = {
     "handlers": {"funsor"},
     "report": {"arviz", "xarray"},
     "theory": {"scipy"},
-    "select": {"arviz", "scipy", "xarray"},
+    "select": {"arviz", "arviz_stats", "scipy", "xarray"},
     "plots": {"matplotlib"},
 }
 # Imported by modules that are themselves imported by name alone.

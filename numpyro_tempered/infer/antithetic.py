@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.distributions.transforms import Transform
 from numpyro.infer import Trace_ELBO
 from numpyro.primitives import Messenger
 
@@ -56,7 +57,9 @@ class mirror(Messenger):
         # What only transforms or names the dimensions of the part below it.
         outer = [part for part in parts if isinstance(part, dist.TransformedDistribution | dist.Independent)]
         base = parts[len(outer)] if parts[: len(outer)] == outer and len(outer) < len(parts) else None
-        if msg["kwargs"].get("sample_shape") or base is None or not isinstance(parts[-1], _GAUSSIANS):
+        transforms = [transform for part in outer for transform in getattr(part, "transforms", ())]
+        is_gaussian = isinstance(parts[-1], _GAUSSIANS) and not any(map(_is_flow, transforms))
+        if msg["kwargs"].get("sample_shape") or base is None or not is_gaussian:
             msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.sign + 1)
             return
         value = base.mean + self.sign * (base.sample(key) - base.mean)
@@ -64,6 +67,12 @@ class mirror(Messenger):
             for transform in getattr(part, "transforms", ()):
                 value = transform(value)
         msg["value"] = value
+
+
+def _is_flow(transform: Transform) -> bool:
+    """Whether the density of a draw follows from what its computation leaves behind, without an inverse."""
+    parts = getattr(transform, "parts", (transform,))
+    return any(type(part).call_with_intermediates is not Transform.call_with_intermediates for part in parts)
 
 
 _GAUSSIANS = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal)

@@ -123,6 +123,12 @@ class MixtureFit(NamedTuple):
         key = check_run_arguments(self, data, rng_key, "x")
         return from_mixture(key, self, data[0], num_samples=num_samples, **kwargs)
 
+    def as_tempered_fit(
+        self, rng_key: Array, x: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> TemperedFit:
+        """The mixture with a model and a guide of NumPyro: :func:`as_tempered_fit`, for :func:`check_fit`."""
+        return as_tempered_fit(rng_key, self, x, sample_weight=sample_weight)
+
     def as_elbo(self) -> TemperedELBO:
         """E1, which ranks models, for :func:`compare`.
 

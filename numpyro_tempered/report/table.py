@@ -16,6 +16,7 @@ GROUPS = {
     "tempered_path": ("temper_path", None),
     "num_components_path": ("num_components_path", None),
     "regret": ("regret_ledger", "average"),
+    "check": ("check_fit", None),
 }
 
 

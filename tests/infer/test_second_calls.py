@@ -67,6 +67,7 @@ CALLS = {
         linear, nt.guides.AutoOnlineDiagonalNormal, expectation=ETA
     ).run_chunks(key, [data(k)], size=20),
     "to_inference_data": lambda key, k: nt.to_inference_data(nt.fit_svi(key, model, AutoNormal, *data(k))),
+    "check_fit": lambda key, k: nt.check_fit(key, nt.fit_gaussian(key, linear, AutoNormal, *data(k))),
     "mixtures.fit": lambda key, k: nt.mixtures.fit(
         key, data(k)[0], nt.components.gaussian(2), num_components=2, num_samples=10
     ),

@@ -1,0 +1,1 @@
+"""How far a fit may be from its posterior."""

@@ -1,0 +1,155 @@
+"""Means, standard deviations and covariances of a posterior, from those of what it was drawn from."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Moments(NamedTuple):
+    """Moments of k numbers f under a distribution.
+
+    Attributes:
+        mean: Shape ``(k,)``.
+        variance: Shape ``(k,)``.
+        spread: Variance of (f - mean)², shape ``(k,)``.
+        exact: Which are no averages over draws, shape ``(k,)``.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    spread: np.ndarray
+    exact: np.ndarray
+
+    @property
+    def sd(self) -> np.ndarray:
+        """Standard deviations."""
+        return np.sqrt(self.variance)
+
+
+class Corrected(NamedTuple):
+    """Moments of a posterior by weighted draws, with Monte Carlo standard errors, shape ``(k,)`` each."""
+
+    mean: np.ndarray
+    mean_se: np.ndarray
+    sd: np.ndarray
+    sd_se: np.ndarray
+
+
+def of_draws(values: np.ndarray) -> Moments:
+    """Moments of draws ``(S, k)``."""
+    centred = np.square(values - values.mean(axis=0))
+    exact = np.zeros(values.shape[1], bool)
+    return Moments(values.mean(axis=0), centred.mean(axis=0), centred.var(axis=0), exact)
+
+
+def by_quadrature(values: np.ndarray, weights: np.ndarray) -> Moments:
+    """Moments of values ``(Q, k)`` at nodes with these weights ``(Q,)``."""
+    mean = weights @ values
+    squares = np.square(values - mean)
+    variance = weights @ squares
+    return Moments(mean, variance, weights @ np.square(squares - variance), np.ones(len(mean), bool))
+
+
+def corrected(values: np.ndarray, weights: np.ndarray, r: Moments) -> Corrected:
+    r"""Moments of the posterior p by weighted draws of r.
+
+    .. math:: E_p f \approx E_r f + \sum_s (w_s - 1/S) f_s
+
+    Where moments of r are exact the draws say only how p differs from it; where they are those of the draws this
+    is the weighted mean.
+
+    Args:
+        values: The numbers at S draws, ``(S, k)``.
+        weights: Smoothed weights ``(S,)`` that sum to 1.
+        r: Moments under r.
+    """
+    size = len(weights)
+    off, squares = values - r.mean, np.square(values - r.mean)
+    excess = weights - 1.0 / size
+    mean = r.mean + excess @ off
+    variance = np.maximum(r.variance + excess @ squares - np.square(mean - r.mean), 0.0)
+    # What is exact leaves the error of the excess alone.
+    each = np.where(r.exact, excess[:, None], weights[:, None])
+    of_mean, of_square = np.where(r.exact, r.mean, mean), np.where(r.exact, r.variance, variance)
+    mean_se = np.sqrt(np.sum(np.square(each * (values - of_mean)), axis=0))
+    variance_se = np.sqrt(np.sum(np.square(each * (squares - of_square)), axis=0))
+    sd = np.sqrt(variance)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of what is constant
+        sd_se = np.where(sd > 0, variance_se / (2.0 * sd), 0.0)
+    return Corrected(mean, mean_se, sd, sd_se)
+
+
+def bound_mean(reference: Moments, chi: float, q: Moments) -> np.ndarray:
+    r"""A bound on the error of each mean of q.
+
+    .. math:: |E_p f - E_q f| \le \mathrm{sd}_r(f)\, \chi + |E_r f - E_q f|
+
+    by the inequality of Cauchy and Schwarz, and that of the triangle where the draws are of another r.
+
+    Args:
+        reference: Moments under r.
+        chi: The root of χ²(p, r), or more.
+        q: Moments under q; ``reference`` itself where the draws are of q.
+    """
+    return reference.sd * chi + np.abs(reference.mean - q.mean)
+
+
+def bound_variance(reference: Moments, chi: float, q: Moments) -> np.ndarray:
+    r"""A bound on the error of each variance of q, likewise.
+
+    .. math:: |\mathrm{Var}_p f - \mathrm{Var}_r f| \le \mathrm{sd}_r\big((f - E_r f)^2\big)\, \chi
+              + (\mathrm{sd}_r(f)\, \chi)^2
+    """
+    of_reference = np.sqrt(reference.spread) * chi + reference.variance * chi**2
+    return of_reference + np.abs(reference.variance - q.variance)
+
+
+def bound_sd(variance: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """A bound on the error of a standard deviation, of one on that of its variance."""
+    sd = np.sqrt(variance)
+    return np.maximum(np.sqrt(variance + bound) - sd, sd - np.sqrt(np.maximum(variance - bound, 0.0)))
+
+
+def bound_covariance(values: np.ndarray, reference: Moments, chi: float) -> np.ndarray:
+    """A bound on the error of each covariance of r, ``(k, k)``, from its draws ``(S, k)``.
+
+    As :func:`bound_variance`, whose numbers stand on the diagonal up to the error of draws.
+    """
+    centred = values - reference.mean
+    squares = np.square(centred)
+    spread = squares.T @ squares / len(values) - np.square(centred.T @ centred / len(values))
+    return np.sqrt(np.maximum(spread, 0.0)) * chi + np.outer(reference.sd, reference.sd) * chi**2
+
+
+def norms(flat: np.ndarray, cov: np.ndarray | None) -> tuple[float, float]:
+    """Second and fourth moment of the distance from the mean: of a Gaussian by its covariance, else by draws."""
+    if cov is not None:
+        return float(np.trace(cov)), float(np.trace(cov) ** 2 + 2.0 * np.sum(np.square(cov)))
+    squares = np.sum(np.square(flat - flat.mean(axis=0)), axis=1)
+    return float(squares.mean()), float(np.mean(np.square(squares)))
+
+
+def bound_wasserstein(second: float, fourth: float, chi: float) -> tuple[float, float]:
+    r"""Bounds on W_1 and W_2 between a posterior and q.
+
+    .. math:: W_1 \le \big(E_q \|x - m\|^2\big)^{1/2} \chi, \qquad
+              W_2 \le \sqrt 2\, \big(E_q \|x - m\|^4\big)^{1/4} \chi^{1/2}
+
+    Args:
+        second: The second moment of the distance from the mean under q.
+        fourth: The fourth.
+        chi: The root of χ²(p, q), or more.
+
+    References:
+        Villani, *Optimal Transport*, 2009, Theorem 6.15.
+    """
+    return math.sqrt(second) * chi, math.sqrt(2.0 * chi) * fourth**0.25
+
+
+def wasserstein(loc: np.ndarray, cov: np.ndarray, other_loc: np.ndarray, other_cov: np.ndarray) -> float:
+    """W_2 of two Gaussians."""
+    root, target = np.linalg.cholesky(cov), np.linalg.cholesky(other_cov)
+    # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
+    left, _, right = np.linalg.svd(target.T @ root)
+    return math.hypot(float(np.linalg.norm(loc - other_loc)), float(np.linalg.norm(root - target @ left @ right)))

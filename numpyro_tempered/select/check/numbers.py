@@ -1,0 +1,49 @@
+"""Names of the numbers of latent sites, as ArviZ's summaries have them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.report.arviz import variable_name
+from numpyro_tempered.report.draws import plate_dims
+from numpyro_tempered.select.check.target import Target
+
+
+def number_labels(target: Target, coords: Labels, dims: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names of all numbers, as ``weights[age]``, in the order of the sites.
+
+    Args:
+        target: The posterior.
+        coords: Labels by dimension.
+        dims: Names of the dimensions by site; those of plates by default.
+
+    Raises:
+        ValueError: If ``dims`` names another number of dimensions than a site has, or no site.
+    """
+    latents = likelihood.latent_sites(target.trace)
+    shapes = {name: np.shape(latents[name]["value"]) for name in target.names}
+    if strange := sorted(set(dims) - set(shapes)):
+        raise ValueError(f"dims names {strange}, which are not among the latent sites {sorted(shapes)}.")
+    if wrong := {name: len(names) for name, names in dims.items() if len(names) != len(shapes[name])}:
+        raise ValueError(f"dims names {wrong} dimensions, of sites of shapes {shapes}.")
+    named = {**plate_dims(target.trace, shapes, dims), **dims}
+    labels = []
+    for name, shape in shapes.items():
+        axes = [
+            coords[dim] if len(coords.get(dim, ())) == size else range(size)
+            for dim, size in zip(named.get(name, [""] * len(shape)), shape, strict=True)
+        ]
+        short = variable_name(name)
+        labels += [
+            f"{short}[{', '.join(str(axis[i]) for axis, i in zip(axes, at, strict=True))}]" if shape else short
+            for at in np.ndindex(shape)
+        ]
+    return labels
+
+
+def number_sites(target: Target) -> list[str]:
+    """The site of each number."""
+    latents = likelihood.latent_sites(target.trace)
+    return [name for name in target.names for _ in range(np.size(latents[name]["value"]))]

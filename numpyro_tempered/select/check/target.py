@@ -1,0 +1,281 @@
+"""A tempered posterior on its flat unconstrained scale, and draws with their importance ratios."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
+from numpyro.infer.util import constrain_fn, log_density, potential_energy, unconstrain_fn
+
+from numpyro_tempered.core.batching import compiled_map, map_batches
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import LOCAL, Trace
+from numpyro_tempered.handlers.numpyro_private import IndependentConstraint, unpacker
+from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide, trace_model
+from numpyro_tempered.infer.flat_gaussian import read_normals
+from numpyro_tempered.infer.svi import TemperedFit
+from numpyro_tempered.select.check.moments import Moments, by_quadrature, of_draws
+
+BATCH = 64
+NUM_NODES = 64
+
+
+class Target(NamedTuple):
+    """A tempered posterior in flat unconstrained coordinates z, shape ``(d,)``.
+
+    Attributes:
+        names: The latent sites, in the order of the coordinates.
+        trace: A trace of the model at a draw.
+        log_joint: The log of the joint density of values by site, every constant included.
+        potential: Minus that of z, whose density has the volume of the change of coordinates.
+        constrain: From z to values by site.
+        flatten: The way back.
+    """
+
+    names: tuple[str, ...]
+    trace: Trace
+    log_joint: Callable[[Params], Array]
+    potential: Callable[[Array], Array]
+    constrain: Callable[[Array], Params]
+    flatten: Callable[[Params], Array]
+
+
+class Gaussian(NamedTuple):
+    """A Gaussian in flat unconstrained coordinates: ``loc`` ``(d,)`` and ``cov`` ``(d, d)``."""
+
+    loc: np.ndarray
+    cov: np.ndarray
+
+
+class Draws(NamedTuple):
+    """S draws of a distribution q with what the posterior thinks of them.
+
+    Attributes:
+        log_ratios: log joint - log q, shape ``(S,)``.
+        flat: The draws in unconstrained coordinates, ``(S, d)``.
+        values: The numbers of all latents side by side, ``(S, k)``.
+        moments: Of those numbers under q, exact where that is known.
+        gaussian: q where it is a Gaussian in unconstrained coordinates.
+    """
+
+    log_ratios: np.ndarray
+    flat: np.ndarray
+    values: np.ndarray
+    moments: Moments
+    gaussian: Gaussian | None
+
+
+def target_of_fit(fit: TemperedFit) -> Target:
+    """The tempered posterior of a fit, as :func:`target_of`."""
+    # The fitted params of the model, such as the weights of a network, belong to its likelihood.
+    model = handlers.substitute(fit.model, data=fit.params)
+    sites = trace_guide(fit.rng_key, fit.guide, fit.params, fit.args, fit.kwargs)
+    latents = likelihood.latent_sites(trace_model(fit.rng_key, model, sites, {}, fit.args, fit.kwargs))
+    values = {name: site["value"] for name, site in latents.items()}
+    return target_of(fit.rng_key, model, fit.args, fit.kwargs, values)
+
+
+def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: Params) -> Target:
+    """The posterior of a tempered model.
+
+    Args:
+        rng_key: For what the model draws besides its latents.
+        model: The tempered model.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        values: Values of its latents, for their shapes and supports.
+
+    Raises:
+        ValueError: If a latent is missing, discrete or scaled as local, or a plate holds a part of its data.
+    """
+    model = handlers.seed(model, rng_key)
+    trace = likelihood.get_trace(handlers.substitute(model, data=values), args, kwargs)
+    latents = likelihood.latent_sites(trace)
+    if set(values) != set(latents):
+        raise ValueError(f"the latent sites of the model are {sorted(latents)}, got draws of {sorted(values)}.")
+    if likelihood.subsamples(trace):
+        raise ValueError(
+            "a plate of the model holds a part of its data, and weights need all of them: leave subsample_size "
+            "out in the call, or make the model without it."
+        )
+    for name, site in latents.items():
+        if site["fn"].support.is_discrete:
+            raise ValueError(f"latent site {name!r} is discrete: sum it out by nt.marginalize.")
+        if LOCAL in site:
+            raise ValueError(
+                f"latent site {name!r} is local, and its prior has the power of the likelihood: there is no "
+                "joint density that the weights could compare with."
+            )
+    shapes = jax.eval_shape(lambda v: unconstrain_fn(model, args, kwargs, v), values)
+    _, unravel = ravel_pytree({name: jnp.zeros(v.shape, v.dtype) for name, v in shapes.items()})
+    return Target(
+        names=tuple(sorted(values)),
+        trace=trace,
+        log_joint=lambda v: log_density(model, args, kwargs, v)[0],
+        potential=lambda z: potential_energy(model, args, kwargs, unravel(z)),
+        constrain=lambda z: constrain_fn(model, args, kwargs, unravel(z)),
+        flatten=lambda v: ravel_pytree(unconstrain_fn(model, args, kwargs, v))[0],
+    )
+
+
+def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: int) -> Draws:
+    """Draws of a fitted guide.
+
+    Raises:
+        ValueError: If the guide is a point, or a ratio is NaN.
+    """
+    args, kwargs = fit.args, fit.kwargs
+    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, args, kwargs)
+    if has_point_mass(rng_key, guide, params, args, kwargs):
+        raise ValueError(
+            f"the guide {type(fit.guide).__name__} has a latent that is a point, which has no density: there is "
+            "nothing to weigh. Fit a guide with a scale."
+        )
+    loss = Trace_ELBO()
+
+    def one(key: Array, params: Params) -> tuple[Array, Array, Array]:
+        # The same split of the key as in NumPyro's losses, so the same draw.
+        _, guide_key = jax.random.split(key)
+        sites = trace_guide(guide_key, guide, params, args, kwargs)
+        values = {name: sites[name]["value"] for name in target.names}
+        log_ratio = -loss.loss(key, params, fit.model, guide, *args, **kwargs)
+        return log_ratio, target.flatten(values), ravel_pytree(values)[0]
+
+    def all_of_them(key: Array, params: Params) -> tuple[Array, Array, Array]:
+        return map_batches(lambda k: one(k, params), jax.random.split(key, num_draws), BATCH)
+
+    log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key, params))
+    gaussian = gaussian_of_guide(guide, params)
+    return Draws(_checked(log_ratios), flat, values, _moments(gaussian, target, values), gaussian)
+
+
+def draws_of_values(values: Params, log_densities: np.ndarray, target: Target) -> Draws:
+    """Draws of any distribution, ``(S, ...)`` by site, with the log of its density at each, ``(S,)``."""
+
+    def one(draw: Params) -> tuple[Array, Array, Array]:
+        return target.log_joint(draw), target.flatten(draw), ravel_pytree(draw)[0]
+
+    log_joint, flat, numbers = _as_double(compiled_map(one, values, BATCH))
+    return Draws(_checked(log_joint - log_densities), flat, numbers, of_draws(numbers), None)
+
+
+def draws_of_distribution(
+    rng_key: Array, q: dist.Distribution, gaussian: Gaussian | None, target: Target, num_draws: int
+) -> Draws:
+    """Draws of a distribution of the flat unconstrained coordinates."""
+
+    def one(z: Array, log_density: Array) -> tuple[Array, Array]:
+        return -target.potential(z) - log_density, ravel_pytree(target.constrain(z))[0]
+
+    def all_of_them(key: Array) -> tuple[Array, Array, Array]:
+        z = q.sample(key, (num_draws,))
+        log_ratios, values = map_batches(lambda pair: one(*pair), (z, q.log_prob(z)), BATCH)
+        return log_ratios, z, values
+
+    log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key))
+    return Draws(_checked(log_ratios), flat, values, _moments(gaussian, target, values), gaussian)
+
+
+def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
+    """The Gaussian of an AutoGuide in flat unconstrained coordinates; None of others."""
+    if not isinstance(guide, AutoGuide):
+        return None
+    unpack: Callable[[Array], Params]
+    if type(guide) is AutoNormal:
+        normals, layout = read_normals(params, guide.prefix)
+        mean, cov, unpack = normals.loc, np.diag(np.square(np.asarray(normals.scale))), layout.split
+    elif isinstance(guide, AutoContinuous):
+        q, unpack = guide.get_posterior(params), unpacker(guide)
+        if isinstance(q, dist.Normal) or (
+            isinstance(q, dist.Independent) and isinstance(q.base_dist, dist.Normal)
+        ):
+            mean, cov = q.mean, np.diag(np.asarray(q.variance))
+        elif isinstance(q, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+            mean, cov = q.mean, np.asarray(q.covariance_matrix)
+        else:
+            return None
+    else:
+        return None
+    # The guide has its sites in the order of the model, these coordinates in that of their names.
+    places = {name: np.ravel(at) for name, at in unpack(jnp.arange(mean.size)).items()}
+    order = np.concatenate([places[name] for name in sorted(places)])
+    return Gaussian(np.asarray(mean, np.float64)[order], np.asarray(cov, np.float64)[np.ix_(order, order)])
+
+
+def _moments(gaussian: Gaussian | None, target: Target, values: np.ndarray) -> Moments:
+    """Moments of the numbers of all latents, by quadrature of those that follow from one Gaussian coordinate."""
+    by_draws = of_draws(values)
+    if gaussian is None:
+        return by_draws
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NUM_NODES)
+    deviations = np.sqrt(np.diag(gaussian.cov))
+    z = jnp.asarray(gaussian.loc + nodes[:, None] * deviations)
+    at_nodes, places, start, ends = [], [], 0, 0
+    latents = likelihood.latent_sites(target.trace)
+    for name in target.names:
+        site, shape = latents[name], np.shape(latents[name]["value"])
+        transform = biject_to(site["fn"].support)
+        size, width = int(np.prod(shape)), int(np.prod(transform.inverse_shape(shape)))
+        if _is_elementwise(site["fn"].support):
+            at_site = run_program(
+                lambda v, t=transform, s=shape: t(v.reshape(-1, *s)), z[:, start : start + width]
+            )
+            at_nodes.append(np.asarray(at_site, np.float64).reshape(NUM_NODES, size))
+            places.append(np.arange(ends, ends + size))
+        start, ends = start + width, ends + size
+    if not places:
+        return by_draws
+    exact = by_quadrature(np.concatenate(at_nodes, axis=1), weights / weights.sum())
+    moments = Moments(*(np.array(part) for part in by_draws))
+    for part, by_rule in zip(moments, exact, strict=True):
+        part[np.concatenate(places)] = by_rule
+    return moments
+
+
+def has_polynomial_growth(target: Target) -> np.ndarray:
+    """Of the numbers of all latents, whether each is bounded or an unconstrained coordinate itself."""
+    latents = likelihood.latent_sites(target.trace)
+    tame = []
+    for name in target.names:
+        support = latents[name]["fn"].support
+        while isinstance(support, IndependentConstraint):
+            support = support.base_constraint
+        bounded = isinstance(support, type(constraints.interval(0.0, 1.0)) | type(constraints.simplex))
+        is_tame = bounded or support in (constraints.real, constraints.real_vector)
+        tame.append(np.full(np.size(latents[name]["value"]), is_tame))
+    return np.concatenate(tame)
+
+
+def _is_elementwise(support: constraints.Constraint) -> bool:
+    """Whether each number of a value is a function of one unconstrained number."""
+    while isinstance(support, IndependentConstraint):
+        support = support.base_constraint
+    transform = biject_to(support)
+    return transform.domain.event_dim == 0 and transform.codomain.event_dim == 0
+
+
+def _as_double(arrays: tuple[Array, ...]) -> list[np.ndarray]:
+    return [np.asarray(array, np.float64) for array in arrays]
+
+
+def _checked(log_ratios: np.ndarray) -> np.ndarray:
+    """The ratios, of which none may be NaN or infinite, and some must not be 0.
+
+    Raises:
+        ValueError: If they are.
+    """
+    if (bad := int(np.sum(np.isnan(log_ratios) | (log_ratios == np.inf)))) or not np.isfinite(log_ratios).any():
+        raise ValueError(
+            f"at {bad or log_ratios.size} of {log_ratios.size} draws the joint density of the model is NaN, "
+            "infinite or 0: check the data for NaN, and the fit for parameters at the edge of their support."
+        )
+    return log_ratios
