@@ -35,6 +35,7 @@ import pandas as pd
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 from streams_data import LOADERS, Stream, prepare
+from streams_figure import draw_groups
 
 import numpyro_tempered as nt
 from numpyro_tempered import hindsight
@@ -233,7 +234,7 @@ def best_in_hindsight(stream, is_network):
 
 
 def experiment(title):
-    """Rows of the table, and curves by rate and rule: rounds, mean and standard error."""
+    """Rows of the table, and curves by rate and rule."""
     stream, is_network = load(title), title.endswith("network")
     num_rounds, d = stream.x.shape
     orders = orders_of(num_rounds)
@@ -256,7 +257,8 @@ def experiment(title):
         jobs["aggregate"] = lambda c: aggregate(num_rounds), prior, np.ones(1)
 
     at = np.unique(np.r_[np.geomspace(1, num_rounds, 120), num_rounds / 10].astype(int))
-    table, curves, members, predictions = [], {}, {}, []
+    table, members, predictions = [], {}, []
+    curves = {"unit": {"round": at}, "hindsight": {"round": at}}
 
     def report(rule, constants, losses, rejected):
         average, rejected = averages(losses, at), np.asarray(rejected).sum(1)
@@ -268,7 +270,7 @@ def experiment(title):
             tenth = mean[k, np.searchsorted(at, num_rounds // 10)]
             row = (constants[k], final[k], error[k, -1], tenth, final[k] - best, rejected[k])
             table.append((title, num_rounds, len(orders), rule, rate, *row, best, gap))
-            curves[rate, rule] = at, mean[k], error[k]
+            curves[rate][rule] = mean[k]
         if rule in MEMBER_RULES:
             members.update({(rule, c): final[constants == c][0] for c in MEMBER_CONSTANTS})
 
@@ -366,48 +368,21 @@ print(beside.to_string(float_format="%.4g"))
 # %% [markdown]
 # ## Figure 1
 #
-# Average cumulative loss against the round; shaded, one standard error; dotted, the best in hindsight. Axes are
-# cut where a rule is far off.
-
+# Average cumulative loss against the round, mean over the orders: on the left the gradient rules, SVA and SVB, on
+# the right NGVI and exact Bayes. `python examples/streams_figure.py` draws the figures from the tables, without
+# the runs.
 
 # %%
-COLOURS = dict(zip(RULES, plt.get_cmap("tab20").colors, strict=False)) | {"aggregate": "black"}
-
-
-def draw_stream(ax, title, rate):
-    """The curves of one stream."""
-    rows, curves, _ = results[title]
-    best, finals = rows[0][COLUMNS.index("best")], []
-    for (which, rule), (at, mean, error) in curves.items():
-        if which == rate:
-            style = {"color": COLOURS[rule], "linestyle": "--" if "evidence 1" in rule else "-"}
-            ax.plot(at, mean, label=rule, linewidth=2.2 if rule == "aggregate" else 1.4, **style)
-            ax.fill_between(at, mean - error, mean + error, color=COLOURS[rule], alpha=0.2, linewidth=0)
-            finals.append(mean[-1])
-    ax.axhline(best, color="black", linestyle=":", linewidth=1.2, label="best in hindsight")
-    limits = {"xlim": (10, at[-1]), "ylim": (0.9 * best, min(2.5 * max(finals), 300 * max(best, min(finals))))}
-    ax.set(xscale="log", yscale="log", title=title, xlabel="round t", **limits)
-    ax.grid(alpha=0.3)
-
-
-def draw(rate):
-    """All streams at one choice of constants."""
-    height = -(-len(results) // 4)
-    figure, axes = plt.subplots(height, 4, figsize=(15, 3.6 * height), squeeze=False, layout="constrained")
-    labels = {}
-    for ax, title in zip(axes.flat, results, strict=False):
-        draw_stream(ax, title, rate)
-        labels |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    for ax in axes.flat[len(results) :]:
-        ax.set_axis_off()
-    names = [name for name in [*RULES, "best in hindsight"] if name in labels]
-    figure.legend([labels[name] for name in names], names, loc="outside lower center", ncols=6, frameon=False)
-    figure.suptitle(f"Average cumulative loss, {'c = 1' if rate == 'unit' else 'c chosen in hindsight'}")
-    figure.savefig(options.output / f"figure1_{rate}.png", dpi=110)
-
-
-for rate in ("unit", "hindsight"):
-    draw(rate)
+plt.style.use("numpyro_tempered.plots.house")
+parts = [
+    pd.DataFrame(lines).assign(stream=title, rate=rate)
+    for title, (_, curves, _) in results.items()
+    for rate, lines in curves.items()
+]
+curves = pd.concat(parts)
+curves = curves[["stream", "rate", "round", *(rule for rule in RULES if rule in curves)]]
+curves.to_csv(options.output / "figure1_curves.csv", index=False, float_format="%.4g")
+draw_groups(table, curves, options.output)
 if not is_script:
     plt.show()
 

@@ -15,7 +15,8 @@ in two readings, evidence 1 and accumulating.
 Added: the implicit step (rvga), and on the short streams the exact minimiser (5) that SVA linearises, at SVA's
 step and at step 1, without the box.
 
-Writes ``figure_1.csv``, ``figure_1_losses.csv``, ``figure_1.png`` and ``figure_1.txt``.
+Writes ``figure_1.csv``, ``figure_1_losses.csv``, ``figure_1_curves.csv``, ``figure_1_hinge.png``,
+``figure_1_squared.png`` and ``figure_1.txt``.
 
     python tests/benchmarks/figure_1.py --data-dir ../shared/data
 """
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "examples"))
 
 from streams_data import LOADERS, Stream  # noqa: E402
+from streams_figure import by_stream, draw  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 
@@ -219,27 +221,15 @@ def curves_of(losses):
     return curves
 
 
-def draw(results, path):
-    """A panel for each stream, as in the paper, with logarithmic axes."""
-    figure, axes = plt.subplots(2, 4, figsize=(16, 7), squeeze=False, layout="constrained")
-    colours = dict(zip([*rules(1), "(5), step 1/√T", "(5), step 1"], plt.get_cmap("tab10").colors, strict=False))
-    handles = {}
-    for ax, (name, (rows, curves, best)) in zip(axes.flat, results.items(), strict=False):
-        for rule, (at, average) in curves.items():
-            style = ":" if rule.startswith("(5)") else "--" if "evidence" in rule else "-"
-            (handles[rule],) = ax.plot(at, average, style, color=colours[rule], linewidth=1.5)
-        finals = sorted(row[5] for row in rows)
-        floor = best if np.isfinite(best) else finals[0]
-        if np.isfinite(best):
-            handles["best in hindsight"] = ax.axhline(best, color="black", linewidth=1.2)
-        top = min(2.0 * finals[-1], 100.0 * max(floor, finals[0]))
-        ax.set(xscale="log", yscale="log", title=name, xlabel="round t", ylim=(0.85 * floor, top))
-        ax.grid(alpha=0.3)
-    for ax in axes.flat[len(results) :]:
-        ax.set_axis_off()
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+def table_of_curves(results):
+    """Average losses: stream, round, and a column for each rule."""
+    parts = []
+    for name, (_, curves, _) in results.items():
+        part = pd.DataFrame({rule: average for rule, (_, average) in curves.items()})
+        part.insert(0, "round", next(iter(curves.values()))[0])
+        part.insert(0, "stream", name)
+        parts.append(part)
+    return pd.concat(parts)
 
 
 def main():
@@ -274,7 +264,14 @@ def main():
     wide.loc["best in hindsight"] = [f"{results[name][2]:.4g}" for name in names]
     wide.replace("nan", "").fillna("").to_csv(options.output / "figure_1.csv")
     print(wide.fillna("").to_string())
-    draw(results, options.output / "figure_1.png")
+    curves = table_of_curves(results)
+    curves.to_csv(options.output / "figure_1_curves.csv", index=False, float_format="%.4g")
+    plt.style.use("numpyro_tempered.plots.house")
+    best = {name: best for name, (_, _, best) in results.items()}
+    for loss, streams in {"hinge": STREAMS[:4], "squared": STREAMS[4:]}.items():
+        tables = {name: table for name, table in by_stream(curves).items() if name in streams}
+        if tables:
+            draw(tables, best).savefig(options.output / f"figure_1_{loss}.png")
     sizes = ", ".join(
         f"{name} {rows[0][1]} rounds, {rows[0][3]} orders" for name, (rows, _, _) in results.items()
     )

@@ -18,22 +18,31 @@ SIBLINGS = {path.stem for path in [*FOLDER.glob("*.py"), *FOLDER.parent.glob("*.
 MOST_BYTES = 400_000
 
 
-def cells_of_script(name):
-    """Kind, tags and source of each cell of a percent script."""
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+def cells_of_script(path):
+    """Kind, tags and source of each cell of a percent script, the first of which may be a docstring."""
+    text = path.read_text(encoding="utf-8")
     parts = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)[1:]
     cells = []
     for options, body in zip(parts[::2], parts[1::2], strict=True):
         lines = body.strip("\n").split("\n")
         is_text = "[markdown]" in options
         if is_text:
-            lines = [line.removeprefix("#").removeprefix(" ") for line in lines]
+            quotes = '"""'
+            lines = [line.removeprefix("#").removeprefix(" ").removeprefix(quotes) for line in lines]
+            lines = lines[:-1] if lines[-1] == "" else lines
         cells.append(("markdown" if is_text else "code", re.findall(r'"(\w+)"', options), "\n".join(lines)))
     return cells
 
 
 def notebook(name):
     return json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+
+
+def cells_of_notebook(content):
+    return [
+        (cell["cell_type"], cell["metadata"].get("tags", []), "".join(cell["source"]))
+        for cell in content["cells"]
+    ]
 
 
 def printed(name):
@@ -51,18 +60,21 @@ def test_there_are_five_and_no_notebook_without_a_script():
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_is_its_script(name):
     content = notebook(name)
-    cells = [
-        (cell["cell_type"], cell["metadata"].get("tags", []), "".join(cell["source"]))
-        for cell in content["cells"]
-    ]
-    assert cells == cells_of_script(name)
+    assert cells_of_notebook(content) == cells_of_script(FOLDER / f"{name}.py")
     # Progress bars that have ended, a megabyte of them.
     assert "widgets" not in content["metadata"]
 
 
+@in_checkout
+@pytest.mark.parametrize("path", sorted(FOLDER.parent.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebook_of_an_experiment_is_its_script(path):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert cells_of_notebook(content) == cells_of_script(path.with_suffix(".py"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_first_cells_have_title_badge_and_installation(name):
-    (kind, _, first), (_, _, install), *_ = cells_of_script(name)
+    (kind, _, first), (_, _, install), *_ = cells_of_script(FOLDER / f"{name}.py")
     assert kind == "markdown"
     assert first.startswith("# ")
     assert "[![Open in Colab][badge]][colab]" in first
