@@ -10,7 +10,9 @@ from numpyro_tempered.handlers.robust import robust
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer import distributions, guides, optim
 from numpyro_tempered.infer.elbo import ExpectedNLL
+from numpyro_tempered.infer.evidence import LinearResponse
 from numpyro_tempered.infer.gaussian import fit_gaussian
+from numpyro_tempered.infer.linear_response import linear_response
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.round_gates import round_and_refit
@@ -38,6 +40,7 @@ __all__ = [
     "DataSummary",
     "ExpectedNLL",
     "FitCheck",
+    "LinearResponse",
     "OnlineVI",
     "OnlineVIState",
     "Run",
@@ -58,6 +61,7 @@ __all__ = [
     "fit_svi",
     "guides",
     "hindsight",
+    "linear_response",
     "loo",
     "marginalize",
     "mixtures",

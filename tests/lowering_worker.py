@@ -143,6 +143,7 @@ def run_svi(nt):
     gauss_hermite = nt.expectations.gauss_hermite(predictor="eta")
     for guide, expectation in ((AutoMultivariateNormal, None), (AutoNormal, gauss_hermite)):
         nt.fit_gaussian(jax.random.key(0), regression, guide, x, y, expectation=expectation)
+    nt.linear_response(jax.random.key(2), fits["AutoNormal"])
 
 
 def run_nuts(nt):

@@ -18,6 +18,7 @@ import jax.extend.core
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.operations import compiler_options, count_operations
 from numpyro_tempered.core.typing import Array, PyTree
 
@@ -90,9 +91,11 @@ def trace_once(function: Callable[..., Values], *examples: PyTree) -> Callable[.
     """
     closed, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*examples)
     tree = jax.tree.structure(shapes)
+    # What the values do not need is not differentiated.
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
 
     def traced(*args: PyTree) -> Values:
-        return jax.tree.unflatten(tree, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args)))
+        return jax.tree.unflatten(tree, jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args)))
 
     return traced
 

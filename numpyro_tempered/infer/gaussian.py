@@ -16,6 +16,7 @@ from numpyro_tempered.core.typing import Array, Guide, Model, Params
 from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
+from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
@@ -160,7 +161,7 @@ def fit_gaussian(
         args,
         kwargs=kwargs,
         num_particles=num_particles,
-        known_elbo=partial(quadrature_elbo, result, energy),
+        known_elbo=partial(quadrature_elbo, result.elbo, result.posterior, energy),
     )
     by_draws = energy.objective.needs_key
     if warn_of_mismatch(float(result.elbo), fit, num_draws if by_draws else None, energy.linearised):
@@ -169,14 +170,14 @@ def fit_gaussian(
     return fit._replace(convergence=result, coords=coords or None)
 
 
-def quadrature_elbo(result: Result, energy: FreeEnergy, alpha: object) -> TemperedELBO | None:
-    """The ELBO that was maximised, where it is known without draws; None elsewhere.
+def quadrature_elbo(elbo: Array, q: Gaussian, energy: FreeEnergy, alpha: object) -> TemperedELBO | None:
+    """The ELBO of q by the objective, with its parts where it is known without draws; None elsewhere.
 
     The untempered expected log-likelihood follows from the tempered one where all data have one power above 0.
     """
     if energy.kl is None or not (energy.objective.exact and isinstance(alpha, float) and alpha > 0.0):
         return None
-    value, kl = float(result.elbo), energy.kl(result.posterior)
+    value, kl = float(elbo), energy.kl(q)
     return TemperedELBO(value, 0.0, (value + kl) / alpha, kl)
 
 

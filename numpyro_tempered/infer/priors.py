@@ -246,7 +246,7 @@ def refuse_kink(site: likelihood.Site) -> None:
         kind = type(base_distribution(site["fn"])).__name__
         raise ValueError(
             f"site {site['name']!r} is {kind}, whose log-density has a kink, and Hessians at draws miss the "
-            f"curvature there. In fit_gaussian, {advice}; or use fit_svi."
+            f"curvature there. In fit_gaussian and linear_response, {advice}; fit_svi takes it as it is."
         )
 
 

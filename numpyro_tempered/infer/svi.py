@@ -34,6 +34,7 @@ from numpyro_tempered.handlers.robust import Divergence, divergences
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
+from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.infer.priors import refuse_moving_supports
@@ -66,7 +67,8 @@ class TemperedFit(NamedTuple):
         kwargs: The model's keyword arguments.
         rng_key: Key for what is drawn from the fit afterwards.
         convergence: How near the fit came to the optimum: a :class:`Convergence` of :func:`fit_svi`, a
-            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`; None of other fits.
+            :class:`~numpyro_tempered.descent.Result` of :func:`fit_gaussian`, a :class:`LinearResponse` of
+            :func:`linear_response`; None of other fits.
         divergences: By site what :class:`robust` has put in the place of the log-likelihood; None if nothing.
         coords: Labels of the data's named axes, such as the columns of a frame; None if there are none.
     """
@@ -81,7 +83,7 @@ class TemperedFit(NamedTuple):
     args: tuple
     kwargs: dict[str, object]
     rng_key: Array
-    convergence: Convergence | Result | None = None
+    convergence: Convergence | Result | LinearResponse | None = None
     divergences: Mapping[str, Divergence] | None = None
     coords: Labels | None = None
 
@@ -110,16 +112,8 @@ class TemperedFit(NamedTuple):
         """
         refuse_data(self, data, kwargs)
         key = self.rng_key if rng_key is None else rng_key
-        attrs = {"algorithm": "svi", "guide": name_of(self.guide), **fit_attrs(self)}
-        if isinstance(self.convergence, Convergence):
-            names = ("gap", "num_steps", "rejected")
-            attrs |= {name: float(getattr(self.convergence, name)) for name in names}
-        if isinstance(self.convergence, Result):
-            attrs |= {
-                "algorithm": "gaussian_vi",
-                "stationarity": float(self.convergence.stationarity),
-                "num_evaluations": int(self.convergence.num_evaluations),
-            }
+        attrs = attrs_of(self.convergence)
+        attrs = {"algorithm": attrs.pop("algorithm"), "guide": name_of(self.guide), **fit_attrs(self), **attrs}
         return Run(
             # The fitted params of the model, such as the weights of a network, belong to its likelihood.
             model=handlers.substitute(self.model, data=self.params),

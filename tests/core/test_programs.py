@@ -213,6 +213,20 @@ def test_what_is_traced_once_serves_in_derivatives_and_holds_no_arrays(count):
     assert count() == 1
 
 
+def test_what_the_values_do_not_need_is_not_differentiated():
+    """As the derivatives that an expectation returns with its value, in loops that are dear to differentiate."""
+
+    def function(x):
+        rest = jax.lax.map(lambda t: jnp.sin(x * t), jnp.arange(3.0))
+        return (x**2, rest)[0]
+
+    once = trace_once(function, jnp.ones(()))
+    program = str(jax.make_jaxpr(jax.grad(once))(jnp.ones(())))
+    assert "sin" not in program
+    assert "cos" not in program
+    np.testing.assert_allclose(jax.grad(once)(jnp.float32(3.0)), 6.0)
+
+
 def test_equal_traces_are_one_object(x64):
     """Whatever functions they are of: this is what jit finds its programs by."""
     x, row = jnp.ones(()), programs.first_row(jnp.ones(3))

@@ -47,12 +47,17 @@ def update(key, number):
     return online.update(online.init(key, *data(number)), *data(number))
 
 
+def mean_field(key, number):
+    return nt.fit_gaussian(key, model, AutoNormal, *data(number), expectation=ETA)
+
+
 CALLS = {
     "fit_svi": lambda key, k: nt.fit_svi(key, model, AutoNormal, *data(k)),
     "fit_gaussian, draws": lambda key, k: nt.fit_gaussian(key, model, AutoMultivariateNormal, *data(k)),
     "fit_gaussian, quadrature": lambda key, k: nt.fit_gaussian(
         key, model, AutoMultivariateNormal, *data(k), expectation=ETA
     ),
+    "linear_response": lambda key, k: nt.linear_response(key, mean_field(key, k)),
     "select_alpha": lambda key, k: nt.select_alpha(
         key, model, AutoNormal, *data(k), alphas=[0.5, 1.0], criterion=nt.alpha.safe_bayes(blocks=2)
     ),

@@ -1,0 +1,290 @@
+"""The covariance of a mean-field fit by linear response, where its own standard deviations are too small."""
+
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import init_to_value
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+from numpyro_tempered.core.checks import check_count, check_record, key_first
+from numpyro_tempered.core.programs import run_program, trace_once
+from numpyro_tempered.core.result import TemperedELBO
+from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.gaussian.descent.base import entropy
+from numpyro_tempered.gaussian.expectations import Expectation
+from numpyro_tempered.gaussian.families import FullRank, MeanField
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of
+from numpyro_tempered.handlers.arguments import feasible_trace
+from numpyro_tempered.handlers.effects import LOCAL
+from numpyro_tempered.handlers.likelihood import subsamples
+from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.handlers.temper import temper
+from numpyro_tempered.infer.evidence import LinearResponse
+from numpyro_tempered.infer.flat_gaussian import read_guide, read_normals
+from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
+from numpyro_tempered.infer.gaussian import NUM_PARTICLES, quadrature_elbo
+from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.priors import Latents
+from numpyro_tempered.infer.response import Response, respond
+from numpyro_tempered.infer.svi import TemperedFit, finish
+
+# The Hessian of means and scales has twice as many rows, and is decomposed in double precision.
+MAX_LATENTS = 500
+# In nats: the means are off by a standard deviation of the response.
+MAX_GAP = 0.5
+_FULL = AutoMultivariateNormal | AutoLowRankMultivariateNormal | AutoLaplaceApproximation
+
+
+@key_first
+def linear_response(
+    rng_key: Array,
+    fit: TemperedFit,
+    *,
+    expectation: Expectation | None = None,
+    num_draws: int = 256,
+    num_particles: int = NUM_PARTICLES,
+) -> TemperedFit:
+    r"""The covariance of a mean-field fit by linear response, as a fit with a full covariance.
+
+    Where latents depend on each other, the standard deviations of a mean-field Gaussian are those of each latent
+    with the others fixed, and so too small, while its means are mostly good. What a tilt of the target by
+    :math:`e^{t^\top \theta}` does to the means of a posterior is its covariance. What it does to those of the
+    fit's optimum is
+
+    .. math:: \Sigma = \frac{d m(t)}{d t^\top}\Big|_{t = 0} = \big[(\nabla^2 K)^{-1}\big]_{mm}, \qquad
+              K(m, \sigma) = E_{N(m, \mathrm{diag}\,\sigma^2)}[f] - \textstyle\sum_j \log \sigma_j,
+              \qquad f = -\alpha \log L - \log \pi,
+
+    by the implicit function theorem: it takes no other fit, but one Hessian of 2d parameters. It is the
+    covariance of the posterior where that is Gaussian, and near it where the means are good. All of it is on the
+    unconstrained scale, for the tempered model of the fit.
+
+    The means stay those of the fit. Where the posterior is far from Gaussian, as in hierarchies of few groups,
+    they may be off, and the response too: a warning says so where its ELBO is below that of the fit. It is the
+    response of one optimum, and knows nothing of other modes. :func:`fit_gaussian` with
+    ``AutoMultivariateNormal`` maximises the ELBO over means and covariance, which by that measure is never worse.
+
+    Args:
+        rng_key: For the draws, and those of the ELBO.
+        fit: A fit of :func:`fit_svi` or :func:`fit_gaussian` with ``AutoNormal``, ``AutoDiagonalNormal``,
+            ``AutoOnlineDiagonalNormal``, or another guide of mean-field Gaussians.
+        expectation: Of the likelihood, as in :func:`fit_gaussian`: ``gauss_hermite(predictor="eta")`` where the
+            model names a predictor that is affine in the latents. By draws where it is left out.
+        num_draws: Antithetic draws for what has no closed form, the same for all derivatives; even. Their number
+            does not matter where the target is Gaussian, as they cancel.
+        num_particles: Draws for the ELBO, where quadrature does not know it.
+
+    Returns:
+        A :class:`TemperedFit` of the same model and data, with an ``AutoMultivariateNormal`` that has the fit's
+        means and the covariance of linear response. Its ELBO is that of this Gaussian, its ``losses`` are empty,
+        and its ``convergence`` is a :class:`LinearResponse`.
+
+    Raises:
+        TypeError: If ``fit`` is no :class:`TemperedFit` of a mean-field Gaussian.
+        ValueError: If the Hessian is not positive definite, or the fit is more than half a nat from its optimum;
+            if there are more than 500 latent coordinates; if the model has params, subsamples, local plates, or
+            densities with kinks, as for :func:`fit_gaussian`; if the predictor of a quadrature is not affine.
+
+    References:
+        Giordano18; Giordano24 for draws that are fixed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(x, y):
+        ...     b = numpyro.sample("b", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+        >>> x = jnp.array([[1.0, 0.9], [0.9, 1.0], [1.0, 1.0], [-1.0, -0.8]])
+        >>> fit = nt.fit_gaussian(jax.random.key(0), model, AutoNormal, x, x @ jnp.array([1.0, 2.0]))
+        >>> response = nt.linear_response(jax.random.key(1), fit)
+        >>> variance = response.guide.get_posterior(response.params).variance
+        >>> exact = jnp.linalg.inv(x.T @ x + jnp.eye(2) / 100)
+        >>> print(f"{fit.params['b_auto_scale'][0]:.2f} {variance[0] ** 0.5:.2f} {exact[0, 0] ** 0.5:.2f}")
+        0.51 3.67 3.67
+    """
+    if check_count(num_draws, "num_draws", 2) % 2:
+        raise ValueError(f"num_draws must be even, got {num_draws}.")
+    check_count(num_particles, "num_particles", 2)
+    if expectation is not None:
+        check_record(expectation, "expectation", Expectation, 'gauss_hermite(predictor="eta")')
+    mean_field, sites = read_fit(fit)
+    _check_fit(fit, mean_field)
+    guide_key, draw_key, elbo_key, later_key = jax.random.split(rng_key, 4)
+    model: temper = fit.model  # type: ignore[assignment]
+    mean_field_guide: AutoGuide = fit.guide
+    args, kwargs = fit.args, fit.kwargs
+    medians = mean_field_guide.median(fit.params)
+    # The guide keeps these, and may have computed deterministic sites of the size of the data.
+    start = init_to_value(values={name: medians[name] for name in sites.places(mean_field.loc.shape[0])})
+    guide = AutoMultivariateNormal(model, prefix=mean_field_guide.prefix, init_loc_fn=start)
+    _, latents, to_params = read_guide(guide_key, guide, args, kwargs)
+    q = _in_order_of(latents, mean_field, sites)
+    energy = model_objective(model, latents, q, args, kwargs, expectation=expectation, num_draws=num_draws)
+    if expectation is not None and energy.linearised:
+        raise ValueError(
+            f"predictor {expectation.predictor!r} is not affine in the latents, and the response of its "
+            "linearisation is not that of the fit: leave expectation out, for draws."
+        )
+    response = respond(energy.objective, q, draw_key, num_draws)
+    _check_response(response, latents, q.loc.dtype, by_draws=energy.objective.needs_key)
+    root = response.root()
+    normal = FullRank(q.loc, jnp.asarray(np.asarray(q.scale)[:, None] * root, q.loc.dtype))
+    result = finish(
+        (elbo_key, later_key),
+        model,
+        guide,
+        to_params(normal),
+        np.zeros(0),
+        args,
+        kwargs=kwargs,
+        num_particles=num_particles,
+        known_elbo=partial(_known_elbo, energy, normal),
+    )
+    _warn_if_worse(fit.elbo, result.elbo)
+    ratios = np.sqrt(np.sum(np.square(root), axis=1))
+    evidence = LinearResponse(
+        fit.converged, response.gap, float(response.eigenvalues[0]), (float(ratios.min()), float(ratios.max()))
+    )
+    return result._replace(convergence=evidence, coords=fit.coords)
+
+
+def read_fit(fit: object) -> tuple[MeanField, Latents]:
+    """The mean-field Gaussian of a fit, and its latent sites.
+
+    Raises:
+        TypeError: If it is another fit.
+    """
+    if not isinstance(fit, TemperedFit):
+        raise TypeError(
+            f"linear_response takes a TemperedFit of fit_svi or fit_gaussian, got {type(fit).__name__}."
+        )
+    guide: AutoGuide = fit.guide
+    params = fit.params
+    kind = type(guide).__name__
+    if type(guide) is AutoNormal:
+        normals, layout = read_normals(params, guide.prefix)
+        return normals, Latents(tuple(name for name, _ in layout.sites), layout.split)
+    q: Gaussian | None = None
+    if isinstance(guide, AutoDiagonalNormal):
+        q = MeanField(params[f"{guide.prefix}_loc"], params[f"{guide.prefix}_scale"])
+    elif isinstance(guide, StartsAtPrior) and not isinstance(guide, _FULL):
+        q = guide.from_params(params)
+    if q is not None and (family := family_of(q)).diagonal_only:
+        q = family.canonical(q)
+        return MeanField(q.loc, family.root(q)), Latents((), unpacker(guide))
+    if isinstance(guide, _FULL) or q is not None:
+        raise TypeError(
+            f"a fit by {kind} has a covariance already, to which linear response has nothing to add: it is for "
+            "fits of mean-field Gaussians, by AutoNormal or AutoDiagonalNormal."
+        )
+    raise TypeError(
+        f"linear_response takes a fit by AutoNormal or AutoDiagonalNormal, a mean-field Gaussian, got {kind}: "
+        "fit the model with one of these."
+    )
+
+
+def _known_elbo(energy: FreeEnergy, q: FullRank, alpha: object) -> TemperedELBO | None:
+    """The ELBO of a Gaussian where quadrature knows it."""
+    if not energy.objective.exact:
+        return None
+
+    def elbo(q: FullRank, data: PyTree) -> Array:
+        return entropy(q) - energy.objective.evaluate(q, data, None).value
+
+    data = energy.objective.data
+    return quadrature_elbo(run_program(trace_once(elbo, q, data), q, data), q, energy, alpha)
+
+
+def _warn_if_worse(fit: TemperedELBO, response: TemperedELBO) -> None:
+    """Warn where the covariance of linear response describes the posterior worse than that of the fit."""
+    fall, noise = fit.value - response.value, 2.0 * np.hypot(fit.se, response.se)
+    if not fall <= MAX_GAP + noise:
+        warnings.warn(
+            f"the ELBO of linear response is {fall:.2g} nats below that of the fit: the posterior is far from "
+            "Gaussian, and these standard deviations may be too large. Compare them with those of fit_gaussian "
+            "with AutoMultivariateNormal, or of NUTS.",
+            stacklevel=3,
+        )
+
+
+def _check_fit(fit: TemperedFit, q: MeanField) -> None:
+    """Refuse what has no single density of all latents, or too many of them.
+
+    Raises:
+        ValueError: With what to do.
+    """
+    trace = feasible_trace(fit.model, fit.args, fit.kwargs)
+    if subsamples(trace):
+        raise ValueError(
+            "the model takes a subsample of its data at each call, and linear response is of all data: fit it "
+            "with plates of all data."
+        )
+    if local := [name for name, site in trace.items() if site.get(LOCAL) is not None]:
+        raise ValueError(
+            f"{local[0]!r} is in a local plate, whose part of model and guide is tempered: the fit is that of no "
+            "density of all latents. Linear response is for fits without local_plates."
+        )
+    if params := [name for name, site in trace.items() if site["type"] == "param"]:
+        raise ValueError(
+            f"the model has params {params}, which have no posterior and would respond too: give them priors."
+        )
+    (d,) = q.loc.shape
+    if d > MAX_LATENTS:
+        raise ValueError(
+            f"the fit has {d} latent coordinates, and linear response is for at most {MAX_LATENTS}, as it takes "
+            f"the whole Hessian of {2 * d} parameters: use fit_svi with AutoLowRankMultivariateNormal."
+        )
+
+
+def _in_order_of(latents: Latents, q: MeanField, sites: Latents) -> MeanField:
+    """A Gaussian of these sites, in the order of others."""
+    size = q.loc.shape[0]
+    places = sites.places(size)
+    order = np.empty(size, int)
+    for name, at in latents.places(size).items():
+        order[at] = places[name]
+    return MeanField(*(jax.device_put(np.asarray(leaf)[order]) for leaf in q))
+
+
+def _check_response(response: Response, latents: Latents, dtype: jnp.dtype, *, by_draws: bool) -> None:
+    """Refuse a point that is no optimum.
+
+    Raises:
+        ValueError: With the smallest eigenvalue, or the distance to the optimum, and what to do.
+    """
+    values = response.eigenvalues
+    rounding = len(values) * float(jnp.finfo(dtype).eps) * np.max(np.abs(values))
+    more_draws = ", or take more num_draws" if by_draws else ""
+    advice = f"Fit again, by fit_gaussian or by fit_svi with a smaller tolerance or num_restarts{more_draws}."
+    if values[0] <= rounding:
+        d = len(values) // 2
+        place = int(np.argmax(np.abs(response.weakest)))
+        name = next(name for name, at in latents.places(d).items() if place % d in at)
+        reason = (
+            f"That is within the rounding of {np.dtype(dtype).name}: enable jax_enable_x64, or write the model "
+            "with latents that depend less on each other."
+            if values[0] > -rounding
+            else f"A fit at an optimum has none below 0. {advice} Where the posterior has several modes, or "
+            "ridges between them, take NUTS."
+        )
+        raise ValueError(
+            "the Hessian of the free energy at the fit is not positive definite: its smallest eigenvalue is "
+            f"{values[0]:.3g} in units of the fit's standard deviations, mostly along a "
+            f"{'mean' if place < d else 'scale'} of {name!r}. {reason}"
+        )
+    if not response.gap <= MAX_GAP:
+        raise ValueError(
+            f"the fit is about {response.gap:.3g} nats from the optimum of its family, and linear response, "
+            f"which is that of an optimum, is refused beyond {MAX_GAP}. {advice}"
+        )
