@@ -61,9 +61,10 @@ def advise(status: str, of_fit: Divergences, base: Reference, bars: ErrorBars, n
     k = base.divergences.pareto_k
     if status == "unreliable":
         return (
-            f"Draws of the fit do not cover its posterior (Pareto k {of_fit.pareto_k:.2f}), nor does what was "
-            f"tried instead ({k:.2f}): they say neither how far off it is nor what is right. Fit full "
-            "covariance, write hierarchies non-centred (numpyro.infer.reparam.LocScaleReparam), or run NUTS."
+            f"Draws of the fit do not cover its posterior (Pareto k {of_fit.pareto_k:.2f}), nor did other "
+            "distributions that were tried: draws say neither how far off the fit is nor what is right. Fit "
+            "full covariance if it has none, write hierarchies non-centred "
+            "(numpyro.infer.reparam.LocScaleReparam), or run NUTS."
         )
     with np.errstate(invalid="ignore", divide="ignore"):  # of constants
         off, ratio = (bars.corrected_mean - bars.mean) / bars.sd, bars.sd / bars.corrected_sd
@@ -78,8 +79,9 @@ def advise(status: str, of_fit: Divergences, base: Reference, bars: ErrorBars, n
         source = f"draws of {base.name}, which is nearer to the posterior than the fit,"
     if status == "estimated":
         return (
-            f"No bound exists: the weights of {source} have no second moment (Pareto k {k:.2f}). {estimate} Fit "
-            "full covariance, or pass such a fit as reference=."
+            f"No bound exists: the weights of {source} have no second moment, by their tail (Pareto k {k:.2f}) "
+            f"or by the curvature of the posterior. {estimate} A richer guide may have a bound, or be the "
+            "reference= of this one."
         )
     if np.all(np.isnan(worst)):
         return f"By {source} Pareto k {k:.2f}. {estimate}"
