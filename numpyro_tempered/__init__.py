@@ -1,6 +1,7 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
 from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
+from numpyro_tempered.check.calibration import Calibration, check_calibration
 from numpyro_tempered.core import chunks as tables
 from numpyro_tempered.core.compilation import CompilationWarning
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
@@ -30,6 +31,7 @@ from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 
 __all__ = [
+    "Calibration",
     "CompilationWarning",
     "Convergence",
     "ConvergenceWarning",
@@ -42,6 +44,7 @@ __all__ = [
     "TemperedFit",
     "alpha",
     "bounds",
+    "check_calibration",
     "compare",
     "components",
     "descent",

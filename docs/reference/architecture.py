@@ -20,6 +20,7 @@ PACKAGE = ROOT / "numpyro_tempered"
 PLACES = {
     "plots": (0.3, 8),
     "estimators": (1.7, 8),
+    "check": (1.0, 7.5),
     "mixtures": (0.3, 7),
     "ppca": (1.7, 7),
     "select": (0.3, 6),

@@ -1,0 +1,1 @@
+"""Did it work? Calibration of fits by simulation."""
