@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "numpyro_tempered"
 # Centre of each room: column and floor.
 PLACES = {
-    "plots": (0.3, 8),
-    "estimators": (1.7, 8),
-    "check": (1.0, 7.5),
+    "plots": (0.3, 9),
+    "estimators": (1.7, 9),
+    "check": (1.7, 8),
     "mixtures": (0.3, 7),
     "ppca": (1.7, 7),
     "select": (0.3, 6),
@@ -70,7 +70,7 @@ def purpose(room):
 
 def draw(path):
     pairs = arrows()
-    figure = Figure(figsize=(9, 9))
+    figure = Figure(figsize=(9, 10))
     axes = figure.add_axes((0, 0, 1, 1))
     for room, (x, y) in PLACES.items():
         axes.add_patch(
@@ -94,7 +94,7 @@ def draw(path):
             xytext=(x0 + 0.25 * (x1 - x0), y0 - HEIGHT / 2 - 0.03),
             arrowprops={"arrowstyle": "->", "color": "#8a98a8"},
         )
-    axes.set(xlim=(-0.3, 2.3), ylim=(0.5, 8.5))
+    axes.set(xlim=(-0.3, 2.3), ylim=(0.5, 9.5))
     axes.axis("off")
     with matplotlib.rc_context({"svg.hashsalt": "numpyro_tempered", "svg.fonttype": "none"}):
         figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)

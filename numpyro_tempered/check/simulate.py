@@ -22,6 +22,7 @@ from numpyro_tempered.handlers.likelihood import (
     latent_sites,
     likelihood_sites,
     subsamples,
+    untempered_log_prob,
     weight,
 )
 from numpyro_tempered.handlers.robust import BetaLikelihood
@@ -30,6 +31,8 @@ from numpyro_tempered.select.alpha.model_data import ModelData
 
 # Simulations that are drawn at a time.
 BATCH = 64
+# No draw of a discrete distribution has so small a log-probability.
+IMPOSSIBLE = -1000.0
 
 
 class Simulations(NamedTuple):
@@ -166,12 +169,22 @@ def simulate(rng_key: Array, data: ModelData, num_simulations: int) -> Simulatio
         trace = get_trace(model, data.args, data.kwargs)
         truths = {name: trace[name]["value"] for name in data.latents}
         values = {name: trace[name]["value"] for name in names}
-        return Simulations(truths, values, data.log_lik({**truths, **values}))
+        log_lik = data.log_lik({**truths, **values})
+        possible = [_is_possible(trace[name]) for name in names]
+        return Simulations(truths, values, jnp.where(jnp.all(jnp.stack(possible)), log_lik, jnp.nan))
 
     keys = jax.random.split(rng_key, num_simulations)
     simulations = run_program(lambda keys: map_batches(one, keys, BATCH), keys)
     _check_finite(simulations)
     return simulations
+
+
+def _is_possible(site: Site) -> Array:
+    """Whether counts are what their distribution draws: samplers end at the largest integer, and say nothing."""
+    value = site["value"]
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        return jnp.array(True)
+    return jnp.all(value < jnp.iinfo(value.dtype).max) & jnp.all(untempered_log_prob(site) > IMPOSSIBLE)
 
 
 def _check_finite(simulations: Simulations) -> None:
@@ -182,7 +195,7 @@ def _check_finite(simulations: Simulations) -> None:
         if bad:
             what = "the log-likelihood" if name == "log_lik" else f"site {name!r}"
             raise ValueError(
-                f"in {bad} of {len(value)} simulations from the prior {what} is not finite: the prior reaches "
-                "values at which the model has no data, as exp of a wide Normal does. Give it a prior from which "
-                "data could come."
+                f"in {bad} of {len(value)} simulations from the prior {what} is not finite, or counts have no "
+                "probability that numbers can hold: the prior reaches values without data, as exp of a wide "
+                "Normal does. Give it a prior from which data could come."
             )

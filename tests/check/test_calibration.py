@@ -228,11 +228,13 @@ def test_what_cannot_simulate_itself_is_refused_by_name(name):
         check_model(ModelData(model, KEY, (Y,), {}))
 
 
-def test_a_prior_that_simulates_no_data_is_refused():
+@pytest.mark.parametrize("location", [50.0, pytest.param(200.0, marks=pytest.mark.full)])
+def test_a_prior_that_simulates_no_data_is_refused(location):
+    # Counts at exp(50) are beyond integers of 64 bits, and their log-probability is finite.
     def model(y):
-        normal_mean(y, dist.Normal(0.0, 100.0), lambda theta: dist.Poisson(jnp.exp(theta)))
+        normal_mean(y, dist.Normal(location, 1.0), lambda theta: dist.Poisson(jnp.exp(theta)))
 
-    with pytest.raises(ValueError, match=r"of 100 simulations from the prior .* not finite: the prior reaches"):
+    with pytest.raises(ValueError, match=r"in 100 of 100 simulations from the prior .* the prior reaches"):
         simulate(KEY, ModelData(model, KEY, (Y.astype(int),), {}), 100)
 
 
