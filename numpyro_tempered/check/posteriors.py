@@ -15,7 +15,6 @@ from numpyro_tempered.infer.settle_many import DATA_SETS, Settler
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw, unconverged
 from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions
 from numpyro_tempered.select.alpha.model_data import Method, ModelData
-from numpyro_tempered.select.evidence import largest_r_hat
 
 Values: TypeAlias = dict[str, Array]
 # From latents and data to all that is ranked, by name.
@@ -151,19 +150,31 @@ def sample_chains(
         The counts, and which chains have mixed, ``(K,)``.
     """
 
-    def one(part: tuple[Array, Simulations]) -> tuple[Counts, Values, Array]:
+    def one(part: tuple[Array, Simulations]) -> tuple[Counts, Array, Array]:
         key, (truth, values, _) = part
         chains = sampler.run(key, tempered_with_data(design.data, values, design.alpha), None, fields)
         latents = {name: value[0, thinning - 1 :: thinning] for name, value in chains.values.items()}
         draws = map_batches(lambda draw: design.quantities(draw, values), latents, BATCH)
         divergent = jnp.mean(jnp.stack([jnp.asarray(field, float) for field in chains.fields.values()] or [0.0]))
-        return count(draws, design.quantities(truth, values)), draws, divergent
+        return count(draws, design.quantities(truth, values)), split_r_hat(chains.values), divergent
 
     keys = jax.random.split(rng_key, len(simulations.log_lik))
     parts = keys, simulations
-    counts, draws, divergent = jax.device_get(run_program(lambda parts: map_batches(one, parts, CHAINS), parts))
-    r_hat = largest_r_hat([np.swapaxes(value, 0, 1)[None] for value in draws.values()])
+    counts, r_hat, divergent = jax.device_get(run_program(lambda parts: map_batches(one, parts, CHAINS), parts))
     return counts, (r_hat <= LARGEST_R_HAT) & (divergent <= MOST_DIVERGENT)
+
+
+def split_r_hat(values: Values) -> Array:
+    """The largest R-hat of the halves of one chain, ``(1, S, ...)`` each; constants have none."""
+    largest = [jnp.ones(())]
+    for value in values.values():
+        half = value.shape[1] // 2
+        halves = jnp.reshape(value[0, : 2 * half], (2, half, -1))
+        within = jnp.mean(jnp.var(halves, axis=1, ddof=1), axis=0)
+        between = jnp.var(jnp.mean(halves, axis=1), axis=0, ddof=1)
+        r_hat = jnp.sqrt((half - 1) / half + between / jnp.where(within > 0, within, 1.0))
+        largest.append(jnp.max(jnp.where((within > 0) | (between > 0), r_hat, 1.0)))
+    return jnp.max(jnp.stack(largest))
 
 
 def chain_sampler(design: Design, factory: Method, num_warmup: int, thinning: int) -> ChainSampler:

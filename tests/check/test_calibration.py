@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
+from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import NUTS, Trace_ELBO
 from numpyro.infer.autoguide import AutoDAIS, AutoDelta, AutoMultivariateNormal, AutoNormal
 from numpyro.infer.calibration import vsbc_diagnostic
@@ -131,6 +132,13 @@ def test_ties_are_broken_at_random():
 
 def test_an_untempered_posterior_of_a_normal_mean_has_uniform_ranks():
     np.testing.assert_allclose(rank_variance(error_variance(1.0), 199), (200**2 - 1) / 12.0, rtol=1e-6)
+
+
+def test_r_hat_is_that_of_numpyro():
+    chain = np.random.default_rng(5).normal(size=(1, 100, 3)).cumsum(axis=1)
+    expected = split_gelman_rubin(chain).max()
+    values = {"walk": jnp.asarray(chain), "constant": jnp.ones((1, 100))}
+    np.testing.assert_allclose(posteriors.split_r_hat(values), expected, rtol=1e-5)
 
 
 # What is simulated.
