@@ -104,6 +104,8 @@ def _check_latent(name: str, site: Site, subject: str) -> None:
     """Refuse a latent site whose prior is not what it samples."""
     if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
         raise ValueError(f"the prior of {name!r} is improper, and {subject} from it: give it a proper prior.")
+    if name in ("chain", "draw"):
+        raise ValueError(f"latent site {name!r} has the name of a dimension of the result: rename it.")
     if site["fn"].support.is_discrete:
         raise ValueError(f"latent site {name!r} is discrete and has no ranks: sum it out by nt.marginalize.")
     if LOCAL in site or site["scale"] is not None or is_masked(site["fn"]):

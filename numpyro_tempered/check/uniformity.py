@@ -110,8 +110,11 @@ def estimate(scores: np.ndarray, limit: float, num_iter: int = 200) -> tuple[np.
         ratio = np.exp(stats.norm.logpdf(start) - stats.norm.logsf(start))
         first = np.where(signs == 0.0, scores, mean + signs * sd * ratio)
         variance = np.where(signs == 0.0, 0.0, sd**2 * (1.0 + start * ratio - ratio**2))
+        before = mean, sd
         mean = np.mean(first, axis=0)
         sd = np.maximum(np.sqrt(np.mean(variance + (first - mean) ** 2, axis=0)), 1e-6)
+        if np.allclose(before, (mean, sd), rtol=0.0, atol=1e-6):
+            break
     return mean, sd
 
 
