@@ -117,8 +117,8 @@ def check_calibration(
             takes the rows of the arguments one by one.
         *args: Arguments of the model.
         alpha: Power on the likelihood.
-        num_simulations: N: data sets. With 200, a standard deviation that is wrong by a fifth is noticed, or a
-            bias of a fourth of it.
+        num_simulations: N: data sets. With 200, a standard deviation of a few parameters that is wrong by a
+            fifth, or a bias of a fourth of it, is noticed in four of five checks.
         num_draws: L: draws from each posterior.
         quantities: Further functions of the latents to rank, by name: they take a dict by site, return an array.
         num_steps: Guides: the most steps of each fit.
