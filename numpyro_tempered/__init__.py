@@ -23,6 +23,7 @@ from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.report.table import table
 from numpyro_tempered.select import alpha
 from numpyro_tempered.select.alpha.driver import select_alpha
+from numpyro_tempered.select.check.calibration import Calibration, check_calibration
 from numpyro_tempered.select.check.check_fit import check_fit
 from numpyro_tempered.select.check.result import FitCheck
 from numpyro_tempered.select.compare import compare
@@ -34,6 +35,7 @@ from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 
 __all__ = [
+    "Calibration",
     "CompilationWarning",
     "Convergence",
     "ConvergenceWarning",
@@ -48,6 +50,7 @@ __all__ = [
     "TemperedFit",
     "alpha",
     "bounds",
+    "check_calibration",
     "check_fit",
     "compare",
     "components",

@@ -35,10 +35,10 @@ BRIDGES = {"ppca/model.py"}
 LAZY = {
     "core": {"pyarrow"},
     "handlers": {"funsor"},
-    "report": {"arviz", "xarray"},
+    "report": {"arviz", "arviz_stats", "xarray"},
     "theory": {"scipy"},
     "select": {"arviz", "arviz_stats", "scipy", "xarray"},
-    "plots": {"matplotlib"},
+    "plots": {"matplotlib", "scipy"},
 }
 # Imported by modules that are themselves imported by name alone.
 OPTIONAL = {"estimators": {"sklearn"}}

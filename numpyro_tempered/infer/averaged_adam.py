@@ -136,9 +136,10 @@ def descend(
     step_size: float,
     num_steps: int,
     tolerance: float,
+    quorum: float = 1.0,
     report: Report | None = None,
 ) -> Settled:
-    """Minimise K objectives side by side, until all have settled.
+    """Minimise K objectives side by side, until all have settled, or a share of them.
 
     All take the same number of steps of the same sizes, with the same draws, so that what is compared along a
     grid shares its noise.
@@ -152,6 +153,9 @@ def descend(
         step_size: The first step size, in the units of ``starts``.
         num_steps: The most steps.
         tolerance: On the estimated gaps to the optima, in the units of the objective.
+        quorum: The share of the runs that must have settled for the next step size, and converged for the end:
+            of hundreds, some look unsettled at every stage by chance. Those that have not are told by
+            ``converged``.
         report: What is told of the steps.
 
     Returns:
@@ -181,7 +185,7 @@ def descend(
     unknown = np.full(num_problems, np.inf)
     stages: list[_Stage] = []
     settled, bias, size, first = None, unknown, step_size, unknown
-    while not (settled and np.all(settled.noise + bias <= tolerance)):
+    while not (settled and np.mean(settled.noise + bias <= tolerance) >= quorum):
         # What is left of the steps may not do for a whole stage, but half a stage is worth having.
         loops = min(batch, left // (NUM_BATCHES + 1))
         if loops == 0 or (stages and 2 * loops < batch):
@@ -193,10 +197,11 @@ def descend(
         stage = stage._replace(is_falling=stage.is_falling | (rejected > MOST_REJECTED))
         stages.append(stage)
         size, batch = step_size, 2 * batch
-        if np.any(stage.is_falling):
+        if np.mean(~stage.is_falling) < quorum:
             settled = None
             continue
         bias = unknown if settled is None else np.abs(settled.value - stage.value) / 3.0
+        bias = np.where(stage.is_falling | (settled is not None and settled.is_falling), np.inf, bias)
         settled, step_size = stage, 0.5 * step_size
     if not stages:
         nothing = np.full(num_problems, np.nan)

@@ -14,7 +14,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import model_objective
-from numpyro_tempered.infer.settle_many import Fitted, ModelOf, ParamsOf
+from numpyro_tempered.infer.settle_many import GRID, Batch, Fitted, ModelOf, ParamsOf
 
 NUM_DRAWS = 64
 # What a run aims at, of the tolerance: near the optimum each evaluation gains a factor.
@@ -30,6 +30,7 @@ class GaussianSettler(NamedTuple):
         params_of: From Gaussians to parameters of the guide, ``(K, ...)`` each.
         tolerance: On the stationarity.
         max_evaluations: Of the derivatives.
+        batch: How the models belong together.
     """
 
     start: Gaussian
@@ -37,9 +38,10 @@ class GaussianSettler(NamedTuple):
     params_of: ParamsOf
     tolerance: float
     max_evaluations: int
+    batch: Batch
 
     def fit(self, rng_key: Array, inputs: tuple, ends: PyTree | None = None) -> Fitted:
-        """Fit all, with the same draws, from ``ends`` of earlier fits where there are some."""
+        """Fit all, from ``ends`` of earlier fits where there are some."""
         arrays, *rest = self.objective.data
         num = len(jax.tree.leaves(inputs))
         starts = ends
@@ -57,7 +59,10 @@ class GaussianSettler(NamedTuple):
                 rng_key=key,
             )
 
-        results = run_program(jax.vmap(fit_one, in_axes=(0, 0, None)), inputs, starts, rng_key)
+        keys, axis = rng_key, None
+        if self.batch.is_numbered:
+            keys, axis = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng_key, inputs[0]), 0
+        results = run_program(jax.vmap(fit_one, in_axes=(0, 0, axis)), inputs, starts, keys)
         results = jax.tree.map(np.asarray, results)
         results = results._replace(converged=results.stationarity <= self.tolerance)
         evidence = [_cut(jax.tree.map(lambda leaf, k=k: leaf[k], results)) for k in range(len(inputs[0]))]
@@ -77,6 +82,7 @@ def gaussian_settler(
     expectation: Expectation | None,
     tolerance: float,
     max_evaluations: int = 200,
+    batch: Batch = GRID,
 ) -> GaussianSettler:
     """What fits a Gaussian guide to K models at a time, by an expectation of their likelihood.
 
@@ -90,6 +96,7 @@ def gaussian_settler(
         expectation: Of the likelihood, as for :func:`fit_gaussian`; by draws if None.
         tolerance: On the stationarity, in nats.
         max_evaluations: Of the derivatives.
+        batch: How the models belong together.
 
     Raises:
         TypeError: If the guide is no Gaussian.
@@ -107,7 +114,7 @@ def gaussian_settler(
     def params_of(axes: PyTree, posteriors: Gaussian) -> dict:
         return run_program(jax.vmap(to_params), posteriors)
 
-    return GaussianSettler(q, energy.objective, params_of, tolerance, max_evaluations)
+    return GaussianSettler(q, energy.objective, params_of, tolerance, max_evaluations, batch)
 
 
 def _cut(result: Result) -> Result:

@@ -25,6 +25,26 @@ ModelOf: TypeAlias = Callable[..., Model]
 ParamsOf: TypeAlias = Callable[[PyTree, PyTree], Params]
 
 
+class Batch(NamedTuple):
+    """How models that are fitted side by side belong together.
+
+    Attributes:
+        noun: In what they differ, for errors.
+        is_numbered: Whether the first of the inputs is the number of a fit, by which its draws are independent of
+            those of the others; else all fits share their draws, and so their noise, which cancels along a grid.
+        quorum: The share of the fits that must converge before all end.
+    """
+
+    noun: str
+    is_numbered: bool
+    quorum: float
+
+
+GRID = Batch("alpha", is_numbered=False, quorum=1.0)
+# Of hundreds of fits a few look unsettled at every stage by chance, and a common noise would look like a bias.
+DATA_SETS = Batch("data set", is_numbered=True, quorum=0.9)
+
+
 class Fitted(NamedTuple):
     """K fits.
 
@@ -53,6 +73,7 @@ class Settler(NamedTuple):
         descent: The programs of the steps.
         num_steps: The most steps.
         tolerance: On the gaps to the optima.
+        quorum: The share of the fits that must converge before all end.
     """
 
     starts: PyTree
@@ -62,12 +83,13 @@ class Settler(NamedTuple):
     descent: Descent
     num_steps: int
     tolerance: float
+    quorum: float = 1.0
 
     def fit(self, rng_key: Array, inputs: tuple, ends: PyTree | None = None) -> Fitted:
         """Fit all, from their modes; those that have none, or whose guide has no frame, from earlier ``ends``.
 
         Args:
-            rng_key: The same draws for all.
+            rng_key: Of the draws.
             inputs: Arrays ``(K, ...)``.
             ends: Of earlier fits to like models.
         """
@@ -97,6 +119,7 @@ class Settler(NamedTuple):
                 step_size=STEP_SIZE,
                 num_steps=self.num_steps,
                 tolerance=self.tolerance,
+                quorum=self.quorum,
                 report=bar.update,
             )
         evidence = [evidence_of(select(run, k), at_mode=bool(mode)) for k, mode in enumerate(is_mode)]
@@ -114,6 +137,7 @@ def settler(
     loss: ELBO | None,
     num_steps: int,
     tolerance: float,
+    batch: Batch = GRID,
 ) -> Settler:
     """What fits a guide to K models at a time.
 
@@ -127,6 +151,7 @@ def settler(
         loss: ELBO to optimise; by default by antithetic draws.
         num_steps: The most steps.
         tolerance: In nats, on the estimated distance of each ELBO from its optimum.
+        batch: How the models belong together.
 
     Raises:
         ValueError: If model or guide keep a state.
@@ -150,8 +175,8 @@ def settler(
         state = svi.init(rng_key, *args, **kwargs)
         if state.mutable_state is not None:
             raise ValueError(
-                "the model or its guide keeps a state, as of a network, that would differ by alpha: fit alpha by "
-                "alpha by fit_svi."
+                f"the model or its guide keeps a state, as of a network, that would differ by {batch.noun}: fit "
+                f"{batch.noun} by {batch.noun} by fit_svi."
             )
         axes, start = (), svi.optim.get_params(state.optim_state)
 
@@ -162,6 +187,7 @@ def settler(
 
     def objective(z: PyTree, key: Array, inputs: PyTree) -> Array:
         differing, axes = inputs
+        key = jax.random.fold_in(key, differing[0]) if batch.is_numbered else key
         return elbo.loss(key, to_params(axes, z), model_of(*differing), guide, *args, **kwargs)
 
     def for_each(tree: PyTree) -> PyTree:
@@ -178,7 +204,7 @@ def settler(
     def params_of(axes: PyTree, z: PyTree) -> Params:
         return run_program(jax.vmap(to_params), axes, z)
 
-    return Settler(starts, without_mode, axes_of, params_of, descent, num_steps, tolerance)
+    return Settler(starts, without_mode, axes_of, params_of, descent, num_steps, tolerance, batch.quorum)
 
 
 def _nearest(is_mode: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Plots that ArviZ does not have; importing them does not import matplotlib."""
 
+from numpyro_tempered.plots.calibration import plot_calibration
 from numpyro_tempered.plots.check import plot_check
 from numpyro_tempered.plots.mixture import plot_mixture, plot_num_components_path
 from numpyro_tempered.plots.regret import plot_regret
@@ -7,6 +8,7 @@ from numpyro_tempered.plots.selection import plot_alpha, plot_comparison, plot_p
 
 __all__ = [
     "plot_alpha",
+    "plot_calibration",
     "plot_check",
     "plot_comparison",
     "plot_mixture",

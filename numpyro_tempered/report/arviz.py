@@ -157,6 +157,31 @@ def _hold(data: ArviZData) -> OnDemand:
     return OnDemand(lambda: data)
 
 
+def ecdf_band(size: int, prob: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A simultaneous band of the distribution function of uniform numbers, by the installed generation.
+
+    Args:
+        size: How many numbers there are.
+        prob: The probability that their empirical distribution function lies within it everywhere.
+
+    Returns:
+        Points in (0, 1), and the lower and upper ends there.
+
+    References:
+        T. Säilynoja, P.-C. Bürkner, A. Vehtari, *Graphical test for discrete uniformity and its applications in
+        goodness-of-fit evaluation and multiple sample comparison*, Statistics and Computing 2022.
+    """
+    if int(version("arviz").split(".")[0]) >= 1:
+        from arviz_stats.ecdf_utils import ecdf_pit
+
+        points, _, lower, upper = ecdf_pit((np.arange(size) + 0.5) / size, prob, 1000)
+        return points[1:-1], lower[1:-1], upper[1:-1]
+    from arviz.stats.ecdf_utils import ecdf_confidence_band
+
+    points = np.arange(1, size) / size
+    return points, *ecdf_confidence_band(size, points, points, prob=prob)
+
+
 def with_group(data: ArviZData, name: str, values: "xr.Dataset", attrs: Mapping[Key, object]) -> ArviZData:
     """ArviZ data with another group in front and further attributes."""
     groups = {key: group(data, key) for key in group_names(data)}

@@ -17,6 +17,7 @@ GROUPS = {
     "num_components_path": ("num_components_path", None),
     "regret": ("regret_ledger", "average"),
     "check": ("check_fit", None),
+    "calibration": ("check_calibration", None),
 }
 
 
@@ -43,6 +44,7 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
     tempered_path         ``temper_path``                   alphas, in order
     num_components_path   ``num_components_path``           alphas and numbers of components, in order
     regret                ``regret_ledger``                 rules at the last round, least average loss first
+    calibration           ``check_calibration``             parameters and quantities, in order
     ===================== ================================= ======================================================
 
     The table of a ledger has the column ``guarantee`` too, where there are averages. Of families and numbers of

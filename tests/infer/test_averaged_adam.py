@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_tempered.infer.averaged_adam import minimise
+from numpyro_tempered.infer.averaged_adam import descend, minimise
+from numpyro_tempered.infer.descent_programs import compile_descent
 
 KEY, VALUE_KEY = jax.random.split(jax.random.key(5))
 CURVATURE = np.array([0.5, 1.0, 2.0, 4.0], np.float32)
@@ -98,3 +99,25 @@ def test_the_estimated_gap_is_the_gap_on_average():
     error = np.hypot(truth.std(), estimate.std()) / np.sqrt(len(runs))
     assert abs(truth.mean() - estimate.mean()) < 4.0 * error
     assert truth.mean() > 4.0 * error
+
+
+@pytest.mark.parametrize(("quorum", "ends"), [(0.75, True), pytest.param(1.0, False, marks=pytest.mark.full)])
+def test_a_run_without_an_optimum_holds_up_others_only_where_all_must_settle(quorum, ends):
+    def objective(z, key, slope):
+        return jnp.where(slope > 0.0, slope * jnp.sum(z["z"]), quadratic(z, key))
+
+    starts, slopes = {"z": np.zeros((4, 4), np.float32)}, np.array([0.0, 0.0, 10.0, 0.0], np.float32)
+    descent = compile_descent(objective, starts, slopes, KEY, 4000)
+    settled = descend(
+        descent,
+        starts,
+        slopes,
+        KEY,
+        value_key=VALUE_KEY,
+        step_size=0.05,
+        num_steps=4000,
+        tolerance=0.02,
+        quorum=quorum,
+    )
+    np.testing.assert_array_equal(settled.converged, [ends, ends, False, ends])
+    assert settled.bias[2] == np.inf

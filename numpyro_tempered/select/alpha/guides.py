@@ -28,7 +28,7 @@ from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.set_up import first_call
 from numpyro_tempered.infer.settle import Convergence
-from numpyro_tempered.infer.settle_many import Fitted, ModelOf, Settler, settler
+from numpyro_tempered.infer.settle_many import GRID, Batch, Fitted, ModelOf, Settler, settler
 from numpyro_tempered.infer.svi import TemperedFit, finish
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import Draws, Fits, Query, Summary, Task
@@ -86,7 +86,7 @@ def draw(rng_key: Array, data: ModelData, guide: Guide, params: Params) -> tuple
     return {name: trace[name]["value"] for name in data.latents}, log_q
 
 
-def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide) -> None:
+def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide, noun: str = "alpha") -> None:
     """Set a guide up outside of jit, where it may keep its Python state.
 
     Raises:
@@ -97,7 +97,7 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide) -> None
         return trace_guide(key, guide, {}, data.args, data.kwargs)
 
     if isinstance(guide, AutoSpikeAndSlab):
-        raise ValueError("AutoSpikeAndSlab has a schedule of its own: fit it alpha by alpha by fit_svi.")
+        raise ValueError(f"AutoSpikeAndSlab has a schedule of its own: fit it {noun} by {noun} by fit_svi.")
     before = data.runs
     first_call(lambda: run(rng_keys[0]), guide)
     if isinstance(guide, AutoGuide) and data.runs == before:
@@ -106,7 +106,7 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide) -> None
     one, two = (run(key) for key in rng_keys)
     if data.runs > before:
         raise ValueError(
-            f"{name_of(guide)} runs the model it was built on, which has one alpha: fit it alpha by alpha by "
+            f"{name_of(guide)} runs the model it was built on, which has one {noun}: fit it {noun} by {noun} by "
             "fit_svi, or take AutoNormal."
         )
     missing = sorted(set(data.latents) - set(one))
@@ -121,9 +121,16 @@ def set_up(rng_keys: tuple[Array, Array], data: ModelData, guide: Guide) -> None
 
 
 def build_settler(
-    rng_key: Array, data: ModelData, guide: Guide, model_of: ModelOf, inputs: tuple, options: GuideOptions
+    rng_key: Array,
+    data: ModelData,
+    guide: Guide,
+    model_of: ModelOf,
+    inputs: tuple,
+    options: GuideOptions,
+    *,
+    batch: Batch = GRID,
 ) -> Settler | GaussianSettler:
-    """Set a guide up, and compile what fits it at all powers at once.
+    """Set a guide up, and compile what fits it at all powers, or to all data sets, at once.
 
     Args:
         rng_key: Of its start.
@@ -132,6 +139,7 @@ def build_settler(
         model_of: From the inputs of one fit to its model.
         inputs: Arrays ``(A, ...)``.
         options: Of the fits.
+        batch: How the models belong together.
 
     Raises:
         TypeError: If an expectation comes with a guide that is no Gaussian.
@@ -143,14 +151,16 @@ def build_settler(
             "latents out by nt.marginalize, and take Trace_ELBO."
         )
     one, two, key = jax.random.split(rng_key, 3)
-    set_up((one, two), data, guide)
+    set_up((one, two), data, guide, batch.noun)
     if isinstance(guide, AutoGuide):
         refuse_moving_supports(data.model, data.args, data.kwargs)
     where = key, model_of, guide, data.args, data.kwargs, inputs
     is_full = isinstance(guide, AutoMultivariateNormal) and guide.latent_dim <= MAX_LATENTS
     if options.expectation is not None or (is_full and options.loss is None):
-        return gaussian_settler(*where, expectation=options.expectation, tolerance=options.tolerance)
-    return settler(*where, loss=options.loss, num_steps=options.num_steps, tolerance=options.tolerance)
+        return gaussian_settler(*where, expectation=options.expectation, tolerance=options.tolerance, batch=batch)
+    return settler(
+        *where, loss=options.loss, num_steps=options.num_steps, tolerance=options.tolerance, batch=batch
+    )
 
 
 def unconverged(evidence: Sequence[Convergence | Result]) -> np.ndarray:

@@ -1,0 +1,183 @@
+"""Posteriors of many simulated data sets side by side, and the ranks of the truth among their draws."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.infer.settle_many import DATA_SETS, Settler
+from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw, unconverged
+from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions
+from numpyro_tempered.select.alpha.model_data import Method, ModelData
+from numpyro_tempered.select.check.simulate import BATCH, Simulations, tempered_with_data
+
+Values: TypeAlias = dict[str, Array]
+# From latents and data to all that is ranked, by name.
+Quantities: TypeAlias = Callable[[Values, Values], Values]
+
+# How often data sets are fitted whose fits do not converge, and the quorum of the later rounds.
+MOST_ROUNDS, LATER_QUORUM = 4, 0.5
+# Simulated numbers that are fitted side by side: 64 MiB in float32.
+MOST_NUMBERS = 2**24
+# Chains that run side by side wait for the longest of their trajectories.
+CHAINS = 50
+# The share of divergent transitions above which a chain has not converged.
+MOST_DIVERGENT = 0.01
+
+
+class Counts(NamedTuple):
+    """Of K data sets, by quantity ``(K, ...)``.
+
+    Attributes:
+        less: Number of draws below the truth.
+        equal: Number of draws that equal it.
+        is_finite: Whether all draws are finite, ``(K,)``.
+    """
+
+    less: Values
+    equal: Values
+    is_finite: Array
+
+
+def count(draws: Values, truth: Values) -> Counts:
+    """Count the draws below the truth: draws ``(L, ...)``, truth ``(...)``."""
+    finite = [jnp.all(jnp.isfinite(value)) for value in draws.values()]
+    return Counts(
+        {name: jnp.sum(draws[name] < truth[name], axis=0) for name in draws},
+        {name: jnp.sum(draws[name] == truth[name], axis=0) for name in draws},
+        jnp.all(jnp.stack(finite)),
+    )
+
+
+class Design(NamedTuple):
+    """What all posteriors share.
+
+    Attributes:
+        data: The model.
+        alpha: Power of the likelihood.
+        quantities: What is ranked.
+        num_draws: Draws from each posterior.
+    """
+
+    data: ModelData
+    alpha: float
+    quantities: Quantities
+    num_draws: int
+
+
+def fit_guides(
+    rng_key: Array, design: Design, guide: Guide, simulations: Simulations, options: GuideOptions
+) -> tuple[Counts, np.ndarray]:
+    """Fit a guide to all data sets side by side, and rank the truths among draws of the fits.
+
+    Returns:
+        The counts, and which fits have converged, ``(K,)``.
+    """
+    data, names = design.data, list(simulations.data)
+    start_key, run_key, draw_key = jax.random.split(rng_key, 3)
+    size = len(simulations.log_lik)
+    inputs = (np.arange(size, dtype=np.int32), *(np.asarray(simulations.data[name]) for name in names))
+    width = min(size, max(1, MOST_NUMBERS * size // sum(part.size for part in inputs)))
+
+    def model_of(_: Array, *values: Array) -> Model:
+        return tempered_with_data(data, dict(zip(names, values, strict=True)), design.alpha)
+
+    def pick(numbers: np.ndarray) -> tuple[Array, ...]:
+        return jax.device_put(tuple(part[numbers] for part in inputs))
+
+    pending = np.arange(size)
+    fitter = build_settler(start_key, data, guide, model_of, pick(pending[:width]), options, batch=DATA_SETS)
+    params: Params | None = None
+    for _ in range(MOST_ROUNDS if isinstance(fitter, Settler) else 1):
+        failed = []
+        for some in np.split(pending, range(width, len(pending), width)):
+            run_key, key = jax.random.split(run_key)
+            # Programs have one size: a short part is filled up with copies.
+            fitted = fitter.fit(key, pick(np.resize(some, width)))
+            if params is None:
+                params = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), fitted.params)
+            for whole, part in zip(jax.tree.leaves(params), jax.tree.leaves(fitted.params), strict=True):
+                whole[some] = np.asarray(part)[: len(some)]
+            failed.append(some[unconverged(fitted.evidence)[: len(some)]])
+        is_stuck = sum(map(len, failed)) == len(pending)
+        pending = np.concatenate(failed)
+        if is_stuck or not len(pending):
+            break
+        fitter = fitter._replace(quorum=LATER_QUORUM) if isinstance(fitter, Settler) else fitter
+    params = jax.device_put(params)
+
+    def ranks(keys: Array, params: Params, simulations: Simulations) -> Counts:
+        def one(part: tuple[Array, Params, Simulations]) -> Counts:
+            key, params, (truth, values, _) = part
+
+            def of_key(key: Array) -> Values:
+                return design.quantities(draw(key, data, guide, params)[0], values)
+
+            draws = map_batches(of_key, jax.random.split(key, design.num_draws), BATCH)
+            return count(draws, design.quantities(truth, values))
+
+        return jax.lax.map(one, (keys, params, simulations))
+
+    keys = jax.random.split(draw_key, size)
+    counts = jax.device_get(run_program(ranks, keys, params, simulations))
+    return counts, ~np.isin(np.arange(size), pending)
+
+
+def sample_chains(
+    rng_key: Array,
+    design: Design,
+    sampler: ChainSampler,
+    fields: tuple[str, ...],
+    simulations: Simulations,
+    thinning: int,
+) -> tuple[Counts, np.ndarray]:
+    """Sample the posteriors of all data sets, and rank the truths among draws of the chains.
+
+    Args:
+        rng_key: Key of the chains.
+        design: What all share.
+        sampler: Of ``num_draws * thinning`` draws of a chain.
+        fields: Extra fields of the kernel.
+        simulations: The data sets.
+        thinning: One draw of this many is ranked.
+
+    Returns:
+        The counts, and which chains have mixed, ``(K,)``.
+    """
+
+    def one(part: tuple[Array, Simulations]) -> tuple[Counts, Array, Array]:
+        key, (truth, values, _) = part
+        chains = sampler.run(key, tempered_with_data(design.data, values, design.alpha), None, fields)
+        latents = {name: value[0, thinning - 1 :: thinning] for name, value in chains.values.items()}
+        draws = map_batches(lambda draw: design.quantities(draw, values), latents, BATCH)
+        divergent = jnp.mean(jnp.stack([jnp.asarray(field, float) for field in chains.fields.values()] or [0.0]))
+        return count(draws, design.quantities(truth, values)), split_r_hat(chains.values), divergent
+
+    keys = jax.random.split(rng_key, len(simulations.log_lik))
+    parts = keys, simulations
+    counts, r_hat, divergent = jax.device_get(run_program(lambda parts: map_batches(one, parts, CHAINS), parts))
+    return counts, (r_hat <= LARGEST_R_HAT) & (divergent <= MOST_DIVERGENT)
+
+
+def split_r_hat(values: Values) -> Array:
+    """The largest R-hat of the halves of one chain, ``(1, S, ...)`` each; constants have none."""
+    largest = [jnp.ones(())]
+    for value in values.values():
+        half = value.shape[1] // 2
+        halves = jnp.reshape(value[0, : 2 * half], (2, half, -1))
+        within = jnp.mean(jnp.var(halves, axis=1, ddof=1), axis=0)
+        between = jnp.var(jnp.mean(halves, axis=1), axis=0, ddof=1)
+        r_hat = jnp.sqrt((half - 1) / half + between / jnp.where(within > 0, within, 1.0))
+        largest.append(jnp.max(jnp.where((within > 0) | (between > 0), r_hat, 1.0)))
+    return jnp.max(jnp.stack(largest))
+
+
+def chain_sampler(design: Design, factory: Method, num_warmup: int, thinning: int) -> ChainSampler:
+    """One chain for each data set."""
+    options = MCMCOptions(num_warmup, design.num_draws * thinning, 1, "sequential")
+    return ChainSampler(design.data, factory, options)
