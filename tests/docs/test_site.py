@@ -39,6 +39,8 @@ QUERIES = {
     "how many clusters": "how_many_components",
     "install": "index",
     "learning rate": "learn_without_a_learning_rate",
+    "did it work": "did_it_work",
+    "calibration": "is_it_calibrated",
     "misspecified": "power_or_divergence",
     "missing values": "decorate_a_model",
     "mixture of my own family": "write_a_component",
