@@ -29,7 +29,7 @@ SCREEN, PHONE = 1280, 390
 QUERIES = {
     "alpha": "choose_alpha",
     "ArviZ": "read_results_in_arviz",
-    "calibration": "how_much_to_temper",
+    "calibration": "is_it_calibrated",
     "changepoint": "follow_a_drift",
     "clustered survey": "clustered_survey",
     "coverage": "how_much_to_temper",
@@ -40,7 +40,6 @@ QUERIES = {
     "install": "index",
     "learning rate": "learn_without_a_learning_rate",
     "did it work": "did_it_work",
-    "calibration": "is_it_calibrated",
     "misspecified": "power_or_divergence",
     "missing values": "decorate_a_model",
     "mixture of my own family": "write_a_component",

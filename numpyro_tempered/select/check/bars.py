@@ -7,7 +7,10 @@ import numpy as np
 
 from numpyro_tempered.select.check import moments
 from numpyro_tempered.select.check.reference import Reference
-from numpyro_tempered.select.check.target import Draws, Target, has_polynomial_growth
+from numpyro_tempered.select.check.target import Draws
+
+# Monte Carlo standard errors that a bound has room for, where a moment of the fit is by draws.
+NUM_ERRORS = 4.0
 
 
 class ErrorBars(NamedTuple):
@@ -23,7 +26,7 @@ class ErrorBars(NamedTuple):
     corrected_sd_se: np.ndarray
 
 
-def error_bars(draws: Draws, base: Reference, target: Target, status: str) -> ErrorBars:
+def error_bars(draws: Draws, base: Reference, status: str) -> ErrorBars:
     """The error bars of the fit with these draws, by those of the base."""
     q, r, chi = draws.moments, base.draws.moments, base.divergences.chi
     nothing = np.full(len(q.mean), math.nan)
@@ -31,10 +34,15 @@ def error_bars(draws: Draws, base: Reference, target: Target, status: str) -> Er
     if status == "bounded":
         mean_bound = moments.bound_mean(r, chi, q)
         sd_bound = moments.bound_sd(q.variance, moments.bound_variance(r, chi, q))
+        # What is known by draws alone is itself off by as much.
+        root = np.sqrt(len(draws.values))
+        with np.errstate(invalid="ignore", divide="ignore"):  # of what is constant
+            sd_se = np.where(q.sd > 0, np.sqrt(q.spread) / (2.0 * q.sd * root), 0.0)
+        mean_bound = mean_bound + np.where(q.exact, 0.0, NUM_ERRORS * q.sd / root)
+        sd_bound = sd_bound + np.where(q.exact, 0.0, NUM_ERRORS * sd_se)
         if base.is_heavy:
             # An exponential of Student's t has no moments, whatever its draws say.
-            exist = has_polynomial_growth(target)
-            mean_bound, sd_bound = (np.where(exist, each, math.nan) for each in (mean_bound, sd_bound))
+            mean_bound, sd_bound = (np.where(r.tame, each, math.nan) for each in (mean_bound, sd_bound))
     corrected = moments.Corrected(*[nothing] * 4)
     if status != "unreliable":
         corrected = moments.corrected(base.draws.values, base.weights, r)
@@ -42,17 +50,17 @@ def error_bars(draws: Draws, base: Reference, target: Target, status: str) -> Er
 
 
 def covariances(draws: Draws, base: Reference, status: str) -> dict[str, np.ndarray]:
-    """Covariances of the fit by its draws, bounds on their errors, and corrected ones, ``(k, k)`` each."""
-    values = np.cov(draws.values, rowvar=False, ddof=0).reshape(draws.values.shape[1], -1)
-    nothing = np.full(values.shape, math.nan)
-    bound = corrected = nothing
+    """Covariances of the fit, bounds on their errors, and corrected ones, ``(k, k)`` each."""
+    r = base.draws.moments
+    cov, se = moments.covariance(draws.values, draws.moments, draws.gaussian)
+    bound = corrected = np.full(cov.shape, math.nan)
     if status != "unreliable":
-        corrected = np.cov(base.draws.values, rowvar=False, ddof=0, aweights=base.weights).reshape(values.shape)
-    if status == "bounded" and not base.is_heavy:
-        of_base = np.cov(base.draws.values, rowvar=False, ddof=0).reshape(values.shape)
-        bound = moments.bound_covariance(base.draws.values, base.draws.moments, base.divergences.chi)
-        bound += np.abs(of_base - values)
-    return {"covariance": values, "covariance_bound": bound, "corrected_covariance": corrected}
+        of_base, base_se = moments.covariance(base.draws.values, r, base.draws.gaussian)
+        corrected = moments.corrected_covariance(base.draws.values, base.weights, r, of_base)
+        if status == "bounded" and not base.is_heavy:
+            bound = moments.bound_covariance(base.draws.values, r, base.divergences.chi)
+            bound = bound + np.abs(of_base - cov) + NUM_ERRORS * np.hypot(se, base_se)
+    return {"covariance": cov, "covariance_bound": bound, "corrected_covariance": corrected}
 
 
 def wasserstein_bounds(draws: Draws, base: Reference) -> tuple[float, float]:

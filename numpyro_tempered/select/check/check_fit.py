@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.checks import check_count, is_traced
 from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
@@ -41,6 +41,8 @@ from numpyro_tempered.select.check.target import (
 
 # Above it no moment of the weights can be told from draws; with few draws earlier.
 UNRELIABLE = 0.7
+# The root of chi-square is the bound on a mean in standard deviations: above it that is no answer.
+MAX_CHI = 10.0
 # The most latent numbers whose covariances are bounded one by one.
 MAX_COVARIANCES = 100
 
@@ -103,9 +105,10 @@ def check_fit(
         A :class:`FitCheck`. Its table has a row for each number of each latent site, with columns
 
         - ``mean``, ``sd``: of the fit; exact where the guide is Gaussian in unconstrained coordinates and the
-          number a function of one of these, else by draws;
+          number a function of one of these, else by draws; NaN of an exponential that nothing can integrate;
         - ``mean_bound``, ``sd_bound``: bounds on their errors;
-        - ``corrected_mean``, ``corrected_sd``, and ``corrected_mean_se``, ``corrected_sd_se``.
+        - ``corrected_mean``, ``corrected_sd``, and ``corrected_mean_se``, ``corrected_sd_se``; NaN where weighted
+          squares have too heavy a tail (Pareto k above .5 for an error, above .7 for a value).
 
         The group ``check_covariance`` has the covariances of up to 100 numbers with bounds on their errors.
 
@@ -133,6 +136,8 @@ def check_fit(
         ('bounded', True)
     """
     check_count(num_draws, "num_draws", 100)
+    if is_traced(rng_key):
+        raise ValueError("check_fit looks at numbers, and runs outside of jit, vmap and grad.")
     own_key, other_key = jax.random.split(rng_key)
     labels = axis_labels((data, kwargs))
     if isinstance(fit, Mapping):
@@ -151,10 +156,11 @@ def check_fit(
     of_fit = Reference("fit", draws, *divergences(draws.log_ratios))
     base, covers = _base(other_key, of_fit, target, reference)
     status = _status(base, covers)
-    bars = error_bars(draws, base, target, status)
+    bars = error_bars(draws, base, status)
     pairs = covariances(draws, base, status) if len(names) <= MAX_COVARIANCES else {}
     w1_bound, w2_bound = wasserstein_bounds(draws, base) if status == "bounded" else (math.nan, math.nan)
-    advice = advise(status, of_fit.divergences, base, bars, names)
+    is_alone = base.name == "fit" and (reference is None or draws.flat.shape[1] > MAX_DIM)
+    advice = advise(status, of_fit.divergences, base, bars, names, is_alone=is_alone)
     attrs = {
         "alpha": alpha,
         "status": status,
@@ -260,4 +266,5 @@ def _status(base: Reference, covers: bool) -> str:
     k = base.divergences.pareto_k
     if k > min(1.0 - 1.0 / math.log10(len(base.weights)), UNRELIABLE):
         return "unreliable"
-    return "bounded" if covers and k <= MAX_PARETO_K else "estimated"
+    says_something = base.divergences.chi <= MAX_CHI and not (base.is_heavy and not base.draws.moments.tame.any())
+    return "bounded" if covers and k <= MAX_PARETO_K and says_something else "estimated"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from numpyro_tempered.core.result import EMPTY, TemperedELBO, refuse_data
+from numpyro_tempered.core.result import EMPTY, TemperedELBO
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.infer.online import OnlineVI
@@ -29,7 +29,10 @@ def fit_of(rng_key: Array, result: object, data: tuple, kwargs: Mapping[str, obj
         ValueError: If its data are missing.
     """
     if isinstance(result, TemperedFit):
-        refuse_data(result, data, kwargs)
+        if data or kwargs:
+            raise ValueError(
+                "a TemperedFit holds its data: check_fit(key, fit), without further values or options."
+            )
         return result
     if isinstance(result, OnlineVIState) and data and isinstance(data[0], OnlineVI):
         result, data = data[0], (result, *data[1:])

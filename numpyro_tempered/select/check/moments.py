@@ -5,6 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.select.check.psis import smooth
+
+# Pareto k of weighted squares: above them these have no variance, and no mean that draws could tell.
+UNCERTAIN, HEAVY = 0.5, 0.7
+
+
+class Gaussian(NamedTuple):
+    """A Gaussian in flat unconstrained coordinates: ``loc`` ``(d,)`` and ``cov`` ``(d, d)``."""
+
+    loc: np.ndarray
+    cov: np.ndarray
+
 
 class Moments(NamedTuple):
     """Moments of k numbers f under a distribution.
@@ -14,12 +26,17 @@ class Moments(NamedTuple):
         variance: Shape ``(k,)``.
         spread: Variance of (f - mean)², shape ``(k,)``.
         exact: Which are no averages over draws, shape ``(k,)``.
+        coordinate: The unconstrained coordinate that each number is itself; -1 of others.
+        tame: Which are coordinates themselves, or bounded: of others, as of exponentials, squares of Gaussian
+            draws have tails that no number of draws sees.
     """
 
     mean: np.ndarray
     variance: np.ndarray
     spread: np.ndarray
     exact: np.ndarray
+    coordinate: np.ndarray
+    tame: np.ndarray
 
     @property
     def sd(self) -> np.ndarray:
@@ -38,17 +55,11 @@ class Corrected(NamedTuple):
 
 def of_draws(values: np.ndarray) -> Moments:
     """Moments of draws ``(S, k)``."""
-    centred = np.square(values - values.mean(axis=0))
-    exact = np.zeros(values.shape[1], bool)
-    return Moments(values.mean(axis=0), centred.mean(axis=0), centred.var(axis=0), exact)
-
-
-def by_quadrature(values: np.ndarray, weights: np.ndarray) -> Moments:
-    """Moments of values ``(Q, k)`` at nodes with these weights ``(Q,)``."""
-    mean = weights @ values
-    squares = np.square(values - mean)
-    variance = weights @ squares
-    return Moments(mean, variance, weights @ np.square(squares - variance), np.ones(len(mean), bool))
+    centred, size = np.square(values - values.mean(axis=0)), values.shape[1]
+    of_none = np.zeros(size, bool)
+    return Moments(
+        values.mean(axis=0), centred.mean(axis=0), centred.var(axis=0), of_none, np.full(size, -1), of_none
+    )
 
 
 def corrected(values: np.ndarray, weights: np.ndarray, r: Moments) -> Corrected:
@@ -56,28 +67,33 @@ def corrected(values: np.ndarray, weights: np.ndarray, r: Moments) -> Corrected:
 
     .. math:: E_p f \approx E_r f + \sum_s (w_s - 1/S) f_s
 
-    Where moments of r are exact the draws say only how p differs from it; where they are those of the draws this
-    is the weighted mean.
+    Where moments of r are exact the draws say only how p differs from it. Of other numbers, and of those that are
+    not tame, this is the weighted mean. A standard deviation is NaN where the weighted squares have too heavy a
+    tail for one.
 
     Args:
         values: The numbers at S draws, ``(S, k)``.
         weights: Smoothed weights ``(S,)`` that sum to 1.
         r: Moments under r.
     """
-    size = len(weights)
-    off, squares = values - r.mean, np.square(values - r.mean)
-    excess = weights - 1.0 / size
-    mean = r.mean + excess @ off
-    variance = np.maximum(r.variance + excess @ squares - np.square(mean - r.mean), 0.0)
+    by_rule = r.exact & r.tame
+    plain = of_draws(values)
+    centre, width = np.where(by_rule, r.mean, plain.mean), np.where(by_rule, r.variance, plain.variance)
+    off, squares = values - centre, np.square(values - centre)
+    excess = weights - 1.0 / len(weights)
+    mean = centre + excess @ off
+    variance = np.maximum(width + excess @ squares - np.square(mean - centre), 0.0)
     # What is exact leaves the error of the excess alone.
-    each = np.where(r.exact, excess[:, None], weights[:, None])
-    of_mean, of_square = np.where(r.exact, r.mean, mean), np.where(r.exact, r.variance, variance)
+    each = np.where(by_rule, excess[:, None], weights[:, None])
+    of_mean, of_square = np.where(by_rule, centre, mean), np.where(by_rule, width, variance)
     mean_se = np.sqrt(np.sum(np.square(each * (values - of_mean)), axis=0))
     variance_se = np.sqrt(np.sum(np.square(each * (squares - of_square)), axis=0))
     sd = np.sqrt(variance)
     with np.errstate(invalid="ignore", divide="ignore"):  # of what is constant
         sd_se = np.where(sd > 0, variance_se / (2.0 * sd), 0.0)
-    return Corrected(mean, mean_se, sd, sd_se)
+        terms = np.log(weights)[:, None] + np.log(squares)
+    k = np.array([smooth(column)[1] if np.isfinite(column).any() else -np.inf for column in terms.T])
+    return Corrected(mean, mean_se, np.where(k > HEAVY, math.nan, sd), np.where(k > UNCERTAIN, math.nan, sd_se))
 
 
 def bound_mean(reference: Moments, chi: float, q: Moments) -> np.ndarray:
@@ -109,6 +125,36 @@ def bound_sd(variance: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """A bound on the error of a standard deviation, of one on that of its variance."""
     sd = np.sqrt(variance)
     return np.maximum(np.sqrt(variance + bound) - sd, sd - np.sqrt(np.maximum(variance - bound, 0.0)))
+
+
+def covariance(values: np.ndarray, q: Moments, gaussian: Gaussian | None) -> tuple[np.ndarray, np.ndarray]:
+    """The covariances of the numbers under q, ``(k, k)``, and the Monte Carlo standard error of each.
+
+    Those of numbers that are coordinates of a Gaussian are exact.
+    """
+    centred = values - values.mean(axis=0)
+    by_draws = centred.T @ centred / len(values)
+    squares = np.square(centred)
+    se = np.sqrt(np.maximum(squares.T @ squares / len(values) - np.square(by_draws), 0.0) / len(values))
+    if gaussian is not None:
+        places = np.flatnonzero(q.coordinate >= 0)
+        pairs, at = np.ix_(places, places), q.coordinate[places]
+        by_draws[pairs], se[pairs] = gaussian.cov[np.ix_(at, at)], 0.0
+    # The variances are those of the moments.
+    np.fill_diagonal(by_draws, q.variance)
+    np.fill_diagonal(se, np.where(q.exact, 0.0, np.diag(se)))
+    return by_draws, se
+
+
+def corrected_covariance(values: np.ndarray, weights: np.ndarray, r: Moments, cov: np.ndarray) -> np.ndarray:
+    """Covariances under the posterior, as :func:`corrected`; ``cov`` are those under r."""
+    by_rule = r.exact & r.tame
+    off = values - np.where(by_rule, r.mean, values.mean(axis=0))
+    excess = weights - 1.0 / len(weights)
+    shift = excess @ off
+    plain = off.T @ off / len(values)
+    width = np.where(np.outer(by_rule, by_rule), cov, plain)
+    return width + off.T @ (excess[:, None] * off) - np.outer(shift, shift)
 
 
 def bound_covariance(values: np.ndarray, reference: Moments, chi: float) -> np.ndarray:

@@ -40,10 +40,8 @@ def number_labels(target: Target, coords: Labels, dims: Mapping[str, Sequence[st
             f"{short}[{', '.join(str(axis[i]) for axis, i in zip(axes, at, strict=True))}]" if shape else short
             for at in np.ndindex(shape)
         ]
+    if len(set(labels)) < len(labels):
+        raise ValueError(
+            f"numbers share a name once slashes become dots: rename one of the sites {sorted(shapes)}."
+        )
     return labels
-
-
-def number_sites(target: Target) -> list[str]:
-    """The site of each number."""
-    latents = likelihood.latent_sites(target.trace)
-    return [name for name in target.names for _ in range(np.size(latents[name]["value"]))]

@@ -39,15 +39,14 @@ class Reference(NamedTuple):
     is_heavy: bool = False
 
 
-def curvature(target: Target, at: np.ndarray) -> np.ndarray | None:
-    """The Hessian of the potential, ``(d, d)``; None where it is not finite."""
-    hessian = np.asarray(run_program(jax.hessian(target.potential), jnp.asarray(at)), np.float64)
-    return hessian if np.all(np.isfinite(hessian)) else None
+def curvature(target: Target, at: np.ndarray) -> np.ndarray:
+    """The Hessian of the potential, ``(d, d)``."""
+    return np.asarray(run_program(jax.hessian(target.potential), jnp.asarray(at)), np.float64)
 
 
-def has_chi_square(hessian: np.ndarray | None, q: Gaussian) -> bool:
+def has_chi_square(hessian: np.ndarray, q: Gaussian) -> bool:
     r"""Whether :math:`E_q w^2` is finite for a posterior of this Hessian: :math:`2 H - V^{-1} \succ 0`."""
-    if hessian is None:
+    if not np.all(np.isfinite(hessian)):
         return False
     root = np.linalg.cholesky(q.cov)
     return bool(np.linalg.eigvalsh(2.0 * root.T @ hessian @ root)[0] > 1.0)
@@ -69,7 +68,7 @@ def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | No
     loc, cov = _moments_of(start.flat, np.full(len(start.flat), 1.0 / len(start.flat)))
     if start.gaussian is not None:
         loc, cov = start.gaussian
-    if hessian is not None and np.linalg.eigvalsh(hessian)[0] > 0:
+    if hessian is not None and np.all(np.isfinite(hessian)) and np.linalg.eigvalsh(hessian)[0] > 0:
         cov = np.linalg.inv(hessian)
     best: Reference | None = None
     for key, is_heavy in zip(jax.random.split(rng_key, 3), (False, False, True), strict=True):

@@ -1,5 +1,6 @@
 """The error bars of a fit."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,36 +57,50 @@ def to_arviz(
     return assemble(groups, plain)
 
 
-def advise(status: str, of_fit: Divergences, base: Reference, bars: ErrorBars, names: Sequence[str]) -> str:
-    """What a check says, in words."""
+def advise(
+    status: str, of_fit: Divergences, base: Reference, bars: ErrorBars, names: Sequence[str], *, is_alone: bool
+) -> str:
+    """What a check says, in words; ``is_alone`` where nothing but the fit was drawn from."""
     k = base.divergences.pareto_k
     if status == "unreliable":
+        others = "" if is_alone else ", nor did other distributions that were tried"
         return (
-            f"Draws of the fit do not cover its posterior (Pareto k {of_fit.pareto_k:.2f}), nor did other "
-            "distributions that were tried: draws say neither how far off the fit is nor what is right. Fit "
-            "full covariance if it has none, write hierarchies non-centred "
-            "(numpyro.infer.reparam.LocScaleReparam), or run NUTS."
+            f"Draws of the fit do not cover its posterior (Pareto k {of_fit.pareto_k:.2f}){others}: draws say "
+            "neither how far off the fit is nor what is right. Fit full covariance if it has none, write "
+            "hierarchies non-centred (numpyro.infer.reparam.LocScaleReparam), or run NUTS."
         )
-    with np.errstate(invalid="ignore", divide="ignore"):  # of constants
-        off, ratio = (bars.corrected_mean - bars.mean) / bars.sd, bars.sd / bars.corrected_sd
-        se, worst = bars.corrected_mean_se / bars.sd, bars.mean_bound / bars.sd
-    mean_at, sd_at = int(np.nanargmax(np.abs(off))), int(np.nanargmax(np.abs(np.log(ratio))))
-    estimate = (
-        f"By estimate no mean is further off than that of {names[mean_at]}, by {abs(off[mean_at]):.2g} +- "
-        f"{se[mean_at]:.1g} sd, and no sd than that of {names[sd_at]}, {ratio[sd_at]:.2g} times the posterior's."
-    )
-    source = "draws of the fit"
-    if base.name != "fit":
-        source = f"draws of {base.name}, which is nearer to the posterior than the fit,"
+    source = {
+        "fit": "draws of the fit",
+        "reference": "draws of the reference",
+        "gaussian": "draws of a Gaussian, which is nearer to the posterior than the fit,",
+        "student_t": "draws of a Student's t, which is nearer to the posterior than the fit,",
+    }[base.name]
+    estimate = _estimate(bars, names)
     if status == "estimated":
         return (
-            f"No bound exists: the weights of {source} have no second moment, by their tail (Pareto k {k:.2f}) "
-            f"or by the curvature of the posterior. {estimate} A richer guide may have a bound, or be the "
-            "reference= of this one."
+            f"No bound that says anything: the weights of {source} have no second moment, or a large one, by "
+            f"their tail (Pareto k {k:.2f}) or by the curvature of the posterior. {estimate} A richer guide may "
+            "have a bound, or be the reference= of this one."
         )
-    if np.all(np.isnan(worst)):
-        return f"By {source} Pareto k {k:.2f}. {estimate}"
-    at = int(np.nanargmax(worst))
-    return (
-        f"By {source} Pareto k {k:.2f}: no mean is off by more than {worst[at]:.2g} sd ({names[at]}). {estimate}"
+    worst = np.where(bars.sd > 0, bars.mean_bound, math.nan) / np.where(bars.sd > 0, bars.sd, 1.0)
+    at = int(np.argmax(np.nan_to_num(worst, nan=-1.0)))
+    bound = f"no mean is off by more than {worst[at]:.2g} sd ({names[at]})"
+    return f"By {source} Pareto k {k:.2f}: {bound}. {estimate}"
+
+
+def _estimate(bars: ErrorBars, names: Sequence[str]) -> str:
+    """The largest errors by the corrected values."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # of constants
+        off, ratio = (bars.corrected_mean - bars.mean) / bars.sd, bars.sd / bars.corrected_sd
+        se = bars.corrected_mean_se / bars.sd
+        sizes = np.abs(off), np.abs(np.log(ratio))
+    mean_at, sd_at = (int(np.argmax(np.where(np.isfinite(size), size, -1.0))) for size in sizes)
+    text = (
+        f"By estimate no mean is further off than that of {names[mean_at]}, by {abs(off[mean_at]):.2g} +- "
+        f"{se[mean_at]:.1g} sd"
     )
+    if np.isfinite(ratio[sd_at]):
+        text += f", and no sd than that of {names[sd_at]}, {ratio[sd_at]:.2g} times the posterior's"
+    if heavy := int(np.isnan(bars.corrected_sd).sum()):
+        text += f"; {heavy} of {len(names)} have too heavy a tail for an estimate of their sd"
+    return f"{text}."

@@ -9,7 +9,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from numpyro.infer.util import constrain_fn, log_density, potential_energy, unconstrain_fn
@@ -19,14 +18,15 @@ from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace
-from numpyro_tempered.handlers.numpyro_private import IndependentConstraint, unpacker
+from numpyro_tempered.handlers.likelihood import Site
+from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide, trace_model
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.select.check.moments import Moments, by_quadrature, of_draws
+from numpyro_tempered.select.check.moments import Gaussian, Moments, of_draws
+from numpyro_tempered.select.check.quadrature import moments_of
 
 BATCH = 64
-NUM_NODES = 64
 
 
 class Target(NamedTuple):
@@ -34,7 +34,11 @@ class Target(NamedTuple):
 
     Attributes:
         names: The latent sites, in the order of the coordinates.
+        latents: These sites, with a value of each.
         trace: A trace of the model at a draw.
+        model: The tempered model, with its fitted params.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
         log_joint: The log of the joint density of values by site, every constant included.
         potential: Minus that of z, whose density has the volume of the change of coordinates.
         constrain: From z to values by site.
@@ -42,18 +46,15 @@ class Target(NamedTuple):
     """
 
     names: tuple[str, ...]
+    latents: dict[str, Site]
     trace: Trace
+    model: Model
+    args: tuple
+    kwargs: dict
     log_joint: Callable[[Params], Array]
     potential: Callable[[Array], Array]
     constrain: Callable[[Array], Params]
     flatten: Callable[[Params], Array]
-
-
-class Gaussian(NamedTuple):
-    """A Gaussian in flat unconstrained coordinates: ``loc`` ``(d,)`` and ``cov`` ``(d, d)``."""
-
-    loc: np.ndarray
-    cov: np.ndarray
 
 
 class Draws(NamedTuple):
@@ -97,7 +98,7 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
     Raises:
         ValueError: If a latent is missing, discrete or scaled as local, or a plate holds a part of its data.
     """
-    model = handlers.seed(model, rng_key)
+    unseeded, model = model, handlers.seed(model, rng_key)
     trace = likelihood.get_trace(handlers.substitute(model, data=values), args, kwargs)
     latents = likelihood.latent_sites(trace)
     if set(values) != set(latents):
@@ -108,6 +109,11 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
             "out in the call, or make the model without it."
         )
     for name, site in latents.items():
+        if site["fn"].shape() != np.shape(values[name]):
+            shape = np.shape(values[name])
+            raise ValueError(
+                f"a draw of {name!r} has shape {site['fn'].shape()} in the model, got draws of {shape}."
+            )
         if site["fn"].support.is_discrete:
             raise ValueError(f"latent site {name!r} is discrete: sum it out by nt.marginalize.")
         if LOCAL in site:
@@ -119,7 +125,11 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
     _, unravel = ravel_pytree({name: jnp.zeros(v.shape, v.dtype) for name, v in shapes.items()})
     return Target(
         names=tuple(sorted(values)),
+        latents={name: latents[name] for name in sorted(values)},
         trace=trace,
+        model=unseeded,
+        args=args,
+        kwargs=kwargs,
         log_joint=lambda v: log_density(model, args, kwargs, v)[0],
         potential=lambda z: potential_energy(model, args, kwargs, unravel(z)),
         constrain=lambda z: constrain_fn(model, args, kwargs, unravel(z)),
@@ -128,18 +138,23 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
 
 
 def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: int) -> Draws:
-    """Draws of a fitted guide.
+    """Draws of a fitted guide, weighed by the posterior ``target``, which may be that of another fit.
 
     Raises:
-        ValueError: If the guide is a point, or a ratio is NaN.
+        ValueError: If the guide is a point or has other latents, or a ratio is NaN.
     """
-    args, kwargs = fit.args, fit.kwargs
-    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, args, kwargs)
+    args, kwargs = target.args, target.kwargs
+    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, fit.args, fit.kwargs)
     if has_point_mass(rng_key, guide, params, args, kwargs):
         raise ValueError(
             f"the guide {type(fit.guide).__name__} has a latent that is a point, which has no density: there is "
             "nothing to weigh. Fit a guide with a scale."
         )
+    sites = trace_guide(rng_key, guide, params, args, kwargs)
+    shapes = {name: np.shape(site["value"]) for name, site in likelihood.latent_sites(sites).items()}
+    expected = {name: np.shape(site["value"]) for name, site in target.latents.items()}
+    if {name: shapes.get(name) for name in expected} != expected or not _same_latents(fit, expected):
+        raise ValueError(f"the reference has latents of {shapes}, the fit of {expected}: fit the same model.")
     loss = Trace_ELBO()
 
     def one(key: Array, params: Params) -> tuple[Array, Array, Array]:
@@ -147,7 +162,7 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
         _, guide_key = jax.random.split(key)
         sites = trace_guide(guide_key, guide, params, args, kwargs)
         values = {name: sites[name]["value"] for name in target.names}
-        log_ratio = -loss.loss(key, params, fit.model, guide, *args, **kwargs)
+        log_ratio = -loss.loss(key, params, target.model, guide, *args, **kwargs)
         return log_ratio, target.flatten(values), ravel_pytree(values)[0]
 
     def all_of_them(key: Array, params: Params) -> tuple[Array, Array, Array]:
@@ -155,7 +170,32 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key, params))
     gaussian = gaussian_of_guide(guide, params)
-    return Draws(_checked(log_ratios), flat, values, _moments(gaussian, target, values), gaussian)
+    if gaussian is not None:
+        _check_resolution(gaussian, flat)
+    return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
+
+
+def _same_latents(fit: TemperedFit, expected: dict[str, tuple[int, ...]]) -> bool:
+    """Whether the model of a fit has these latents and no others."""
+    sites = trace_guide(fit.rng_key, fit.guide, fit.params, fit.args, fit.kwargs)
+    trace = trace_model(fit.rng_key, fit.model, sites, fit.params, fit.args, fit.kwargs)
+    return {name: np.shape(site["value"]) for name, site in likelihood.latent_sites(trace).items()} == expected
+
+
+def _check_resolution(gaussian: Gaussian, flat: np.ndarray) -> None:
+    """Refuse a Gaussian whose draws the precision rounds away.
+
+    Raises:
+        ValueError: If some coordinate is so far from 0.
+    """
+    dtype = jnp.result_type(float)
+    rounding = float(np.finfo(dtype).eps) * np.abs(gaussian.loc) / np.sqrt(np.diag(gaussian.cov))
+    if rounding.max() > 0.02:
+        raise ValueError(
+            f"the mean of a latent is {np.abs(gaussian.loc)[rounding.argmax()]:.3g}, which {dtype} keeps to "
+            f"{rounding.max():.1g} of its standard deviation: draws would be rounded. Subtract a constant in the "
+            "model, or let jax have 64 bits."
+        )
 
 
 def draws_of_values(values: Params, log_densities: np.ndarray, target: Target) -> Draws:
@@ -182,7 +222,7 @@ def draws_of_distribution(
         return log_ratios, z, values
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key))
-    return Draws(_checked(log_ratios), flat, values, _moments(gaussian, target, values), gaussian)
+    return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
 
 
 def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
@@ -194,7 +234,10 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
         normals, layout = read_normals(params, guide.prefix)
         mean, cov, unpack = normals.loc, np.diag(np.square(np.asarray(normals.scale))), layout.split
     elif isinstance(guide, AutoContinuous):
-        q, unpack = guide.get_posterior(params), unpacker(guide)
+        try:
+            q, unpack = guide.get_posterior(params), unpacker(guide)
+        except NotImplementedError:  # of guides with a posterior that is no distribution
+            return None
         if isinstance(q, dist.Normal) or (
             isinstance(q, dist.Independent) and isinstance(q.base_dist, dist.Normal)
         ):
@@ -209,58 +252,6 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
     places = {name: np.ravel(at) for name, at in unpack(jnp.arange(mean.size)).items()}
     order = np.concatenate([places[name] for name in sorted(places)])
     return Gaussian(np.asarray(mean, np.float64)[order], np.asarray(cov, np.float64)[np.ix_(order, order)])
-
-
-def _moments(gaussian: Gaussian | None, target: Target, values: np.ndarray) -> Moments:
-    """Moments of the numbers of all latents, by quadrature of those that follow from one Gaussian coordinate."""
-    by_draws = of_draws(values)
-    if gaussian is None:
-        return by_draws
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NUM_NODES)
-    deviations = np.sqrt(np.diag(gaussian.cov))
-    z = jnp.asarray(gaussian.loc + nodes[:, None] * deviations)
-    at_nodes, places, start, ends = [], [], 0, 0
-    latents = likelihood.latent_sites(target.trace)
-    for name in target.names:
-        site, shape = latents[name], np.shape(latents[name]["value"])
-        transform = biject_to(site["fn"].support)
-        size, width = int(np.prod(shape)), int(np.prod(transform.inverse_shape(shape)))
-        if _is_elementwise(site["fn"].support):
-            at_site = run_program(
-                lambda v, t=transform, s=shape: t(v.reshape(-1, *s)), z[:, start : start + width]
-            )
-            at_nodes.append(np.asarray(at_site, np.float64).reshape(NUM_NODES, size))
-            places.append(np.arange(ends, ends + size))
-        start, ends = start + width, ends + size
-    if not places:
-        return by_draws
-    exact = by_quadrature(np.concatenate(at_nodes, axis=1), weights / weights.sum())
-    moments = Moments(*(np.array(part) for part in by_draws))
-    for part, by_rule in zip(moments, exact, strict=True):
-        part[np.concatenate(places)] = by_rule
-    return moments
-
-
-def has_polynomial_growth(target: Target) -> np.ndarray:
-    """Of the numbers of all latents, whether each is bounded or an unconstrained coordinate itself."""
-    latents = likelihood.latent_sites(target.trace)
-    tame = []
-    for name in target.names:
-        support = latents[name]["fn"].support
-        while isinstance(support, IndependentConstraint):
-            support = support.base_constraint
-        bounded = isinstance(support, type(constraints.interval(0.0, 1.0)) | type(constraints.simplex))
-        is_tame = bounded or support in (constraints.real, constraints.real_vector)
-        tame.append(np.full(np.size(latents[name]["value"]), is_tame))
-    return np.concatenate(tame)
-
-
-def _is_elementwise(support: constraints.Constraint) -> bool:
-    """Whether each number of a value is a function of one unconstrained number."""
-    while isinstance(support, IndependentConstraint):
-        support = support.base_constraint
-    transform = biject_to(support)
-    return transform.domain.event_dim == 0 and transform.codomain.event_dim == 0
 
 
 def _as_double(arrays: tuple[Array, ...]) -> list[np.ndarray]:

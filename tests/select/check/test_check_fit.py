@@ -100,7 +100,11 @@ def test_where_the_fit_has_no_second_moment_there_is_no_bound_without_a_referenc
     assert check.status in ("estimated", "unreliable")
     assert table[["mean_bound", "sd_bound"]].isna().all(axis=None)
     assert np.isnan([check.w1_bound, check.w2_bound]).all()
-    assert "No bound exists" in check.advice if check.status == "estimated" else "do not cover" in check.advice
+    assert (
+        "No bound that says anything" in check.advice
+        if check.status == "estimated"
+        else "do not cover" in check.advice
+    )
     assert table["corrected_mean"].isna().all() == (check.status == "unreliable")
 
 
@@ -262,6 +266,119 @@ def test_one_screen_and_attributes():
     check = nt.check_fit(KEY, mean_field(correlated(0.3)), num_draws=500, reference=None)
     assert len(repr(check).splitlines()) < 25
     assert {"alpha", "pareto_k", "elbo", "cubo", "d2_bound", "status"} <= set(check.data["check"].attrs)
+
+
+def test_a_reference_is_weighed_by_the_posterior_of_the_fit():
+    x, y = linear_data()
+    fit = nt.fit_gaussian(KEY, linear, AutoMultivariateNormal, x, y, alpha=0.5)
+    mean, cov = linear_posterior(x, y, 0.5)
+    # Of other data, and of another power: wider, and elsewhere.
+    other = nt.fit_gaussian(KEY, linear, AutoMultivariateNormal, x, y + 0.3, alpha=0.25)
+    check = nt.check_fit(KEY, fit, reference=other)
+    assert np.all(np.abs(errors(check, mean, np.sqrt(np.diag(cov)))[1]) < 4.5)
+    assert np.all(errors(check, mean, np.sqrt(np.diag(cov)))[0] <= 1e-4)
+    y = jnp.array([0.3, 1.2, -0.4, 0.8])
+    with pytest.raises(ValueError, match="the reference has latents of"):
+        nt.check_fit(KEY, fit, reference=nt.fit_gaussian(KEY, plain, AutoNormal, y))
+
+
+@pytest.mark.full
+def test_the_covariance_of_an_exact_fit_is_exact():
+    x, y = linear_data()
+    check = nt.check_fit(KEY, nt.fit_gaussian(KEY, linear, AutoMultivariateNormal, x, y))
+    _, cov = linear_posterior(x, y, 1.0)
+    pairs = check.data["check_covariance"]
+    for name in ("covariance", "corrected_covariance"):
+        # To the tolerance of the fit, far below the error of 4,000 draws.
+        np.testing.assert_allclose(pairs[name].values, cov, rtol=2e-3)
+    assert np.all(np.abs(pairs["covariance"].values - cov) <= pairs["covariance_bound"].values + 1e-6)
+    np.testing.assert_allclose(np.sqrt(np.diag(pairs["covariance"].values)), nt.table(check)["sd"], rtol=1e-6)
+
+
+def with_scale(model, scale):
+    """A mean-field fit of one log-normal latent with this scale and the location 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        fit = nt.fit_svi(KEY, model, AutoNormal, num_steps=20)
+    return fit._replace(params={"x_auto_loc": jnp.array(0.0), "x_auto_scale": jnp.array(scale)})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_corrected_values_of_positive_numbers_do_not_rest_on_tails_that_no_draw_has_seen(scale):
+    def log_normal():
+        numpyro.sample("x", dist.LogNormal(0.0, scale))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
+
+    wide = with_scale(log_normal, 1.15 * scale)
+    sd = np.exp(scale**2 / 2) * np.sqrt(np.expm1(scale**2))
+    rows = [nt.table(nt.check_fit(jax.random.key(seed), wide)).loc["x"] for seed in range(10)]
+    off = [np.log(row["corrected_sd"] / sd) for row in rows if np.isfinite(row["corrected_sd"])]
+    assert np.sqrt(np.mean(np.square(off or [0.0]))) < 0.15
+
+
+@pytest.mark.full
+def test_what_nothing_integrates_has_no_moments():
+    def wild():
+        numpyro.sample("x", dist.LogNormal(0.0, 7.0))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
+
+    row = nt.table(nt.check_fit(KEY, with_scale(wild, 7.0))).loc["x"]
+    assert row[["mean", "sd", "mean_bound", "sd_bound"]].isna().all()
+
+
+def test_draws_of_another_shape_are_refused():
+    x, y = linear_data()
+    draws = np.zeros((100, 2, 1), np.float32)
+    with pytest.raises(ValueError, match=r"'weights' has shape \(2,\) in the model, got draws of \(2, 1\)"):
+        nt.check_fit(KEY, {"weights": draws}, linear, x, y, log_density=np.zeros(100))
+
+
+@pytest.mark.full
+def test_means_by_draws_have_room_for_their_error():
+    rng = np.random.default_rng(0)
+    y = jnp.ones(3)
+    for _ in range(20):
+        z = rng.normal(size=500)
+        draws = {"theta": jnp.asarray(0.75 + 0.5 * z)}
+        density = -0.5 * z**2 - 0.5 * np.log(2 * np.pi * 0.25)
+        check = nt.check_fit(KEY, draws, plain, y, log_density=density, reference=None)
+        assert np.all(errors(check, 0.75, 0.5)[0] <= 0.0)
+
+
+@pytest.mark.full
+def test_latents_that_single_precision_rounds_are_refused():
+    def far(y):
+        theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("y", dist.Normal(theta, 1e-3), obs=y)
+
+    params = {"auto_loc": jnp.array([2000.0]), "auto_scale": jnp.array([1e-3])}
+    fit = nt.fit_gaussian(KEY, plain, AutoDiagonalNormal, jnp.ones(3))
+    other = nt.fit_gaussian(KEY, far, AutoDiagonalNormal, jnp.array(0.0))
+    assert set(params) == set(other.params) == set(fit.params)
+    with pytest.raises(ValueError, match="draws would be rounded"):
+        nt.check_fit(KEY, other._replace(params=params, args=(jnp.array(2000.0),)))
+
+
+def test_traced_keys_are_refused():
+    fit = mean_field(correlated(0.3))
+    with pytest.raises(ValueError, match="outside of jit, vmap and grad"):
+        jax.jit(lambda key: nt.check_fit(key, fit).w1_bound)(KEY)
+
+
+@pytest.mark.full
+def test_a_bound_of_many_sds_is_none():
+    # Of a funnel the Gaussian fit has weights with a light tail and a vast second moment, or none.
+    def funnel():
+        v = numpyro.sample("v", dist.Normal(0.0, 3.0))
+        numpyro.sample("x", dist.Normal(0.0, jnp.exp(v / 2.0)))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nt.ConvergenceWarning)
+        fit = nt.fit_svi(KEY, funnel, AutoNormal)
+    check = nt.check_fit(KEY, fit)
+    assert check.status in ("estimated", "unreliable")
 
 
 def local(y):

@@ -13,8 +13,13 @@ from numpyro_tempered.select.check.psis import smooth
 
 
 def gaussian_moments(mean, variance):
-    one = np.ones(1)
-    return moments.Moments(one * mean, one * variance, one * 2.0 * variance**2, one > 0)
+    return coordinates(np.array([mean]), np.array([variance]))
+
+
+def coordinates(mean, variance):
+    """Moments of coordinates of a Gaussian."""
+    every = np.ones(len(mean), bool)
+    return moments.Moments(mean, variance, 2.0 * variance**2, every, np.arange(len(mean)), every)
 
 
 def log_ratios(x, mean=0.1, variance=0.81):
@@ -94,7 +99,7 @@ def test_no_bound_is_below_the_error_of_a_gaussian(seed):
     p_cov = root @ np.diag(rng.uniform(0.6, 1.3, dim)) @ root.T
     chi = math.sqrt(chi_square(p_mean, p_cov, np.zeros(dim), q_cov))
     variance = np.diag(q_cov)
-    q = moments.Moments(np.zeros(dim), variance, 2.0 * variance**2, np.ones(dim, bool))
+    q = coordinates(np.zeros(dim), variance)
     assert np.all(np.abs(p_mean) <= moments.bound_mean(q, chi, q) + 1e-12)
     bound = moments.bound_variance(q, chi, q)
     assert np.all(np.abs(np.diag(p_cov) - variance) <= bound + 1e-12)
@@ -109,7 +114,7 @@ def test_no_bound_is_below_the_error_of_a_gaussian(seed):
     # Through another one the bound is wider, and holds.
     r_cov = 1.2 * p_cov
     chi = math.sqrt(chi_square(p_mean, p_cov, p_mean, r_cov))
-    r = moments.Moments(p_mean, np.diag(r_cov), 2.0 * np.diag(r_cov) ** 2, np.ones(dim, bool))
+    r = coordinates(p_mean, np.diag(r_cov))
     assert np.all(np.abs(p_mean) <= moments.bound_mean(r, chi, q) + 1e-12)
     assert np.all(np.abs(np.diag(p_cov) - variance) <= moments.bound_variance(r, chi, q) + 1e-12)
 

@@ -1,0 +1,92 @@
+"""Moments of numbers that follow from Gaussian coordinates, each from one."""
+
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.handlers.likelihood import Site
+from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
+from numpyro_tempered.select.check.moments import Gaussian, Moments, of_draws
+
+# Where this many nodes and twice as many disagree, moments are by draws.
+NUM_NODES = 64
+AGREE = (1e-4, 1e-3, 1e-2)
+BOUNDED = type(constraints.interval(0.0, 1.0)) | type(constraints.unit_interval) | type(constraints.simplex)
+
+
+def moments_of(gaussian: Gaussian | None, latents: Mapping[str, Site], values: np.ndarray) -> Moments:
+    """Moments of the numbers of all latents: exact where a number is a function of one coordinate of a Gaussian.
+
+    NaN where that function grows so fast that neither a rule nor draws can tell.
+
+    Args:
+        gaussian: The distribution of the coordinates; None if it is no Gaussian.
+        latents: The latent sites, in the order of the coordinates.
+        values: Draws of the numbers, ``(S, k)``, for the others.
+    """
+    moments = Moments(*(np.array(part) for part in of_draws(values)))
+    start = ends = 0
+    for site in latents.values():
+        support, shape = _base(site["fn"].support), np.shape(site["value"])
+        size, width = int(np.prod(shape)), int(np.prod(biject_to(site["fn"].support).inverse_shape(shape)))
+        numbers, coordinates = np.arange(ends, ends + size), np.arange(start, start + width)
+        is_coordinate = support in (constraints.real, constraints.real_vector)
+        moments.tame[numbers] = is_coordinate or isinstance(support, BOUNDED)
+        if gaussian is not None:
+            loc, variance = gaussian.loc[coordinates], np.diag(gaussian.cov)[coordinates]
+            if is_coordinate:
+                moments.coordinate[numbers] = coordinates
+                _set(moments, numbers, (loc, variance, 2.0 * np.square(variance)))
+            elif _is_elementwise(support):
+                *by_rule, agree = _by_quadrature(loc, np.sqrt(variance), site, shape)
+                _set(moments, numbers[agree], [part[agree] for part in by_rule])
+                # Of what no rule integrates, draws have seen no tail either.
+                unknown = numbers[~agree & ~moments.tame[numbers]]
+                for part in moments[:3]:
+                    part[unknown] = np.nan
+        start, ends = start + width, ends + size
+    return moments
+
+
+def _set(moments: Moments, numbers: np.ndarray, exact: Sequence[np.ndarray]) -> None:
+    """Put exact means, variances and spreads of some numbers in their places."""
+    for part, values in zip(moments[:3], exact, strict=True):
+        part[numbers] = values
+    moments.exact[numbers] = True
+
+
+def _by_quadrature(
+    loc: np.ndarray, sd: np.ndarray, site: Site, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, variance, variance of the square, and which of them two rules agree on."""
+    transform, rules = biject_to(site["fn"].support), []
+    for num_nodes in (NUM_NODES, 2 * NUM_NODES):
+        nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+        weights = weights / weights.sum()
+        z = jnp.asarray(loc + nodes[:, None] * sd).reshape(-1, *shape)
+        f = np.asarray(run_program(transform, z), np.float64).reshape(num_nodes, -1)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite agrees with nothing
+            mean = weights @ f
+            squares = np.square(f - mean)
+            variance = weights @ squares
+            rules.append((mean, variance, weights @ np.square(squares - variance)))
+    one, two = rules
+    scales = (np.sqrt(two[1]), two[1], two[2])
+    with np.errstate(invalid="ignore"):
+        agree = [np.abs(a - b) <= tol * scale for a, b, tol, scale in zip(one, two, AGREE, scales, strict=True)]
+    return (*two, np.all([*agree, *map(np.isfinite, two)], axis=0))
+
+
+def _base(support: constraints.Constraint) -> constraints.Constraint:
+    while isinstance(support, IndependentConstraint):
+        support = support.base_constraint
+    return support
+
+
+def _is_elementwise(support: constraints.Constraint) -> bool:
+    """Whether each number of a value is a function of one unconstrained number."""
+    transform = biject_to(support)
+    return transform.domain.event_dim == 0 and transform.codomain.event_dim == 0
