@@ -20,6 +20,8 @@ NUMBER = re.compile(rf"\d+|\b(?:{'|'.join([*WORDS[2:], *TENS[2:], *PARTS])})\b",
 # What is no result: versions, definitions, and what others promise.
 GIVEN = {
     "Python 3.11 or newer": "a requirement",
+    "more than two of its standard errors, as one in twenty should be": "a definition",
+    "less three standard errors of NUTS": "a definition",
     "95% interval": "a definition",
     "95% intervals": "a definition",
     "from 250 people": "given to the script",
@@ -222,6 +224,14 @@ def benchmarks():
     yield f"SafeBayes fits {WORDS[alphas]} alphas to all data and to {WORDS[blocks - 1]} parts of them"
     path = written("numpyro_tempered/select/path.py", r"^DEFAULT_GRID = np\.linspace\(.*, (\d+)\)")
     yield f"until all have converged; fits {path}."
+    total = {
+        key: sum(row[key] for row in rows("fit_checks")) for key in ("checks", "bounds", "estimates", "misses")
+    }
+    violated = sum(row[f"{kind} violations"] for row in rows("fit_checks") for kind in ("mean", "sd"))
+    outcome = "none was violated" if violated == 0 else f"{violated:.0f} were violated"
+    means = f"In {total['checks']:,.0f} checks with {total['bounds']:,.0f} bounds on means"
+    yield f"{means}, and as many on standard deviations, {outcome}"
+    yield f"{100 * total['misses'] / total['estimates']:.1f} % of the corrected means missed"
 
 
 def start_fast():
