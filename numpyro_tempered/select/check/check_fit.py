@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.checks import check_count, is_traced
+from numpyro_tempered.core.checks import check_count, is_traced, key_first
 from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
@@ -47,6 +47,7 @@ MAX_CHI = 10.0
 MAX_COVARIANCES = 100
 
 
+@key_first
 def check_fit(
     rng_key: Array,
     fit: object,
