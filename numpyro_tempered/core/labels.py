@@ -19,7 +19,7 @@ def axis_labels(data: PyTree) -> dict[str, np.ndarray]:
         >>> import pandas as pd
         >>> from numpyro_tempered.core.labels import axis_labels
         >>> frame = pd.DataFrame({"age": [61.0, 47.0], "dose": [2.0, 1.0]}).rename_axis(columns="covariate")
-        >>> {name: list(labels) for name, labels in axis_labels((frame,)).items()}
+        >>> {name: labels.tolist() for name, labels in axis_labels((frame,)).items()}
         {'covariate': ['age', 'dose']}
     """
     labels: dict[str, np.ndarray] = {}
