@@ -109,7 +109,7 @@ def linear_response(
         >>> fit = nt.fit_gaussian(jax.random.key(0), model, AutoNormal, x, x @ jnp.array([1.0, 2.0]))
         >>> response = nt.linear_response(jax.random.key(1), fit)
         >>> variance = response.guide.get_posterior(response.params).variance
-        >>> exact = jnp.linalg.inv(x.T @ x + jnp.eye(2) / 100)
+        >>> exact = jnp.linalg.solve(x.T @ x + jnp.eye(2) / 100, jnp.eye(2))
         >>> print(f"{fit.params['b_auto_scale'][0]:.2f} {variance[0] ** 0.5:.2f} {exact[0, 0] ** 0.5:.2f}")
         0.51 3.67 3.67
     """

@@ -25,7 +25,13 @@ def describe(sizes):
     name = device.device_kind if device.platform != "cpu" else processor()
     packages = ", ".join(f"{p} {version(p)}" for p in ("jax", "numpyro", "numpy", "numpyro_tempered"))
     script = Path(sys.argv[0])
-    command = " ".join(["python", str(Path("tests/benchmarks") / script.name), *sys.argv[1:]])
+    # Where one run put its files is no part of what was measured.
+    options = [
+        option
+        for before, option in zip(sys.argv, sys.argv[1:], strict=False)
+        if "--output" not in (before, option) and not option.startswith("--output=")
+    ]
+    command = " ".join(["python", str(Path("tests/benchmarks") / script.name), *options])
     return (
         f"device: {device.platform}, {name}, {os.cpu_count()} cores\n"
         f"versions: Python {platform.python_version()}, {packages}\n"

@@ -345,3 +345,14 @@ def test_a_number_that_differs_is_seen(monkeypatch):
     with pytest.raises(AssertionError):
         test_every_other_number_of_a_page_is_given("docs/reference/benchmarks.md")
     assert NUMBER.findall("in under 4 minutes, nine tenths of ninety") == ["4", "nine", "tenths", "ninety"]
+
+
+def test_commands_of_results_name_no_place_of_one_machine():
+    commands = {
+        path.name: line
+        for path in RESULTS.glob("*.txt")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("command: ")
+    }
+    assert len(commands) > 10
+    assert {name: line for name, line in commands.items() if re.search(r"[ =][/~]", line)} == {}

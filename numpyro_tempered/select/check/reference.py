@@ -68,8 +68,10 @@ def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | No
     loc, cov = _moments_of(start.flat, np.full(len(start.flat), 1.0 / len(start.flat)))
     if start.gaussian is not None:
         loc, cov = start.gaussian
-    if hessian is not None and np.all(np.isfinite(hessian)) and np.linalg.eigvalsh(hessian)[0] > 0:
-        cov = np.linalg.inv(hessian)
+    if hessian is not None and np.all(np.isfinite(hessian)):
+        curvatures, axes = np.linalg.eigh(hessian)
+        if curvatures[0] > 0:
+            cov = (axes / curvatures) @ axes.T
     best: Reference | None = None
     for key, is_heavy in zip(jax.random.split(rng_key, 3), (False, False, True), strict=True):
         candidate = _candidate(key, loc, cov, target, len(start.flat), is_heavy=is_heavy)
