@@ -35,6 +35,7 @@ from numpyro_tempered.select.check.target import (
     Target,
     draws_of_fit,
     draws_of_values,
+    require_latents,
     target_of,
     target_of_fit,
 )
@@ -234,6 +235,7 @@ def _base(
         at = draws.flat.mean(axis=0) if draws.gaussian is None else draws.gaussian.loc
         hessian = curvature(target, at)
     if isinstance(reference, TemperedFit):
+        require_latents(reference, target)
         others = draws_of_fit(rng_key, reference, target, len(draws.log_ratios))
         return of_draws("reference", others), _covers(others, hessian)
     if reference not in ("auto", None):

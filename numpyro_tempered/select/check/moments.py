@@ -194,7 +194,10 @@ def bound_wasserstein(second: float, fourth: float, chi: float) -> tuple[float, 
 
 
 def wasserstein(loc: np.ndarray, cov: np.ndarray, other_loc: np.ndarray, other_cov: np.ndarray) -> float:
-    """W_2 of two Gaussians."""
+    """W_2 of two Gaussians, in double precision on the host, where nothing is compiled.
+
+    For families on the device see :func:`numpyro_tempered.descent.wasserstein`.
+    """
     root, target = np.linalg.cholesky(cov), np.linalg.cholesky(other_cov)
     # The nearest square roots of both covariances: an orthogonal Procrustes problem, without cancellation.
     left, _, right = np.linalg.svd(target.T @ root)

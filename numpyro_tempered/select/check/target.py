@@ -141,7 +141,7 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
     """Draws of a fitted guide, weighed by the posterior ``target``, which may be that of another fit.
 
     Raises:
-        ValueError: If the guide is a point or has other latents, or a ratio is NaN.
+        ValueError: If the guide is a point, or a ratio is NaN.
     """
     args, kwargs = target.args, target.kwargs
     guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, fit.args, fit.kwargs)
@@ -150,11 +150,6 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
             f"the guide {type(fit.guide).__name__} has a latent that is a point, which has no density: there is "
             "nothing to weigh. Fit a guide with a scale."
         )
-    sites = trace_guide(rng_key, guide, params, args, kwargs)
-    shapes = {name: np.shape(site["value"]) for name, site in likelihood.latent_sites(sites).items()}
-    expected = {name: np.shape(site["value"]) for name, site in target.latents.items()}
-    if {name: shapes.get(name) for name in expected} != expected or not _same_latents(fit, expected):
-        raise ValueError(f"the reference has latents of {shapes}, the fit of {expected}: fit the same model.")
     loss = Trace_ELBO()
 
     def one(key: Array, params: Params) -> tuple[Array, Array, Array]:
@@ -175,11 +170,19 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
     return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
 
 
-def _same_latents(fit: TemperedFit, expected: dict[str, tuple[int, ...]]) -> bool:
-    """Whether the model of a fit has these latents and no others."""
-    sites = trace_guide(fit.rng_key, fit.guide, fit.params, fit.args, fit.kwargs)
-    trace = trace_model(fit.rng_key, fit.model, sites, fit.params, fit.args, fit.kwargs)
-    return {name: np.shape(site["value"]) for name, site in likelihood.latent_sites(trace).items()} == expected
+def require_latents(fit: TemperedFit, target: Target) -> None:
+    """Refuse a reference whose model has other latents.
+
+    Raises:
+        ValueError: If it has.
+    """
+    other = target_of_fit(fit).latents
+    shapes, expected = (
+        {name: np.shape(site["value"]) for name, site in sorted(sites.items())}
+        for sites in (other, target.latents)
+    )
+    if shapes != expected:
+        raise ValueError(f"the reference has latents of {shapes}, the fit of {expected}: fit the same model.")
 
 
 def _check_resolution(gaussian: Gaussian, flat: np.ndarray) -> None:
