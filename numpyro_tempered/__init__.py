@@ -26,6 +26,7 @@ from numpyro_tempered.select.alpha.driver import select_alpha
 from numpyro_tempered.select.check.calibration import Calibration, check_calibration
 from numpyro_tempered.select.check.check_fit import check_fit
 from numpyro_tempered.select.check.result import FitCheck
+from numpyro_tempered.select.check.risk import certify_risk
 from numpyro_tempered.select.compare import compare
 from numpyro_tempered.select.loo import loo
 from numpyro_tempered.select.path import temper_path
@@ -50,6 +51,7 @@ __all__ = [
     "TemperedFit",
     "alpha",
     "bounds",
+    "certify_risk",
     "check_calibration",
     "check_fit",
     "compare",

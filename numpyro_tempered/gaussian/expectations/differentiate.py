@@ -1,7 +1,7 @@
 """Derivatives of losses and predictors by automatic differentiation."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from numpyro_tempered.core.differentiation import forward_else_reverse
 from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.typing import Array, PyTree
 
+# An array, or a pytree of them.
+A = TypeVar("A")
 # Losses (S, n) of predictors (n,) or (n, K), and their weights.
 LossesOfPredictors: TypeAlias = Callable[[Array], tuple[Array, Array]]
 
@@ -29,8 +31,8 @@ def depends_on(fn: Callable[[Array], PyTree], argument: Array) -> bool:
     return any(jax.tree.leaves(which_depend(fn, argument)))
 
 
-def which_depend(fn: Callable[[Array], PyTree], argument: Array) -> PyTree:
-    """For each output of ``fn`` whether it uses the argument, read from the traced program."""
+def which_depend(fn: Callable[[A], PyTree], argument: A) -> PyTree:
+    """For each output of ``fn`` whether it uses the argument, a pytree, read from the traced program."""
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(argument)
     count = len(program.jaxpr.outvars)
     flags = [any(dce_jaxpr(program.jaxpr, [i == j for j in range(count)])[1]) for i in range(count)]

@@ -235,7 +235,8 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
     unpack: Callable[[Array], Params]
     if type(guide) is AutoNormal:
         normals, layout = read_normals(params, guide.prefix)
-        mean, cov, unpack = normals.loc, np.diag(np.square(np.asarray(normals.scale))), layout.split
+        scale = np.asarray(normals.scale, np.float64)
+        mean, cov, unpack = normals.loc, np.diag(np.square(scale)), layout.split
     elif isinstance(guide, AutoContinuous):
         try:
             q, unpack = guide.get_posterior(params), unpacker(guide)
@@ -245,8 +246,13 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
             isinstance(q, dist.Independent) and isinstance(q.base_dist, dist.Normal)
         ):
             mean, cov = q.mean, np.diag(np.asarray(q.variance))
-        elif isinstance(q, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
-            mean, cov = q.mean, np.asarray(q.covariance_matrix)
+        elif isinstance(q, dist.MultivariateNormal):
+            # In double precision, in which small eigenvalues survive the product.
+            root = np.asarray(q.scale_tril, np.float64)
+            mean, cov = q.mean, root @ root.T
+        elif isinstance(q, dist.LowRankMultivariateNormal):
+            factor = np.asarray(q.cov_factor, np.float64)
+            mean, cov = q.mean, factor @ factor.T + np.diag(np.asarray(q.cov_diag, np.float64))
         else:
             return None
     else:

@@ -12,6 +12,8 @@ Gaussian and the losses convex,
 
 Distance of a tempered posterior from the truth, as a :class:`Certificate`: computable from the data, an ELBO and
 an upper bound on log p0(X), which is a :class:`LogTrueDensity`. The divergences and what they imply are beside.
+
+Risk of a posterior on new data under a bounded loss, as a :class:`RiskCertificate`: :func:`pac_bayes`.
 """
 
 from numpyro_tempered.theory.bounds.base import Bound, online_to_batch, online_to_batch_risk
@@ -24,6 +26,7 @@ from numpyro_tempered.theory.bounds.log_true_density import (
     known_density,
     maximum_likelihood,
 )
+from numpyro_tempered.theory.bounds.pac_bayes import RiskCertificate, pac_bayes
 from numpyro_tempered.theory.bounds.points import ewa_point, sva_point
 from numpyro_tempered.theory.bounds.regret import doubling, ewa, hedge, sva, svb, svb_strongly_convex
 from numpyro_tempered.theory.bounds.renyi import renyi_exponential_family, renyi_gaussian, renyi_normal
@@ -33,6 +36,7 @@ __all__ = [
     "Bound",
     "Certificate",
     "LogTrueDensity",
+    "RiskCertificate",
     "change_order",
     "diameter",
     "doubling",
@@ -47,6 +51,7 @@ __all__ = [
     "maximum_likelihood",
     "online_to_batch",
     "online_to_batch_risk",
+    "pac_bayes",
     "renyi_discrete",
     "renyi_exponential_family",
     "renyi_gaussian",

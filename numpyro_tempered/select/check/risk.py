@@ -1,0 +1,296 @@
+"""The risk of a fit on new data, certified."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.checks import check_count, check_number, is_traced, key_first
+from numpyro_tempered.core.typing import Array, ArrayLike, Params
+from numpyro_tempered.gaussian.expectations.differentiate import which_depend
+from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
+from numpyro_tempered.infer.elbo import gaussian_of_laplace
+from numpyro_tempered.infer.guides.prior import unindexed
+from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
+from numpyro_tempered.select.check.target import BATCH, Target, gaussian_of_guide, target_of_fit
+from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
+
+Loss = Callable[..., Array]
+
+
+@key_first
+def certify_risk(
+    rng_key: Array,
+    fit: TemperedFit,
+    loss: Loss | str,
+    *,
+    lower: float = 0.0,
+    upper: float = 1.0,
+    delta: float = 0.05,
+    num_draws: int = 4000,
+    delta_draws: float = 0.01,
+    method: str = "kl",
+    inverse_temperature: ArrayLike | None = None,
+    grid_size: int = 1,
+    log_prior: float = 0.0,
+) -> RiskCertificate:
+    r"""An upper bound on the risk of a fit on new rows, for a bounded loss, from the data that it was fitted to.
+
+    The risk is that of the Gibbs predictor, :math:`E_{\theta\sim q} E_z\,\ell(\theta, z)`. No data are set aside,
+    the model may be wrong, and alpha is any. The loss of the data is averaged over ``num_draws`` draws of q, at
+    the price of ``delta_draws``; KL(q, prior) is in closed form for a Gaussian guide and Normal priors with fixed
+    parameters. For others it is that of the fit's ELBO, an average over draws, and the result says ``estimate``.
+
+    Args:
+        rng_key: For the draws. One key: the smallest of several certificates is none.
+        fit: Of :func:`fit_svi` or :func:`fit_gaussian`.
+        loss: A function of the latents of one draw, by site, and of the model's arguments, to the losses of the n
+            rows, shape ``(n,)``, each in [lower, upper]; in functions that jax can trace. Or the name of an
+            observed site with finitely many values, for its 0-1 loss: whether the value is another than the most
+            probable one at that draw.
+        lower: Lower end of the interval of the loss.
+        upper: Upper end.
+        delta: Probability that the bound fails for the data, in (0, 1).
+        num_draws: Draws of q.
+        delta_draws: Probability that it fails for the draws, which adds to ``delta``.
+        method: As for :func:`~numpyro_tempered.bounds.pac_bayes`.
+        inverse_temperature: Likewise.
+        grid_size: Number of fits, such as those of a grid of alphas, of which the data chose this one.
+        log_prior: If the data chose among priors, the logarithm of the weight of this one, fixed before.
+
+    Returns:
+        A :class:`~numpyro_tempered.bounds.RiskCertificate`.
+
+    Raises:
+        TypeError: If ``fit`` is another result.
+        ValueError: If a loss is NaN or outside of [lower, upper], or not one for each row; if the model has
+            fitted params, prior terms, a latent for each row, or a prior without a finite integral, or computes a
+            prior from the data; if an argument is out of range.
+
+    References:
+        As :func:`~numpyro_tempered.bounds.pac_bayes`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(x, y):
+        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+        ...     with numpyro.plate("n", len(x)):
+        ...         numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+        >>> x = jnp.linspace(-3.0, 3.0, 100)
+        >>> fit = nt.fit_svi(jax.random.key(0), model, AutoNormal, x, (x > 0).astype(int), alpha=0.5)
+        >>> certificate = nt.certify_risk(jax.random.key(1), fit, "y", num_draws=500)
+        >>> bool(certificate.value < 0.2), certificate.estimate
+        (True, False)
+    """
+    if is_traced(rng_key):
+        raise ValueError("certify_risk looks at numbers, and runs outside of jit, vmap and grad.")
+    if not isinstance(fit, TemperedFit):
+        raise TypeError(
+            f"certify_risk takes a TemperedFit of fit_svi or fit_gaussian, got {type(fit).__name__}. Of other "
+            "posteriors average the loss over draws, and call nt.bounds.pac_bayes with num_draws= and their KL."
+        )
+    check_count(num_draws, "num_draws", 2)
+    check_number(lower, "lower")
+    check_number(upper, "upper", f"({lower}, inf)")
+    target = target_of_fit(fit)
+    check_prior(target, fit)
+    function = zero_one(target, loss) if isinstance(loss, str) else loss
+    draws = sample_posterior(fit, rng_key, num_draws)
+    risk, num_data = _average(function, draws, target, (lower, upper))
+    check_rows(target, num_data)
+    kl = gaussian_kl(target, fit)
+    return pac_bayes(
+        risk,
+        fit.elbo.kl if kl is None else kl,
+        num_data,
+        lower=lower,
+        upper=upper,
+        delta=delta,
+        method=method,
+        inverse_temperature=inverse_temperature,
+        num_draws=num_draws,
+        delta_draws=delta_draws,
+        grid_size=grid_size,
+        log_prior=log_prior,
+        estimate=kl is None,
+    )
+
+
+def check_prior(target: Target, fit: TemperedFit) -> None:
+    """Refuse a model whose prior is not one that was fixed before the data.
+
+    Raises:
+        ValueError: With the site, and what to do.
+    """
+    params = [name for name, site in target.trace.items() if site["type"] == "param"]
+    if params:
+        raise ValueError(
+            f"the model has fitted params {params}, which no prior pays for: the bound would be too small. Give "
+            "them priors by numpyro.sample."
+        )
+    if factors := [name for name, site in target.trace.items() if site.get(PRIOR_FACTOR)]:
+        raise ValueError(f"sites {factors} are prior terms: the prior times these may not integrate to 1.")
+    if fit.elbo.improper:
+        raise ValueError(f"latent sites {list(fit.elbo.improper)} have a prior that does not integrate to 1.")
+    scales = {name: np.asarray(likelihood.other_scale(site)) for name, site in target.latents.items()}
+    if scaled := [name for name, scale in scales.items() if np.any(scale != 1.0)]:
+        raise ValueError(
+            f"the priors of {scaled} have a scale, and a power of a density does not integrate to 1: leave the "
+            "latent sites out of handlers.scale."
+        )
+    if depends := prior_on_data(target):
+        raise ValueError(
+            f"the prior of {depends[0]!r} is computed from the data that the model is called with: the theorem "
+            "needs one that was fixed before. Scale by units, or by data that are set aside for it."
+        )
+
+
+def check_rows(target: Target, num_data: int) -> None:
+    """Refuse a latent for each row.
+
+    Raises:
+        ValueError: With the site, and what to do.
+    """
+    observed = likelihood.observed_sites(target.trace)
+    frames = {frame.name for site in observed.values() for frame in site["cond_indep_stack"]}
+    for name, site in target.latents.items():
+        for frame in site["cond_indep_stack"]:
+            if frame.name in frames and frame.size == num_data:
+                raise ValueError(
+                    f"latent {name!r} is in plate {frame.name!r} of the data: a new row has a value of its own, "
+                    "of which the bound says nothing. Integrate it out of the model."
+                )
+
+
+def prior_on_data(target: Target) -> list[str]:
+    """Latent sites whose prior is computed from an array of rows, as far as tracing can tell."""
+    observed = likelihood.observed_sites(target.trace).values()
+    sizes = {np.shape(site["value"])[0] for site in observed if np.ndim(site["value"])}
+    leaves, structure = jax.tree.flatten((target.args, target.kwargs))
+    places = [i for i, leaf in enumerate(leaves) if np.ndim(leaf) and np.shape(leaf)[0] in sizes]
+    values = {name: site["value"] for name, site in target.latents.items()}
+
+    def parameters(rows: list[Array]) -> dict[str, tuple[Array, ...]]:
+        filled = list(leaves)
+        for place, row in zip(places, rows, strict=True):
+            filled[place] = row
+        args, kwargs = jax.tree.unflatten(structure, filled)
+        return _parameters(target, values, args, kwargs)
+
+    try:
+        depends = which_depend(parameters, [jnp.asarray(leaves[i]) for i in places])
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError, ValueError):
+        # A model that reads values of its data cannot be traced over them.
+        return []
+    return [name for name, flags in depends.items() if any(flags)]
+
+
+def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
+    """KL(q, prior) of a Gaussian guide and Normal priors with fixed parameters; None of others."""
+    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, fit.rng_key, fit.args, fit.kwargs)
+    q = gaussian_of_guide(guide, params)
+    values = {name: site["value"] for name, site in target.latents.items()}
+    depends = which_depend(lambda latents: _parameters(target, latents, target.args, target.kwargs), values)
+    if q is None or any(any(flags) for flags in depends.values()):
+        return None
+    means, precisions, log_dets = [], [], 0.0
+    for site in target.latents.values():
+        fn, shape = unindexed(site["fn"]), np.shape(site["value"])
+        if type(fn) is dist.Normal:
+            loc, scale = (np.ravel(np.broadcast_to(np.asarray(p, np.float64), shape)) for p in (fn.loc, fn.scale))
+            means.append(loc)
+            precisions.append(np.diag(scale**-2.0))
+            log_dets += 2.0 * np.log(scale).sum()
+        elif type(fn) is dist.MultivariateNormal and fn.event_shape == shape:
+            root = np.asarray(fn.scale_tril, np.float64)
+            inverse = np.linalg.solve(root, np.eye(len(root)))
+            means.append(np.asarray(fn.loc, np.float64))
+            precisions.append(inverse.T @ inverse)
+            log_dets += 2.0 * np.log(np.diagonal(root)).sum()
+        else:
+            return None
+    gap, start, total = q.loc - np.concatenate(means), 0, log_dets - np.linalg.slogdet(q.cov)[1] - len(q.loc)
+    for precision in precisions:
+        at = slice(start, start + len(precision))
+        total += np.sum(precision * q.cov[at, at]) + gap[at] @ precision @ gap[at]
+        start = at.stop
+    return max(0.5 * float(total), 0.0)
+
+
+def zero_one(target: Target, name: str) -> Loss:
+    """Whether the observed value of a site is another than the most probable one, for each row.
+
+    Raises:
+        ValueError: If there is no such site, or its values are not one of finitely many for each row.
+    """
+    observed = likelihood.observed_sites(target.trace)
+    if name not in observed:
+        raise ValueError(f"the observed sites are {sorted(observed)}, got {name!r}.")
+    site = observed[name]
+    fn, shape = base_distribution(site["fn"]), np.shape(site["value"])
+    is_countable = fn.has_enumerate_support and not fn.event_shape and not likelihood.is_masked(site["fn"])
+    if not is_countable or len(shape) != 1:
+        raise ValueError(
+            f"the 0-1 loss is of a site with one of finitely many values for each row, none masked; {name!r} is "
+            f"{type(fn).__name__} of shape {shape}. Pass loss= as a function to the losses (n,)."
+        )
+
+    def loss(latents: Params, *args: object, **kwargs: object) -> Array:
+        trace = likelihood.get_trace(_seeded(target, latents), args, kwargs)
+        fn, value = base_distribution(trace[name]["fn"]), trace[name]["value"]
+        support = fn.enumerate_support(expand=False)
+        most_probable = jnp.argmax(fn.log_prob(support), axis=0)
+        return jnp.broadcast_to(jnp.ravel(support)[most_probable] != value, jnp.shape(value))
+
+    return loss
+
+
+def _average(loss: Loss, draws: Params, target: Target, interval: tuple[float, float]) -> tuple[float, int]:
+    """The loss averaged over rows and draws, and the number of rows.
+
+    Raises:
+        ValueError: If it is no bounded loss of the rows.
+    """
+    lower, upper = interval
+
+    def losses(latents: Params) -> Array:
+        return jnp.asarray(loss(latents, *target.args, **target.kwargs))
+
+    first = {name: draw[0] for name, draw in draws.items()}
+    shape = jax.eval_shape(losses, first).shape
+    observed = {name: np.shape(site["value"]) for name, site in likelihood.observed_sites(target.trace).items()}
+    if len(shape) != 1 or not any(shape[0] in of_site for of_site in observed.values()):
+        raise ValueError(
+            f"loss must return one number for each row, shape (n,), got {shape}; the data have shapes {observed}."
+        )
+
+    def one(latents: Params) -> tuple[Array, Array, Array]:
+        values = losses(latents).astype(float)
+        return values.mean(), values.min(), values.max()
+
+    means, least, most = (np.asarray(part, np.float64) for part in compiled_map(one, draws, BATCH))
+    slack = 1e-6 * max(abs(lower), abs(upper), upper - lower)
+    if not (least.min() >= lower - slack and most.max() <= upper + slack):
+        raise ValueError(
+            f"losses must lie in [{lower:g}, {upper:g}], got {least.min():g} to {most.max():g}: pass the lower= "
+            "and upper= that the loss has by construction, for new data too, or clip it."
+        )
+    return float(np.clip(means.mean(), lower, upper)), shape[0]
+
+
+def _parameters(target: Target, values: Params, args: tuple, kwargs: dict) -> dict[str, tuple[Array, ...]]:
+    """The parameters of the priors at values of the latents."""
+    with handlers.block():
+        sites = likelihood.latent_sites(likelihood.get_trace(_seeded(target, values), args, kwargs))
+    return {name: tuple(map(jnp.asarray, jax.tree.leaves(site["fn"]))) for name, site in sites.items()}
+
+
+def _seeded(target: Target, values: Params) -> Callable[..., object]:
+    return handlers.substitute(handlers.seed(target.model, rng_seed=0), data=values)
