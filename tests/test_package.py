@@ -34,6 +34,7 @@ BRIDGES = {"ppca/model.py"}
 # Imported inside functions alone, and in these rooms.
 LAZY = {
     "core": {"pyarrow"},
+    "gaussian": {"scipy"},
     "handlers": {"funsor"},
     "report": {"arviz", "arviz_stats", "xarray"},
     "theory": {"scipy"},

@@ -36,6 +36,32 @@ def read_guide(
     )
     if not (full or online or isinstance(guide, AutoDiagonalNormal) or type(guide) is AutoNormal):
         raise other
+    params = params_at_start(rng_key, guide, args, kwargs)
+    if type(guide) is AutoNormal:
+        q, layout = read_normals(params, guide.prefix)
+
+        def to_params(q: MeanField) -> Params:
+            loc, scale = layout.split(q.loc), layout.split(q.scale)
+            params = {f"{name}_{guide.prefix}_loc": value for name, value in loc.items()}
+            return params | {f"{name}_{guide.prefix}_scale": value for name, value in scale.items()}
+
+        return q, Latents(tuple(name for name, _ in layout.sites), layout.split), to_params
+    latents = flat_latents(guide)
+    if online:
+        if not supports(guide.prior, "from_root"):
+            raise other
+        return guide.from_params(params), latents, guide.to_params
+    loc, second = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril" if full else f"{guide.prefix}_scale"
+    start = (FullRank if full else MeanField)(params[loc], params[second])
+    return start, latents, lambda q: {loc: q.loc, second: q.scale_tril if full else q.scale}
+
+
+def params_at_start(rng_key: Array, guide: AutoContinuous, args: tuple, kwargs: dict) -> Params:
+    """The parameters that a guide starts with, which is set up.
+
+    Raises:
+        ValueError: If it cannot be, or the model has no latent site.
+    """
     try:
         # What the model gives its distributions has been looked at, value by value, where it was traced.
         with numpyro.validation_enabled(False), handlers.block():
@@ -49,24 +75,13 @@ def read_guide(
     params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
     if not params:
         raise ValueError("the model has no latent site to fit.")
-    if type(guide) is AutoNormal:
-        q, layout = read_normals(params, guide.prefix)
+    return params
 
-        def to_params(q: MeanField) -> Params:
-            loc, scale = layout.split(q.loc), layout.split(q.scale)
-            params = {f"{name}_{guide.prefix}_loc": value for name, value in loc.items()}
-            return params | {f"{name}_{guide.prefix}_scale": value for name, value in scale.items()}
 
-        return q, Latents(tuple(name for name, _ in layout.sites), layout.split), to_params
+def flat_latents(guide: AutoContinuous) -> Latents:
+    """The latent sites of a guide over one flat vector, set up."""
     names = tuple(name for name, _ in Layout.of_parts(unpacker(guide), guide.latent_dim).sites)
-    latents = Latents(names, unpacker(guide))
-    if online:
-        if not supports(guide.prior, "from_root"):
-            raise other
-        return guide.from_params(params), latents, guide.to_params
-    loc, second = f"{guide.prefix}_loc", f"{guide.prefix}_scale_tril" if full else f"{guide.prefix}_scale"
-    start = (FullRank if full else MeanField)(params[loc], params[second])
-    return start, latents, lambda q: {loc: q.loc, second: q.scale_tril if full else q.scale}
+    return Latents(names, unpacker(guide))
 
 
 def read_normals(params: Params, prefix: str) -> tuple[MeanField, Layout]:

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,13 @@ from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.flat_gaussian import read_guide
 from numpyro_tempered.infer.free_energy import FreeEnergy, model_objective
+from numpyro_tempered.infer.gaussian_mixture import NUM_NODES, fit_mixture
 from numpyro_tempered.infer.settle import ConvergenceWarning, distinct
 from numpyro_tempered.infer.svi import TemperedFit, finish
 
+T = TypeVar("T")
+# A run with its guide and the parameters at its end.
+_Run: TypeAlias = tuple[Result, Guide, Params]
 # Optima whose ELBOs differ by more nats than this are two.
 APART = 0.1
 # Draws for the ELBO that is reported.
@@ -39,9 +44,10 @@ def fit_gaussian(
     alpha: float | Mapping[str, float] = 1.0,
     method: Method | None = None,
     expectation: Expectation | None = None,
-    tolerance: float = 1e-6,
-    max_evaluations: int = 200,
-    num_draws: int = 64,
+    num_components: int = 1,
+    tolerance: float | None = None,
+    max_evaluations: int | None = None,
+    num_draws: int | None = None,
     num_restarts: int = 1,
     num_particles: int = NUM_PARTICLES,
     **kwargs: object,
@@ -61,6 +67,11 @@ def fit_gaussian(
 
     A call on the shapes of an earlier one compiles nothing anew, whatever the values of the data.
 
+    With ``num_components`` the family is a mixture of Gaussians. It starts at the modes that Newton's method
+    reaches from draws of the prior and around 0, heaviest first, and takes Bures-Wasserstein steps of all
+    components with mirror descent of their weights (:func:`~numpyro_tempered.descent.minimise_mixture`). Every
+    expectation is by draws. A posterior with more modes than components warns.
+
     The exact Hessian of the draws takes d Hessian-vector products each, for d up to 1000. A model of many latents
     is better off with :func:`fit_svi`.
 
@@ -76,9 +87,14 @@ def fit_gaussian(
             :func:`~numpyro_tempered.descent.forward_backward`.
         expectation: Of the likelihood: ``gauss_hermite(predictor="eta")`` where the model names its predictor;
             ``monte_carlo(predictor="eta")`` for Gauss-Newton curvature. By draws where it is left out.
-        tolerance: On the stationarity, an estimate of the KL gap to the best Gaussian, in nats.
-        max_evaluations: Of E_q[f] and its derivatives.
-        num_draws: Antithetic draws for what has no closed form; even.
+        num_components: Gaussians in the posterior: more than one for several modes, or a form that one Gaussian
+            does not have. The guide then gives the form of the components, and the fit has an
+            :class:`~numpyro_tempered.guides.AutoGaussianMixture` of them.
+        tolerance: On the stationarity, an estimate of the KL gap to the best Gaussian, in nats: 1e-6 by default,
+            1e-4 for mixtures, which also end where each evaluation raises the ELBO by less.
+        max_evaluations: Of E_q[f] and its derivatives: 200 by default, 1000 for mixtures.
+        num_draws: Antithetic draws for what has no closed form; even. 64 by default; with ``num_components``
+            quasi-random ones, 256 or 8 for each latent.
         num_restarts: Fits from different starts, those of the guide by other keys, of which the best is returned:
             for models with several optima, which ``convergence.optima`` lists. A start without a finite ELBO is
             left out, unless all are.
@@ -99,7 +115,7 @@ def fit_gaussian(
             subsamples, or observes nothing; if the ELBO is not finite at the start, as with a NaN in the data.
 
     References:
-        KL17; Lam22, Diao23; AR and YPB for the tempered objective.
+        KL17; Lam22, Diao23, PetitTalamon25; AR and YPB for the tempered objective.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -121,39 +137,39 @@ def fit_gaussian(
     coords = axis_labels((args, kwargs))
     args, kwargs = check_call(fit_gaussian, rng_key, model, guide, args, kwargs)
     guide_key, run_key, elbo_key, later_key = jax.random.split(rng_key, 4)
-    if check_count(num_draws, "num_draws", 2) % 2:
-        raise ValueError(f"num_draws must be even, got {num_draws}.")
     check_count(num_particles, "num_particles", 2)
     tempered = temper(model, alpha=alpha)
     check_restarts(guide, num_restarts)
-    guides = [build_guide(guide, model, tempered, alpha) for _ in range(num_restarts)]
     guide_keys = [guide_key, *(jax.random.split(guide_key, num_restarts - 1) if num_restarts > 1 else ())]
-    starts = [read_guide(key, each, args, kwargs) for key, each in zip(guide_keys, guides, strict=True)]
-    first, latents, _ = starts[0]
-    energy = model_objective(tempered, latents, first, args, kwargs, expectation=expectation, num_draws=num_draws)
-    runs: list[tuple[Result, Guide, Callable[..., Params]]] = []
-    failures = []
-    for instance, (start, _, to_params) in zip(guides, starts, strict=True):
-        # The same draws for all: they compare.
-        options = {"tolerance": tolerance, "max_evaluations": max_evaluations, "rng_key": run_key}
-        try:
-            runs.append((minimise(energy.objective, start, method=method, **options), instance, to_params))
-        except ValueError as error:
-            # One start of many may be where the likelihood is 0.
-            failures.append(error)
-    if not runs:
-        raise failures[0]
-    result, instance, to_params = max(runs, key=lambda run: float(run[0].elbo))
+    guides = [(key, build_guide(guide, model, tempered, alpha)) for key in guide_keys]
+    is_single = check_count(num_components, "num_components", 1) == 1
+    usual = _ONE_GAUSSIAN if is_single else _MIXTURE
+    limits = _Limits(
+        usual.tolerance if tolerance is None else tolerance,
+        usual.max_evaluations if max_evaluations is None else max_evaluations,
+        usual.num_draws if num_draws is None else num_draws,
+    )
+    energy = None
+    if is_single:
+        runs, energy = _gaussians(run_key, tempered, guides, (args, kwargs), (method, expectation), limits)
+    else:
+        _refuse(num_components, method=method, expectation=expectation)
+        runs = _each(
+            lambda keyed: fit_mixture(
+                run_key, tempered, keyed, (args, kwargs), num_components, **limits._asdict()
+            ),
+            guides,
+        )
+    result, instance, params = max(runs, key=lambda run: float(run[0].elbo))
     result = result._replace(optima=distinct([float(run[0].elbo) for run in runs], APART))
     used = int(result.num_evaluations)
     # On the host, as a slice on the device compiles for each number of evaluations.
     result = result._replace(trace=jax.tree.map(lambda c: np.asarray(c)[:used], result.trace))
-    warn_unless_converged(result, tolerance, by_draws=energy.objective.needs_key)
+    by_draws = energy is None or energy.objective.needs_key
+    warn_unless_converged(result, limits.tolerance, by_draws=by_draws)
     losses = -np.asarray(result.trace.elbo)[np.asarray(result.trace.accepted)]
-    params = to_params(result.posterior)
-    keys = (elbo_key, later_key)
     fit = finish(
-        keys,
+        (elbo_key, later_key),
         tempered,
         instance,
         params,
@@ -161,13 +177,87 @@ def fit_gaussian(
         args,
         kwargs=kwargs,
         num_particles=num_particles,
-        known_elbo=partial(quadrature_elbo, result.elbo, result.posterior, energy),
+        known_elbo=energy and partial(quadrature_elbo, result.elbo, result.posterior, energy),
     )
-    by_draws = energy.objective.needs_key
-    if warn_of_mismatch(float(result.elbo), fit, num_draws if by_draws else None, energy.linearised):
+    draws = (limits.num_draws or NUM_NODES) if by_draws else None
+    if warn_of_mismatch(float(result.elbo), fit, draws, linearised=energy is not None and energy.linearised):
         # What was maximised is not the ELBO, wherever it is stationary.
         result = result._replace(converged=jnp.zeros_like(result.converged))
     return fit._replace(convergence=result, coords=coords or None)
+
+
+class _Limits(NamedTuple):
+    """Where runs stop, and by how many draws."""
+
+    tolerance: float
+    max_evaluations: int
+    num_draws: int | None
+
+
+_ONE_GAUSSIAN, _MIXTURE = _Limits(1e-6, 200, 64), _Limits(1e-4, 1000, None)
+
+
+def _gaussians(
+    rng_key: Array,
+    tempered: temper,
+    guides: list[tuple[Array, Guide]],
+    data: tuple[tuple, dict],
+    way: tuple[Method | None, Expectation | None],
+    limits: _Limits,
+) -> tuple[list[_Run], FreeEnergy]:
+    """The runs of one Gaussian from each start that has an ELBO, and what they minimised."""
+    method, expectation = way
+    if (num_draws := check_count(limits.num_draws or 0, "num_draws", 2)) % 2:
+        raise ValueError(f"num_draws must be even, got {num_draws}.")
+    starts = [read_guide(key, each, *data) for key, each in guides]
+    first, latents, _ = starts[0]
+    energy = model_objective(tempered, latents, first, *data, expectation=expectation, num_draws=num_draws)
+
+    # The same draws for all: they compare.
+    def run(start: tuple) -> _Run:
+        (_, instance), (q, _, to_params) = start
+        result = minimise(
+            energy.objective,
+            q,
+            method=method,
+            tolerance=limits.tolerance,
+            max_evaluations=limits.max_evaluations,
+            rng_key=rng_key,
+        )
+        return result, instance, to_params(result.posterior)
+
+    return _each(run, list(zip(guides, starts, strict=True))), energy
+
+
+def _each(run: Callable[[T], _Run], starts: list[T]) -> list[_Run]:
+    """The runs from all starts, less those of many that have no ELBO, as where the likelihood is 0.
+
+    Raises:
+        ValueError: If none has one.
+    """
+    runs, failures = [], []
+    for start in starts:
+        try:
+            runs.append(run(start))
+        except ValueError as error:
+            failures.append(error)
+    if not runs:
+        raise failures[0]
+    return runs
+
+
+def _refuse(num_components: int, **options: object) -> None:
+    """Refuse what a mixture has no use for.
+
+    Raises:
+        ValueError: With the option.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is of a single Gaussian, got num_components = {num_components}: mixtures take "
+                "Bures-Wasserstein steps by draws. Leave it out."
+            )
 
 
 def quadrature_elbo(elbo: Array, q: Gaussian, energy: FreeEnergy, alpha: object) -> TemperedELBO | None:

@@ -36,6 +36,7 @@ from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
 from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
+from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import Convergence, settle, warn_unless_settled
@@ -44,6 +45,8 @@ from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 # None, an optimiser of NumPyro's or optax's gradient transformation, a pair of functions.
 Optim: TypeAlias = NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | None
 
+_NO_MIXTURE = """draws of AutoGaussianMixture have no derivative in its weights, which SVI needs: take \
+fit_gaussian(..., AutoMultivariateNormal, num_components=...)."""
 _NO_ENUMERATION = """fit_svi evaluates no ELBO with enumerated latents: sum them out by nt.marginalize, and \
 leave loss out, or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alpha)."""
 # The most steps of the default optimiser, and the steps of another.
@@ -208,6 +211,8 @@ def fit_svi(
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)
+    if isinstance(instance, AutoGaussianMixture):
+        raise ValueError(_NO_MIXTURE)
     check_count(num_particles, "num_particles", 2)
     check_number(tolerance, "tolerance", "(0, inf)")
     _check_steps(guide, optim, num_steps, num_restarts)

@@ -3,6 +3,7 @@
 from numpyro_tempered.gaussian.descent.base import Derivatives, Method, gap_bound, stationarity
 from numpyro_tempered.gaussian.descent.bures_wasserstein import flow, forward_backward, wasserstein
 from numpyro_tempered.gaussian.descent.minimise import Result, Trace, minimise
+from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
 from numpyro_tempered.gaussian.descent.objective import Objective, objective
 
@@ -16,6 +17,7 @@ __all__ = [
     "forward_backward",
     "gap_bound",
     "minimise",
+    "minimise_mixture",
     "natural_gradient",
     "objective",
     "stationarity",

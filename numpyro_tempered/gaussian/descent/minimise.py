@@ -16,18 +16,20 @@ from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
 from numpyro_tempered.gaussian.descent.objective import Evaluate, Objective
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, square_root
 from numpyro_tempered.gaussian.families.full_rank import FullRank
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 
 # A run whose step is this much shorter than the longest has stalled.
-_MIN_SHARE = 2.0**-24
+MIN_SHARE = 2.0**-24
 # By how much the stationarity must fall for a step that does not lower the free energy.
 _CONTRACTION = 0.9
 
-RUNNING, CONVERGED, STALLED, LOST, REFUSED = range(5)
+RUNNING, CONVERGED, STALLED, LOST, REFUSED, FLAT = range(6)
 REASONS = {
     RUNNING: "the evaluations were used up",
     CONVERGED: "stationary",
     STALLED: "no step improves the ELBO",
     LOST: "a step led to no Gaussian, or to values that are not finite",
+    FLAT: "the ELBO rises by less than the tolerance at each evaluation",
     REFUSED: "the step size is above 1/L, where forward-backward steps converge to a wrong variance",
 }
 
@@ -55,7 +57,8 @@ class Result(NamedTuple):
     """A Gaussian found by :func:`minimise`.
 
     Attributes:
-        posterior: The last accepted q: finite and positive definite whatever happened.
+        posterior: The last accepted q: finite and positive definite whatever happened. Of
+            :func:`minimise_mixture` a :class:`~numpyro_tempered.families.GaussianMixture`.
         derivatives: Those of f at it.
         elbo: Its ELBO, in nats; with an objective that draws an estimate by the fixed draws, and no bound.
         stationarity: How far it is from stationary, in nats: an estimate of the KL gap.
@@ -69,7 +72,7 @@ class Result(NamedTuple):
         optima: The ELBOs of the distinct optima that the restarts of ``fit_gaussian`` found, the best first.
     """
 
-    posterior: Gaussian
+    posterior: Gaussian | GaussianMixture
     derivatives: base.Derivatives
     elbo: Array
     stationarity: Array
@@ -89,7 +92,7 @@ class Result(NamedTuple):
         key = check_run_arguments(self, data, rng_key)
         return Run(
             model=None,
-            samples={"theta": family_of(self.posterior).sample(key, self.posterior, (num_samples,))[None]},
+            samples={"theta": _sample(key, self.posterior, num_samples)[None]},
             groups={"variational": {f"{name}_trace": column for name, column in self.trace._asdict().items()}},
             attrs={
                 "algorithm": "gaussian_vi",
@@ -105,6 +108,12 @@ class Result(NamedTuple):
     def reason(self) -> str:
         """Why the run ended, in words."""
         return REASONS[int(self.status)]
+
+
+def _sample(rng_key: Array, q: Gaussian | GaussianMixture, num_samples: int) -> Array:
+    if isinstance(q, GaussianMixture):
+        return q.sample(rng_key, (num_samples,))
+    return family_of(q).sample(rng_key, q, (num_samples,))
 
 
 class _Point(NamedTuple):
@@ -248,7 +257,7 @@ def _loop(
         point: _Point = jax.tree.map(partial(jnp.where, accept), trial, current)
         # After a failure the step is halved, after a success it may grow again.
         share = jnp.where(accept, jnp.minimum(1.0, 2.0 * carry.share), 0.5 * carry.share)
-        is_over = ~accept & ((share < _MIN_SHARE) | (not method.backtrack))
+        is_over = ~accept & ((share < MIN_SHARE) | (not method.backtrack))
         ending = jnp.where(is_over, STALLED if method.backtrack else LOST, status_at(point))
         return _Carry(
             point,

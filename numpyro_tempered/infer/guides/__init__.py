@@ -1,6 +1,7 @@
 """AutoGuides that start at the prior, for the online rules, and one for sparse priors."""
 
 from numpyro_tempered.infer.guides.any_family import AutoOnlineGuide, AutoOnlineLowRankNormal
+from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
 from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.infer.guides.online import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS
@@ -8,6 +9,7 @@ from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 
 __all__ = [
     "NUM_PRIOR_DRAWS",
+    "AutoGaussianMixture",
     "AutoOnlineDiagonalNormal",
     "AutoOnlineGuide",
     "AutoOnlineLowRankNormal",

@@ -17,6 +17,7 @@ from numpyro_tempered.report.arviz import Coords, Dims, versions
 from numpyro_tempered.select.check.bars import covariances, error_bars, wasserstein_bounds
 from numpyro_tempered.select.check.divergence import divergences
 from numpyro_tempered.select.check.fits import fit_of
+from numpyro_tempered.select.check.missed import missed_modes
 from numpyro_tempered.select.check.moments import bound_mean
 from numpyro_tempered.select.check.numbers import number_labels
 from numpyro_tempered.select.check.reference import (
@@ -29,7 +30,7 @@ from numpyro_tempered.select.check.reference import (
     is_near,
     of_draws,
 )
-from numpyro_tempered.select.check.result import FitCheck, advise, to_arviz
+from numpyro_tempered.select.check.result import FitCheck, advise, advise_of_modes, to_arviz
 from numpyro_tempered.select.check.target import (
     Draws,
     Target,
@@ -141,6 +142,7 @@ def check_fit(
     if is_traced(rng_key):
         raise ValueError("check_fit looks at numbers, and runs outside of jit, vmap and grad.")
     own_key, other_key = jax.random.split(rng_key)
+    modes_key = jax.random.fold_in(other_key, 1)
     labels = axis_labels((data, kwargs))
     if isinstance(fit, Mapping):
         target, draws = _of_values(own_key, fit, data, kwargs, log_density)
@@ -158,11 +160,17 @@ def check_fit(
     of_fit = Reference("fit", draws, *divergences(draws.log_ratios))
     base, covers = _base(other_key, of_fit, target, reference)
     status = _status(base, covers)
+    missed = None
+    if draws.flat.shape[1] <= MAX_DIM and status != "unreliable":
+        missed = missed_modes(modes_key, base.draws, base.divergences.log_evidence, target)
+        status = status if missed is None else "unreliable"
     bars = error_bars(draws, base, status)
     pairs = covariances(draws, base, status) if len(names) <= MAX_COVARIANCES else {}
     w1_bound, w2_bound = wasserstein_bounds(draws, base) if status == "bounded" else (math.nan, math.nan)
     is_alone = base.name == "fit" and (reference is None or draws.flat.shape[1] > MAX_DIM)
     advice = advise(status, of_fit.divergences, base, bars, names, is_alone=is_alone)
+    if missed is not None:
+        advice = advise_of_modes(missed, names)
     attrs = {
         "alpha": alpha,
         "status": status,

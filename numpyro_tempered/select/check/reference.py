@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
 from numpyro_tempered.select.check.divergence import Divergences, divergences
 from numpyro_tempered.select.check.target import Draws, Gaussian, Target, draws_of_distribution
 
@@ -57,7 +58,7 @@ def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | No
 
     The first is the Gaussian of the curvature at the mean of the fit, somewhat wider. The others have the moments
     that the weighted draws of the one before give the posterior: another Gaussian, and Student's t with 7 degrees
-    of freedom.
+    of freedom. Of a mixture of Gaussians it is the mixture of such Student's t.
 
     Args:
         rng_key: For the draws, as many as ``start`` has.
@@ -65,6 +66,9 @@ def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | No
         target: The posterior.
         hessian: Of its potential at the mean of the fit; None where it is not known.
     """
+    if start.mixture is not None:
+        # One Gaussian would leave out the modes that the mixture has, or what is between them.
+        return _heavy_mixture(rng_key, start.mixture, target, len(start.flat))
     loc, cov = _moments_of(start.flat, np.full(len(start.flat), 1.0 / len(start.flat)))
     if start.gaussian is not None:
         loc, cov = start.gaussian
@@ -116,6 +120,18 @@ def _candidate(
         # Too wide: somewhere the joint density overflows.
         return None
     return Reference(name, draws, *divergences(draws.log_ratios), is_heavy)
+
+
+def _heavy_mixture(rng_key: Array, mixture: GaussianMixture, target: Target, num_draws: int) -> Reference | None:
+    """The mixture with Student's t in the place of its Gaussians."""
+    root = jax.vmap(dense)(mixture.root)
+    components = dist.MultivariateStudentT(DF, mixture.loc, root)
+    q = dist.MixtureSameFamily(dist.Categorical(logits=mixture.logits), components)
+    try:
+        draws = draws_of_distribution(rng_key, q, None, target, num_draws)
+    except ValueError:
+        return None
+    return Reference("student_t", draws, *divergences(draws.log_ratios), is_heavy=True)
 
 
 def _distance(reference: Reference) -> tuple[bool, float]:

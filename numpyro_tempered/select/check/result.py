@@ -10,6 +10,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.report.arviz import ArviZData, as_attr, assemble, dataset
 from numpyro_tempered.select.check.bars import ErrorBars
 from numpyro_tempered.select.check.divergence import Divergences
+from numpyro_tempered.select.check.missed import Missed
 from numpyro_tempered.select.check.reference import Reference
 
 
@@ -86,6 +87,18 @@ def advise(
     at = int(np.argmax(np.nan_to_num(worst, nan=-1.0)))
     bound = f"no mean is off by more than {worst[at]:.2g} sd ({names[at]})"
     return f"By {source} Pareto k {k:.2f}: {bound}. {estimate}"
+
+
+def advise_of_modes(missed: Missed, names: Sequence[str]) -> str:
+    """What a check says of a fit that does not reach some modes."""
+    at = ", ".join(f"{name} = {value:.3g}" for name, value in zip(names[:3], missed.values, strict=False))
+    more = ", ..." if len(names) > 3 else ""
+    modes = "a mode" if missed.num_modes == 1 else f"{missed.num_modes} modes"
+    return (
+        f"The posterior has {modes} that no draw comes near, with {missed.share:.0%} of the mass by estimate, "
+        f"the heaviest at {at}{more}: weights of draws say nothing of it. Take fit_gaussian with num_components, "
+        "NUTS from several starts, or, where modes are permutations of each other, a model that orders them."
+    )
 
 
 def _estimate(bars: ErrorBars, names: Sequence[str]) -> str:

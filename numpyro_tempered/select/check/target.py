@@ -16,12 +16,14 @@ from numpyro.infer.util import constrain_fn, log_density, potential_energy, unco
 from numpyro_tempered.core.batching import compiled_map, map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, triangular
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide, trace_model
 from numpyro_tempered.infer.flat_gaussian import read_normals
+from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.select.check.moments import Gaussian, Moments, of_draws
 from numpyro_tempered.select.check.quadrature import moments_of
@@ -43,6 +45,7 @@ class Target(NamedTuple):
         potential: Minus that of z, whose density has the volume of the change of coordinates.
         constrain: From z to values by site.
         flatten: The way back.
+        flatten_unconstrained: From unconstrained values by site to z.
     """
 
     names: tuple[str, ...]
@@ -55,6 +58,7 @@ class Target(NamedTuple):
     potential: Callable[[Array], Array]
     constrain: Callable[[Array], Params]
     flatten: Callable[[Params], Array]
+    flatten_unconstrained: Callable[[Params], Array]
 
 
 class Draws(NamedTuple):
@@ -66,6 +70,7 @@ class Draws(NamedTuple):
         values: The numbers of all latents side by side, ``(S, k)``.
         moments: Of those numbers under q, exact where that is known.
         gaussian: q where it is a Gaussian in unconstrained coordinates.
+        mixture: q where it is a mixture of Gaussians there.
     """
 
     log_ratios: np.ndarray
@@ -73,6 +78,7 @@ class Draws(NamedTuple):
     values: np.ndarray
     moments: Moments
     gaussian: Gaussian | None
+    mixture: GaussianMixture | None = None
 
 
 def target_of_fit(fit: TemperedFit) -> Target:
@@ -134,6 +140,7 @@ def target_of(rng_key: Array, model: Model, args: tuple, kwargs: dict, values: P
         potential=lambda z: potential_energy(model, args, kwargs, unravel(z)),
         constrain=lambda z: constrain_fn(model, args, kwargs, unravel(z)),
         flatten=lambda v: ravel_pytree(unconstrain_fn(model, args, kwargs, v))[0],
+        flatten_unconstrained=lambda v: ravel_pytree({name: v[name] for name in values})[0],
     )
 
 
@@ -167,7 +174,8 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
     gaussian = gaussian_of_guide(guide, params)
     if gaussian is not None:
         _check_resolution(gaussian, flat)
-    return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
+    moments = moments_of(gaussian, target.latents, values)
+    return Draws(_checked(log_ratios), flat, values, moments, gaussian, mixture_of_guide(guide, params))
 
 
 def require_latents(fit: TemperedFit, target: Target) -> None:
@@ -257,10 +265,22 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
             return None
     else:
         return None
-    # The guide has its sites in the order of the model, these coordinates in that of their names.
-    places = {name: np.ravel(at) for name, at in unpack(jnp.arange(mean.size)).items()}
-    order = np.concatenate([places[name] for name in sorted(places)])
+    order = _order(unpack, mean.size)
     return Gaussian(np.asarray(mean, np.float64)[order], np.asarray(cov, np.float64)[np.ix_(order, order)])
+
+
+def mixture_of_guide(guide: object, params: Params) -> GaussianMixture | None:
+    """The mixture of an AutoGaussianMixture in flat unconstrained coordinates; None of other guides."""
+    if not isinstance(guide, AutoGaussianMixture):
+        return None
+    q, order = guide.from_params(params), _order(unpacker(guide), guide.latent_dim)
+    return triangular(q._replace(loc=q.loc[:, order], root=q.root[:, order]))
+
+
+def _order(unpack: Callable[[Array], Params], size: int) -> np.ndarray:
+    """Where a guide has the coordinates, which are in the order of the names of their sites here."""
+    places = {name: np.ravel(at) for name, at in unpack(jnp.arange(size)).items()}
+    return np.concatenate([places[name] for name in sorted(places)])
 
 
 def _as_double(arrays: tuple[Array, ...]) -> list[np.ndarray]:

@@ -1,0 +1,88 @@
+"""Mixtures of Gaussians as variational posteriors, of several modes or of other forms than one Gaussian has."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_tempered.core.precision import matmul
+from numpyro_tempered.core.typing import Array
+
+
+class GaussianMixture(NamedTuple):
+    r"""The density Σ_k w_k N(m_k, S_k S_kᵀ).
+
+    No :class:`Family`: the online rules and the methods of one Gaussian do not take it.
+
+    Attributes:
+        logits: Logarithms of the weights w, shape ``(K,)``; the weights sum to 1.
+        loc: Means, shape ``(K, d)``.
+        root: Square roots S of the covariances, ``(K, d, d)``, or standard deviations ``(K, d)``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_tempered as nt
+        >>> logits, loc = jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]])
+        >>> q = nt.families.GaussianMixture(logits, loc, jnp.ones((2, 1)))
+        >>> print(q.mean(), q.covariance())
+        [0.] [[2.]]
+    """
+
+    logits: Array
+    loc: Array
+    root: Array
+
+    def mean(self) -> Array:
+        """The mean of the mixture, ``(d,)``."""
+        return matmul(jnp.exp(self.logits), self.loc)
+
+    def covariance(self) -> Array:
+        """The covariance of the mixture, ``(d, d)``."""
+        weights, shift = jnp.exp(self.logits), self.loc - self.mean()
+        within = jax.vmap(lambda root: matmul(dense(root), dense(root).T))(self.root)
+        return jnp.einsum("k,kab->ab", weights, within) + matmul(shift.T * weights, shift)
+
+    def log_prob(self, theta: Array) -> Array:
+        """The log-density at ``theta``, shape ``(S, d)``; gives ``(S,)``."""
+        return jax.nn.logsumexp(self.logits + component_log_prob(self, theta), axis=-1)
+
+    def sample(self, rng_key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of shape ``sample_shape + (d,)``."""
+        which_key, noise_key = jax.random.split(rng_key)
+        which = jax.random.categorical(which_key, self.logits, shape=sample_shape)
+        noise = jax.random.normal(noise_key, (*sample_shape, self.loc.shape[1]), self.loc.dtype)
+        root = self.root[which]
+        spread = root * noise if self.root.ndim == 2 else jnp.einsum("...ab,...b->...a", root, noise)
+        return self.loc[which] + spread
+
+
+def dense(root: Array) -> Array:
+    """A root as a matrix ``(d, d)``."""
+    return jnp.diag(root) if root.ndim == 1 else root
+
+
+def component_log_prob(q: GaussianMixture, theta: Array) -> Array:
+    """The log-density of each component at ``theta``, ``(S, d)``; gives ``(S, K)``."""
+
+    def one(loc: Array, root: Array) -> Array:
+        shift = theta - loc
+        if root.ndim == 1:
+            z, log_volume = shift / root, jnp.sum(jnp.log(root))
+        else:
+            # One inverse for all points: many right sides at once are slow to solve for.
+            z, log_volume = matmul(shift, jnp.linalg.inv(root).T), jnp.linalg.slogdet(root)[1]
+        return -0.5 * jnp.sum(jnp.square(z), axis=-1) - log_volume - 0.5 * len(loc) * math.log(2.0 * math.pi)
+
+    return jax.vmap(one, out_axes=-1)(q.loc, q.root)
+
+
+def triangular(q: GaussianMixture) -> GaussianMixture:
+    """The same mixture with lower triangular roots, of positive diagonal; deviations as they are."""
+
+    def one(root: Array) -> Array:
+        upper = jnp.linalg.qr(root.T, mode="r")
+        signs = jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0).astype(upper.dtype)
+        return jnp.tril(upper.T * signs[None, :])
+
+    return q if q.root.ndim == 2 else q._replace(root=jax.vmap(one)(q.root))
