@@ -23,7 +23,8 @@ from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide, trace_model
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.select.check.moments import Gaussian, Moments, of_draws
+from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.moments import Moments, of_draws
 from numpyro_tempered.select.check.quadrature import moments_of
 
 BATCH = 64
@@ -65,14 +66,14 @@ class Draws(NamedTuple):
         flat: The draws in unconstrained coordinates, ``(S, d)``.
         values: The numbers of all latents side by side, ``(S, k)``.
         moments: Of those numbers under q, exact where that is known.
-        gaussian: q where it is a Gaussian in unconstrained coordinates.
+        law: q where it is a Gaussian or a Student's t in unconstrained coordinates.
     """
 
     log_ratios: np.ndarray
     flat: np.ndarray
     values: np.ndarray
     moments: Moments
-    gaussian: Gaussian | None
+    law: LocationScale | None
 
 
 def target_of_fit(fit: TemperedFit) -> Target:
@@ -164,10 +165,10 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
         return map_batches(lambda k: one(k, params), jax.random.split(key, num_draws), BATCH)
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key, params))
-    gaussian = gaussian_of_guide(guide, params)
-    if gaussian is not None:
-        _check_resolution(gaussian, flat)
-    return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
+    law = law_of_guide(guide, params)
+    if law is not None:
+        _check_resolution(law, flat)
+    return Draws(_checked(log_ratios), flat, values, moments_of(law, target.latents, values), law)
 
 
 def require_latents(fit: TemperedFit, target: Target) -> None:
@@ -185,17 +186,17 @@ def require_latents(fit: TemperedFit, target: Target) -> None:
         raise ValueError(f"the reference has latents of {shapes}, the fit of {expected}: fit the same model.")
 
 
-def _check_resolution(gaussian: Gaussian, flat: np.ndarray) -> None:
-    """Refuse a Gaussian whose draws the precision rounds away.
+def _check_resolution(law: LocationScale, flat: np.ndarray) -> None:
+    """Refuse a distribution whose draws the precision rounds away.
 
     Raises:
         ValueError: If some coordinate is so far from 0.
     """
     dtype = jnp.result_type(float)
-    rounding = float(np.finfo(dtype).eps) * np.abs(gaussian.loc) / np.sqrt(np.diag(gaussian.cov))
+    rounding = float(np.finfo(dtype).eps) * np.abs(law.loc) / np.sqrt(np.diag(law.cov))
     if rounding.max() > 0.02:
         raise ValueError(
-            f"the mean of a latent is {np.abs(gaussian.loc)[rounding.argmax()]:.3g}, which {dtype} keeps to "
+            f"the mean of a latent is {np.abs(law.loc)[rounding.argmax()]:.3g}, which {dtype} keeps to "
             f"{rounding.max():.1g} of its standard deviation: draws would be rounded. Subtract a constant in the "
             "model, or let jax have 64 bits."
         )
@@ -212,7 +213,7 @@ def draws_of_values(values: Params, log_densities: np.ndarray, target: Target) -
 
 
 def draws_of_distribution(
-    rng_key: Array, q: dist.Distribution, gaussian: Gaussian | None, target: Target, num_draws: int
+    rng_key: Array, q: dist.Distribution, law: LocationScale, target: Target, num_draws: int
 ) -> Draws:
     """Draws of a distribution of the flat unconstrained coordinates."""
 
@@ -225,14 +226,20 @@ def draws_of_distribution(
         return log_ratios, z, values
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key))
-    return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
+    return Draws(_checked(log_ratios), flat, values, moments_of(law, target.latents, values), law)
 
 
-def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
-    """The Gaussian of an AutoGuide in flat unconstrained coordinates; None of others."""
+def law_of_guide(guide: object, params: Params) -> LocationScale | None:
+    """The Gaussian or Student's t of an AutoGuide in flat unconstrained coordinates; None of others.
+
+    Raises:
+        ValueError: If a Student's t has no variance.
+    """
     if not isinstance(guide, AutoGuide):
         return None
     unpack: Callable[[Array], Params]
+    df: np.ndarray | None = None
+    is_joint = False
     if type(guide) is AutoNormal:
         normals, layout = read_normals(params, guide.prefix)
         mean, cov, unpack = normals.loc, np.diag(np.square(np.asarray(normals.scale))), layout.split
@@ -247,6 +254,9 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
             mean, cov = q.mean, np.diag(np.asarray(q.variance))
         elif isinstance(q, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
             mean, cov = q.mean, np.asarray(q.covariance_matrix)
+        elif isinstance(q, dist.StudentT | dist.MultivariateStudentT):
+            mean, cov, df = _of_student_t(q)
+            is_joint = isinstance(q, dist.MultivariateStudentT)
         else:
             return None
     else:
@@ -254,7 +264,31 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
     # The guide has its sites in the order of the model, these coordinates in that of their names.
     places = {name: np.ravel(at) for name, at in unpack(jnp.arange(mean.size)).items()}
     order = np.concatenate([places[name] for name in sorted(places)])
-    return Gaussian(np.asarray(mean, np.float64)[order], np.asarray(cov, np.float64)[np.ix_(order, order)])
+    return LocationScale(
+        np.asarray(mean, np.float64)[order],
+        np.asarray(cov, np.float64)[np.ix_(order, order)],
+        None if df is None else df[order],
+        is_joint,
+    )
+
+
+def _of_student_t(q: dist.StudentT | dist.MultivariateStudentT) -> tuple[Array, np.ndarray, np.ndarray]:
+    """Mean, covariance and degrees of freedom of the coordinates.
+
+    Raises:
+        ValueError: If a coordinate has no variance.
+    """
+    loc = jnp.broadcast_to(q.loc, q.shape())
+    df = np.array(np.broadcast_to(np.asarray(q.df, np.float64), loc.shape))
+    if df.min() <= 2.0:
+        raise ValueError(
+            f"the guide is a Student's t of {df.min():.3g} degrees of freedom, which has no variance, and errors "
+            "are in standard deviations: take more than 2."
+        )
+    if isinstance(q, dist.MultivariateStudentT):
+        tril = np.asarray(q.scale_tril, np.float64)
+        return loc, tril @ tril.T * (df[0] / (df[0] - 2.0)), df
+    return loc, np.diag(np.square(np.asarray(q.scale, np.float64)) * df / (df - 2.0)), df
 
 
 def _as_double(arrays: tuple[Array, ...]) -> list[np.ndarray]:
