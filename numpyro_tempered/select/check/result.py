@@ -12,8 +12,8 @@ from numpyro_tempered.select.check.bars import ErrorBars
 from numpyro_tempered.select.check.divergence import Divergences
 from numpyro_tempered.select.check.reference import Reference
 
-_HEAVIER = """The posterior has heavier tails than a Gaussian: nt.guides.AutoMultivariateStudentT has such tails, \
-the heavier the smaller its df."""
+_HEAVIER = """The posterior has heavier tails than a Gaussian: nt.guides.AutoMultivariateStudentT has such \
+tails, the heavier the smaller its df."""
 _NO_FOURTH = """There is no bound on standard deviations or W_2: up to 4 degrees of freedom a Student's t has no \
 fourth moment. A fit with df above 4 has them."""
 
