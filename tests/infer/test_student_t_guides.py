@@ -336,6 +336,18 @@ def test_neutra_takes_a_guide_of_fixed_degrees_of_freedom():
 
 
 @pytest.mark.full
+def test_an_online_run_starts_at_the_moments_of_a_fit():
+    fit = nt.fit_svi(KEY, pair, lambda model: Full(model, df=4.0), 0.5)
+    online = nt.OnlineVI(pair, nt.guides.AutoOnlineMultivariateNormal(pair))
+    with pytest.warns(UserWarning, match="not Normal on the unconstrained scale"):
+        prior = online.init(KEY, 0.5, prior=fit).posterior
+    np.testing.assert_allclose(prior.loc, fit.params["auto_loc"], rtol=1e-5)
+    # At 4 degrees of freedom the covariance is twice the square of the scale.
+    covariance, tril = prior.scale_tril @ prior.scale_tril.T, fit.params["auto_scale_tril"]
+    np.testing.assert_allclose(covariance, 2.0 * tril @ tril.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
 def test_what_is_for_gaussians_refuses():
     fit = nt.fit_svi(KEY, pair, Diagonal, 0.5)
     with pytest.raises(

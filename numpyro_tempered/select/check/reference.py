@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
+from numpyro_tempered.infer.guides.student_t import DF
 from numpyro_tempered.select.check.divergence import Divergences, divergences
 from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.target import Draws, Target, draws_of_distribution
@@ -20,7 +21,6 @@ MAX_DIM = 200
 # Above it E w^2 is infinite; and above this bound on D_2 a distribution nearer by is worth its draws.
 MAX_PARETO_K = 0.5
 NEAR = 0.1
-DF = 7.0
 
 
 class Reference(NamedTuple):
