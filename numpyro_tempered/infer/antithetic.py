@@ -16,8 +16,8 @@ from numpyro_tempered.handlers.likelihood import Site
 class Antithetic(Trace_ELBO):
     """``Trace_ELBO`` by antithetic pairs of draws of a guide.
 
-    A Gaussian draw m + Sε comes with m - Sε: the gradient in m is then exact where the log-density is quadratic.
-    Draws of what is no Gaussian, transformed or not, are independent.
+    A draw m + Sε comes with m - Sε where ε is as likely as -ε, as of a Gaussian or a Student's t: the gradient
+    in m is then exact where the log-density is quadratic. Other draws, transformed or not, are independent.
     """
 
     def __init__(self, num_pairs: int = 1) -> None:
@@ -42,7 +42,7 @@ class Antithetic(Trace_ELBO):
 
 
 class mirror(Messenger):
-    """Draws of Gaussian sites, times a sign about their means; other draws differ by the sign without pattern."""
+    """Draws of symmetric sites, times a sign about their centres; others differ by the sign without pattern."""
 
     def __init__(self, fn: Guide, sign: Array) -> None:
         self.sign = sign
@@ -58,11 +58,14 @@ class mirror(Messenger):
         outer = [part for part in parts if isinstance(part, dist.TransformedDistribution | dist.Independent)]
         base = parts[len(outer)] if parts[: len(outer)] == outer and len(outer) < len(parts) else None
         transforms = [transform for part in outer for transform in getattr(part, "transforms", ())]
-        is_gaussian = isinstance(parts[-1], _GAUSSIANS) and not any(map(_is_flow, transforms))
-        if msg["kwargs"].get("sample_shape") or base is None or not is_gaussian:
+        is_whole = all(isinstance(part, _SHAPES) for part in parts[len(outer) : -1])  # such as not truncated
+        is_symmetric = is_whole and isinstance(parts[-1], _SYMMETRIC) and not any(map(_is_flow, transforms))
+        if msg["kwargs"].get("sample_shape") or base is None or not is_symmetric:
             msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.sign + 1)
             return
-        value = base.mean + self.sign * (base.sample(key) - base.mean)
+        # A Student's t of one degree of freedom has no mean.
+        centre = jnp.broadcast_to(parts[-1].loc, base.shape())
+        value = centre + self.sign * (base.sample(key) - centre)
         for part in reversed(outer):
             for transform in getattr(part, "transforms", ()):
                 value = transform(value)
@@ -75,4 +78,7 @@ def _is_flow(transform: Transform) -> bool:
     return any(type(part).call_with_intermediates is not Transform.call_with_intermediates for part in parts)
 
 
-_GAUSSIANS = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal)
+# What leaves the law of each draw unchanged.
+_SHAPES = (dist.ExpandedDistribution, dist.MaskedDistribution, dist.Independent)
+_HEAVY = (dist.StudentT, dist.MultivariateStudentT)
+_SYMMETRIC = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal, *_HEAVY)

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import (
     AutoDiagonalNormal,
+    AutoGuide,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -24,12 +26,14 @@ from numpyro_tempered.handlers.effects import LOCAL, Trace
 from numpyro_tempered.handlers.likelihood import latent_sites
 from numpyro_tempered.handlers.numpyro_private import initial_latent, unpacker
 from numpyro_tempered.handlers.temper import temper
-from numpyro_tempered.infer.flat_gaussian import read_guide
+from numpyro_tempered.infer.flat_gaussian import read_start
+from numpyro_tempered.infer.guides.student_t import StudentTGuide
 from numpyro_tempered.infer.mode import Mode, find_mode
 from numpyro_tempered.infer.set_up import first_call
 
 # A dense Hessian beyond this many latents costs more than the steps that it saves.
 MAX_LATENTS = 500
+_FRAMED = AutoDiagonalNormal | AutoMultivariateNormal | StudentTGuide
 
 
 class Coordinates(NamedTuple):
@@ -45,7 +49,7 @@ class Coordinates(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The coordinates of a Gaussian guide as a function of the mode of its posterior.
+    """The coordinates of a guide of location and scale as a function of the mode of its posterior.
 
     Attributes:
         loc: The guide's own start on the flat unconstrained scale, ``(d,)``.
@@ -102,7 +106,7 @@ def at_the_mode(rng_key: Array, model: temper, guide: Any, args: tuple, kwargs: 
 
 
 def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict) -> Frame | None:
-    r"""The coordinates of a Gaussian guide in which the posterior is round at its mode.
+    r"""The coordinates of a guide of location and scale in which the posterior is round at its mode.
 
     The means are m + R u, with m the mode and R Rᵀ the inverse Hessian; the scales of a mean field s exp(v), with
     1/s² the diagonal of the Hessian; the root of a full covariance L B, L the triangular form of R and B
@@ -113,16 +117,14 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
         None where the guide is another, or the model has params, discrete or local latents or subsamples.
     """
     is_point = isinstance(guide, AutoLaplaceApproximation)
-    if not (
-        is_point or type(guide) is AutoNormal or isinstance(guide, AutoDiagonalNormal | AutoMultivariateNormal)
-    ):
+    if not (is_point or type(guide) is AutoNormal or isinstance(guide, _FRAMED)):
         return None
     if is_point:
         with handlers.block():
             handlers.seed(guide, rng_key)(*args, **kwargs)
         loc, unpack = initial_latent(guide), unpacker(guide)
     else:
-        q, (_, unpack), to_params = read_guide(rng_key, guide, args, kwargs)
+        q, (_, unpack), to_params = read_start(rng_key, guide, args, kwargs)
         loc = q.loc
     names = set(jax.eval_shape(unpack, loc))
     if loc.shape[0] > MAX_LATENTS or not _has_density(feasible_trace(model, args, kwargs), names):
@@ -141,10 +143,13 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
     start, family = {"loc": zeros, "log_scale": zeros}, family_of(q)
     root = family.root(q)
     scale = root if root.ndim == 1 else jnp.diagonal(root)
+    tails, df_of = _tails(guide)
+    start |= tails
     if family.diagonal_only:
 
         def diagonal(mode: Mode, z: dict[str, Array]) -> Params:
-            return to_params(family.with_root(mean(mode, z), mode.scale * jnp.exp(z["log_scale"])))
+            q = family.with_root(mean(mode, z), mode.scale * jnp.exp(z["log_scale"]))
+            return to_params(q) | df_of(z)
 
         return Frame(loc, scale, unpack, start, same, diagonal)
 
@@ -155,10 +160,18 @@ def frame_of(rng_key: Array, model: Model, guide: Any, args: tuple, kwargs: dict
     def full(axes: tuple[Mode, Array], z: dict[str, Array]) -> Params:
         mode, factor = axes
         inner = jnp.tril(z["lower"], -1) + jnp.diag(jnp.exp(z["log_scale"]))
-        return to_params(family.with_root(mean(mode, z), matmul(factor, inner)))
+        return to_params(family.with_root(mean(mode, z), matmul(factor, inner))) | df_of(z)
 
     start |= {"lower": jnp.zeros((loc.size, loc.size), loc.dtype)}
     return Frame(loc, scale, unpack, start, triangular, full)
+
+
+def _tails(guide: AutoGuide) -> tuple[dict[str, Array], Callable[[dict[str, Array]], Params]]:
+    """The start of what else a guide learns, its degrees of freedom, and its parameters of such coordinates."""
+    if not isinstance(guide, StudentTGuide) or guide.df is not None:
+        return {}, lambda z: {}
+    transform = biject_to(guide.df_constraint)
+    return {"df": transform.inv(guide.start_df())}, lambda z: {f"{guide.prefix}_df": transform(z["df"])}
 
 
 def _has_density(trace: Trace, names: set[str]) -> bool:

@@ -17,6 +17,7 @@ from numpyro_tempered.gaussian.families.base import Gaussian, supports
 from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.handlers.numpyro_private import unpacker
 from numpyro_tempered.infer.guides.online import StartsAtPrior
+from numpyro_tempered.infer.guides.student_t import AutoMultivariateStudentT, StudentTGuide
 from numpyro_tempered.infer.priors import Latents
 from numpyro_tempered.infer.set_up import at_start, first_call
 
@@ -29,12 +30,29 @@ def read_guide(
     Raises:
         TypeError: If it is none of the Gaussian guides.
     """
-    full, online = isinstance(guide, AutoMultivariateNormal), isinstance(guide, StartsAtPrior)
+    if isinstance(guide, StudentTGuide):
+        raise TypeError(
+            f"fit_gaussian fits Gaussians, and {type(guide).__name__} is a Student's t: fit it by fit_svi, or "
+            "take AutoMultivariateNormal."
+        )
+    return read_start(rng_key, guide, args, kwargs)
+
+
+def read_start(
+    rng_key: Array, guide: AutoContinuous, args: tuple, kwargs: dict
+) -> tuple[Gaussian, Latents, Callable[..., Params]]:
+    """As :func:`read_guide`; of a Student's t the Gaussian of its location and scale.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    full = isinstance(guide, AutoMultivariateNormal | AutoMultivariateStudentT)
+    online, diagonal = isinstance(guide, StartsAtPrior), isinstance(guide, AutoDiagonalNormal | StudentTGuide)
     other = TypeError(
         "fit_gaussian takes AutoMultivariateNormal, AutoDiagonalNormal or AutoNormal (the class, or a "
         f"callable from model to one), got {type(guide).__name__}. Use fit_svi for other guides."
     )
-    if not (full or online or isinstance(guide, AutoDiagonalNormal) or type(guide) is AutoNormal):
+    if not (full or online or diagonal or type(guide) is AutoNormal):
         raise other
     params = params_at_start(rng_key, guide, args, kwargs)
     if type(guide) is AutoNormal:

@@ -75,6 +75,9 @@ def of_fit(fit: TemperedFit) -> tuple[Gaussian, Layout]:
             layout = Layout.of(unpacker(guide)(q.mean))
             if isinstance(q, dist.MultivariateNormal):
                 return FullRank(q.loc, q.scale_tril), layout
+            if isinstance(q, dist.MultivariateStudentT):
+                # The Gaussian of its moments, as of other guides.
+                return FullRank(q.loc, q.scale_tril * jnp.sqrt(q.df / (q.df - 2.0))), layout
             moments = MeanField(q.mean, jnp.sqrt(q.variance))
             if all(np.all(np.isfinite(leaf)) for leaf in moments):
                 return moments, layout

@@ -149,12 +149,12 @@ def fit_svi(
     r"""Fit a guide to a tempered model until its ELBO has settled, and evaluate that with every constant.
 
     Maximises :math:`\alpha E_q[\log L] - \mathrm{KL}(q, \pi)` by stochastic gradients. An ``AutoNormal``,
-    ``AutoDiagonalNormal`` or ``AutoMultivariateNormal`` of at most 500 latents starts at the mode of the tempered
-    posterior that Newton's method finds from the guide's ``init_loc_fn``, in coordinates scaled by the curvature
-    there: raw units are no harder than standardised ones. Where the density has no mode, as in centred
-    hierarchies, and for other guides, the start is the guide's own. From there Adam takes steps of one size until
-    the loss falls no more, then halves the size, and the averages of its iterates are compared until the ELBO is
-    within ``tolerance`` of its optimum, by estimate.
+    ``AutoDiagonalNormal``, ``AutoMultivariateNormal`` or Student's t of at most 500 latents starts at the mode of
+    the tempered posterior that Newton's method finds from the guide's ``init_loc_fn``, in coordinates scaled by
+    the curvature there: raw units are no harder than standardised ones. Where the density has no mode, as in
+    centred hierarchies, and for other guides, the start is the guide's own. From there Adam takes steps of one
+    size until the loss falls no more, then halves the size, and the averages of its iterates are compared until
+    the ELBO is within ``tolerance`` of its optimum, by estimate.
 
     Args:
         rng_key: Key of the fit.

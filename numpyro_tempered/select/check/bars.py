@@ -40,9 +40,8 @@ def error_bars(draws: Draws, base: Reference, status: str) -> ErrorBars:
             sd_se = np.where(q.sd > 0, np.sqrt(q.spread) / (2.0 * q.sd * root), 0.0)
         mean_bound = mean_bound + np.where(q.exact, 0.0, NUM_ERRORS * q.sd / root)
         sd_bound = sd_bound + np.where(q.exact, 0.0, NUM_ERRORS * sd_se)
-        if base.is_heavy:
-            # An exponential of Student's t has no moments, whatever its draws say.
-            mean_bound, sd_bound = (np.where(r.tame, each, math.nan) for each in (mean_bound, sd_bound))
+        # An exponential of Student's t has no moments, and the t itself no fourth up to 4 degrees of freedom.
+        mean_bound, sd_bound = _finite(mean_bound), _finite(sd_bound)
     corrected = moments.Corrected(*[nothing] * 4)
     if status != "unreliable":
         corrected = moments.corrected(base.draws.values, base.weights, r)
@@ -52,24 +51,31 @@ def error_bars(draws: Draws, base: Reference, status: str) -> ErrorBars:
 def covariances(draws: Draws, base: Reference, status: str) -> dict[str, np.ndarray]:
     """Covariances of the fit, bounds on their errors, and corrected ones, ``(k, k)`` each."""
     r = base.draws.moments
-    cov, se = moments.covariance(draws.values, draws.moments, draws.gaussian)
+    cov, se = moments.covariance(draws.values, draws.moments, draws.law)
     bound = corrected = np.full(cov.shape, math.nan)
     if status != "unreliable":
-        of_base, base_se = moments.covariance(base.draws.values, r, base.draws.gaussian)
+        of_base, base_se = moments.covariance(base.draws.values, r, base.draws.law)
         corrected = moments.corrected_covariance(base.draws.values, base.weights, r, of_base)
-        if status == "bounded" and not base.is_heavy:
-            bound = moments.bound_covariance(base.draws.values, r, base.divergences.chi)
-            bound = bound + np.abs(of_base - cov) + NUM_ERRORS * np.hypot(se, base_se)
+        if status == "bounded":
+            bound = moments.bound_covariance(base.draws.values, r, base.divergences.chi, base.draws.law)
+            bound = _finite(bound + np.abs(of_base - cov) + NUM_ERRORS * np.hypot(se, base_se))
+            if base.is_mixture:
+                bound = np.where(np.outer(r.tame, r.tame), bound, math.nan)
     return {"covariance": cov, "covariance_bound": bound, "corrected_covariance": corrected}
 
 
 def wasserstein_bounds(draws: Draws, base: Reference) -> tuple[float, float]:
-    """Bounds on W_1 and W_2 of the fit and its posterior, in unconstrained coordinates."""
-    chi, r = base.divergences.chi, base.draws.gaussian
-    w1, w2 = moments.bound_wasserstein(*moments.norms(base.draws.flat, None if r is None else r.cov), chi)
-    if base.name == "fit":
-        return w1, w2
-    if draws.gaussian is None or r is None:
-        return math.nan, math.nan
-    between = moments.wasserstein(*draws.gaussian, *r)
-    return w1 + between, w2 + between
+    """Bounds on W_1 and W_2 of the fit and its posterior, in unconstrained coordinates; NaN of none."""
+    chi, q, r = base.divergences.chi, draws.law, base.draws.law
+    w1, w2 = moments.bound_wasserstein(*moments.norms(base.draws.flat, r), chi)
+    if base.name != "fit":
+        if q is None or r is None or q.is_heavy or r.is_heavy:
+            return math.nan, math.nan
+        between = moments.wasserstein(q.loc, q.cov, r.loc, r.cov)
+        w1, w2 = w1 + between, w2 + between
+    return w1, w2 if math.isfinite(w2) else math.nan
+
+
+def _finite(bounds: np.ndarray) -> np.ndarray:
+    """NaN in the place of what bounds nothing."""
+    return np.where(np.isfinite(bounds), bounds, math.nan)

@@ -108,8 +108,10 @@ def check_fit(
         A :class:`FitCheck`. Its table has a row for each number of each latent site, with columns
 
         - ``mean``, ``sd``: of the fit; exact where the guide is Gaussian in unconstrained coordinates and the
-          number a function of one of these, else by draws; NaN of an exponential that nothing can integrate;
-        - ``mean_bound``, ``sd_bound``: bounds on their errors;
+          number a function of one of these, and of the coordinates of a Student's t, else by draws; NaN of an
+          exponential that nothing can integrate, as of any under a Student's t;
+        - ``mean_bound``, ``sd_bound``: bounds on their errors; ``sd_bound`` is NaN, as ``w2_bound``, where draws
+          are of a Student's t of at most 4 degrees of freedom, which has no fourth moment;
         - ``corrected_mean``, ``corrected_sd``, and ``corrected_mean_se``, ``corrected_sd_se``; NaN where weighted
           squares have too heavy a tail (Pareto k above .5 for an error, above .7 for a value).
 
@@ -161,14 +163,14 @@ def check_fit(
     base, covers = _base(other_key, of_fit, target, reference)
     status = _status(base, covers)
     missed = None
-    if draws.flat.shape[1] <= MAX_DIM and status != "unreliable":
+    if draws.flat.shape[1] <= MAX_DIM:
         missed = missed_modes(modes_key, base.draws, base.divergences.log_evidence, target)
         status = status if missed is None else "unreliable"
     bars = error_bars(draws, base, status)
     pairs = covariances(draws, base, status) if len(names) <= MAX_COVARIANCES else {}
     w1_bound, w2_bound = wasserstein_bounds(draws, base) if status == "bounded" else (math.nan, math.nan)
     is_alone = base.name == "fit" and (reference is None or draws.flat.shape[1] > MAX_DIM)
-    advice = advise(status, of_fit.divergences, base, bars, names, is_alone=is_alone)
+    advice = advise(status, of_fit, base, bars, names, is_alone=is_alone)
     if missed is not None:
         advice = advise_of_modes(missed, names)
     attrs = {
@@ -240,7 +242,7 @@ def _base(
     draws = of_fit.draws
     hessian = None
     if draws.flat.shape[1] <= MAX_DIM:
-        at = draws.flat.mean(axis=0) if draws.gaussian is None else draws.gaussian.loc
+        at = draws.flat.mean(axis=0) if draws.law is None else draws.law.loc
         hessian = curvature(target, at)
     if isinstance(reference, TemperedFit):
         require_latents(reference, target)
@@ -254,13 +256,14 @@ def _base(
     other = cover(rng_key, draws, target, hessian)
     if other is None:
         return of_fit, covers
-    pairs = (of_fit, covers), (other, other.is_heavy or _covers(other.draws, hessian))
+    pairs = (of_fit, covers), (other, _covers(other.draws, hessian))
     return min(pairs, key=lambda pair: _looseness(draws, *pair))
 
 
 def _covers(draws: Draws, hessian: np.ndarray | None) -> bool:
     """Whether the weights have a second moment, where the curvature of the posterior can tell."""
-    return draws.gaussian is None or hessian is None or has_chi_square(hessian, draws.gaussian)
+    law = draws.law
+    return law is None or law.is_heavy or hessian is None or has_chi_square(hessian, law)
 
 
 def _looseness(draws: Draws, base: Reference, covers: bool) -> tuple[int, float]:
@@ -269,7 +272,8 @@ def _looseness(draws: Draws, base: Reference, covers: bool) -> tuple[int, float]
     if rank:
         return rank, base.divergences.pareto_k
     q, bound = draws.moments, bound_mean(base.draws.moments, base.divergences.chi, draws.moments)
-    return rank, float(np.max(bound[q.sd > 0] / q.sd[q.sd > 0], initial=0.0))
+    # What has no moments under either has no bound by either.
+    return rank, float(np.max(np.nan_to_num(bound[q.sd > 0] / q.sd[q.sd > 0], nan=0.0), initial=0.0))
 
 
 def _status(base: Reference, covers: bool) -> str:

@@ -5,17 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.psis import smooth
 
 # Pareto k of weighted squares: above them these have no variance, and no mean that draws could tell.
 UNCERTAIN, HEAVY = 0.5, 0.7
-
-
-class Gaussian(NamedTuple):
-    """A Gaussian in flat unconstrained coordinates: ``loc`` ``(d,)`` and ``cov`` ``(d, d)``."""
-
-    loc: np.ndarray
-    cov: np.ndarray
 
 
 class Moments(NamedTuple):
@@ -28,7 +22,7 @@ class Moments(NamedTuple):
         exact: Which are no averages over draws, shape ``(k,)``.
         coordinate: The unconstrained coordinate that each number is itself; -1 of others.
         tame: Which are coordinates themselves, or bounded: of others, as of exponentials, squares of Gaussian
-            draws have tails that no number of draws sees.
+            draws have tails that no number of draws sees, and under Student's t there are no moments.
     """
 
     mean: np.ndarray
@@ -127,19 +121,18 @@ def bound_sd(variance: np.ndarray, bound: np.ndarray) -> np.ndarray:
     return np.maximum(np.sqrt(variance + bound) - sd, sd - np.sqrt(np.maximum(variance - bound, 0.0)))
 
 
-def covariance(values: np.ndarray, q: Moments, gaussian: Gaussian | None) -> tuple[np.ndarray, np.ndarray]:
+def covariance(values: np.ndarray, q: Moments, law: LocationScale | None) -> tuple[np.ndarray, np.ndarray]:
     """The covariances of the numbers under q, ``(k, k)``, and the Monte Carlo standard error of each.
 
-    Those of numbers that are coordinates of a Gaussian are exact.
+    Those of numbers that are coordinates are exact where the law of these is known.
     """
     centred = values - values.mean(axis=0)
     by_draws = centred.T @ centred / len(values)
     squares = np.square(centred)
     se = np.sqrt(np.maximum(squares.T @ squares / len(values) - np.square(by_draws), 0.0) / len(values))
-    if gaussian is not None:
-        places = np.flatnonzero(q.coordinate >= 0)
-        pairs, at = np.ix_(places, places), q.coordinate[places]
-        by_draws[pairs], se[pairs] = gaussian.cov[np.ix_(at, at)], 0.0
+    if law is not None:
+        pairs, at = _coordinate_pairs(q)
+        by_draws[pairs], se[pairs] = law.cov[at], 0.0
     # The variances are those of the moments.
     np.fill_diagonal(by_draws, q.variance)
     np.fill_diagonal(se, np.where(q.exact, 0.0, np.diag(se)))
@@ -157,21 +150,35 @@ def corrected_covariance(values: np.ndarray, weights: np.ndarray, r: Moments, co
     return width + off.T @ (excess[:, None] * off) - np.outer(shift, shift)
 
 
-def bound_covariance(values: np.ndarray, reference: Moments, chi: float) -> np.ndarray:
+def bound_covariance(
+    values: np.ndarray, reference: Moments, chi: float, law: LocationScale | None = None
+) -> np.ndarray:
     """A bound on the error of each covariance of r, ``(k, k)``, from its draws ``(S, k)``.
 
-    As :func:`bound_variance`, whose numbers stand on the diagonal up to the error of draws.
+    As :func:`bound_variance`, whose numbers stand on the diagonal up to the error of draws. Of heavy tails there
+    are bounds for coordinates alone, and infinite ones where these have no fourth moments.
     """
     centred = values - reference.mean
     squares = np.square(centred)
     spread = squares.T @ squares / len(values) - np.square(centred.T @ centred / len(values))
+    if law is not None and law.is_heavy:
+        pairs, at = _coordinate_pairs(reference)
+        spread = np.full(spread.shape, math.nan)
+        spread[pairs] = law.spread[at]
     return np.sqrt(np.maximum(spread, 0.0)) * chi + np.outer(reference.sd, reference.sd) * chi**2
 
 
-def norms(flat: np.ndarray, cov: np.ndarray | None) -> tuple[float, float]:
-    """Second and fourth moment of the distance from the mean: of a Gaussian by its covariance, else by draws."""
-    if cov is not None:
-        return float(np.trace(cov)), float(np.trace(cov) ** 2 + 2.0 * np.sum(np.square(cov)))
+def _coordinate_pairs(q: Moments) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Where pairs of numbers that are coordinates stand, and where these do among the coordinates."""
+    places = np.flatnonzero(q.coordinate >= 0)
+    at = q.coordinate[places]
+    return np.ix_(places, places), np.ix_(at, at)
+
+
+def norms(flat: np.ndarray, law: LocationScale | None) -> tuple[float, float]:
+    """Second and fourth moment of the distance from the mean: of a known law exact, else by draws."""
+    if law is not None:
+        return law.second, law.fourth
     squares = np.sum(np.square(flat - flat.mean(axis=0)), axis=1)
     return float(squares.mean()), float(np.mean(np.square(squares)))
 

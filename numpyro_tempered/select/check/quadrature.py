@@ -1,4 +1,4 @@
-"""Moments of numbers that follow from Gaussian coordinates, each from one."""
+"""Moments of numbers that follow from coordinates of a known law, each from one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,21 +9,30 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
-from numpyro_tempered.select.check.moments import Gaussian, Moments, of_draws
+from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.moments import Moments, of_draws
 
 # Where this many nodes and twice as many disagree, moments are by draws.
 NUM_NODES = 64
 AGREE = (1e-4, 1e-3, 1e-2)
-BOUNDED = type(constraints.interval(0.0, 1.0)) | type(constraints.unit_interval) | type(constraints.simplex)
+_EXAMPLES = (
+    constraints.interval(0.0, 1.0),
+    constraints.unit_interval,
+    constraints.simplex,
+    constraints.corr_cholesky,
+    constraints.corr_matrix,
+)
+BOUNDED = tuple(map(type, _EXAMPLES))
 
 
-def moments_of(gaussian: Gaussian | None, latents: Mapping[str, Site], values: np.ndarray) -> Moments:
+def moments_of(law: LocationScale | None, latents: Mapping[str, Site], values: np.ndarray) -> Moments:
     """Moments of the numbers of all latents: exact where a number is a function of one coordinate of a Gaussian.
 
-    NaN where that function grows so fast that neither a rule nor draws can tell.
+    NaN where that function grows so fast that neither a rule nor draws can tell. Of a Student's t those of
+    coordinates are exact, those of bounded numbers by draws, and others NaN: an exponential has none.
 
     Args:
-        gaussian: The distribution of the coordinates; None if it is no Gaussian.
+        law: The distribution of the coordinates where its moments are known.
         latents: The latent sites, in the order of the coordinates.
         values: Draws of the numbers, ``(S, k)``, for the others.
     """
@@ -35,18 +44,18 @@ def moments_of(gaussian: Gaussian | None, latents: Mapping[str, Site], values: n
         numbers, coordinates = np.arange(ends, ends + size), np.arange(start, start + width)
         is_coordinate = support in (constraints.real, constraints.real_vector)
         moments.tame[numbers] = is_coordinate or isinstance(support, BOUNDED)
-        if gaussian is not None:
-            loc, variance = gaussian.loc[coordinates], np.diag(gaussian.cov)[coordinates]
+        if law is not None:
+            loc, variance = law.loc[coordinates], np.diag(law.cov)[coordinates]
             if is_coordinate:
                 moments.coordinate[numbers] = coordinates
-                _set(moments, numbers, (loc, variance, 2.0 * np.square(variance)))
+                _set(moments, numbers, (loc, variance, np.diag(law.spread)[coordinates]))
+            elif law.is_heavy:
+                _forget(moments, numbers[~moments.tame[numbers]])
             elif _is_elementwise(support):
                 *by_rule, agree = _by_quadrature(loc, np.sqrt(variance), site, shape)
                 _set(moments, numbers[agree], [part[agree] for part in by_rule])
                 # Of what no rule integrates, draws have seen no tail either.
-                unknown = numbers[~agree & ~moments.tame[numbers]]
-                for part in moments[:3]:
-                    part[unknown] = np.nan
+                _forget(moments, numbers[~agree & ~moments.tame[numbers]])
         start, ends = start + width, ends + size
     return moments
 
@@ -56,6 +65,17 @@ def _set(moments: Moments, numbers: np.ndarray, exact: Sequence[np.ndarray]) -> 
     for part, values in zip(moments[:3], exact, strict=True):
         part[numbers] = values
     moments.exact[numbers] = True
+
+
+def forget_untamed(moments: Moments) -> None:
+    """Put NaN in the places of the numbers that have no moments under polynomial tails."""
+    _forget(moments, np.flatnonzero(~moments.tame))
+
+
+def _forget(moments: Moments, numbers: np.ndarray) -> None:
+    """Put NaN in the places of what is not known."""
+    for part in moments[:3]:
+        part[numbers] = np.nan
 
 
 def _by_quadrature(

@@ -11,15 +11,18 @@ import numpyro.distributions as dist
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
+from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
+from numpyro_tempered.infer.guides.student_t import DF
 from numpyro_tempered.select.check.divergence import Divergences, divergences
-from numpyro_tempered.select.check.target import Draws, Gaussian, Target, draws_of_distribution
+from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.quadrature import forget_untamed
+from numpyro_tempered.select.check.target import Draws, Target, draws_of_distribution
 
 # The most latent numbers: a Hessian and a covariance of as many rows.
 MAX_DIM = 200
 # Above it E w^2 is infinite; and above this bound on D_2 a distribution nearer by is worth its draws.
 MAX_PARETO_K = 0.5
 NEAR = 0.1
-DF = 7.0
 
 
 class Reference(NamedTuple):
@@ -30,14 +33,19 @@ class Reference(NamedTuple):
         draws: Its draws.
         divergences: Of p from it.
         weights: Smoothed importance weights of the draws.
-        is_heavy: Whether it has polynomial tails, under which an exponential has no moments.
+        is_mixture: Whether it is a mixture of Student's t.
     """
 
     name: str
     draws: Draws
     divergences: Divergences
     weights: np.ndarray
-    is_heavy: bool = False
+    is_mixture: bool = False
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether it has polynomial tails, under which an exponential has no moments."""
+        return self.is_mixture or (self.draws.law is not None and self.draws.law.is_heavy)
 
 
 def curvature(target: Target, at: np.ndarray) -> np.ndarray:
@@ -45,7 +53,7 @@ def curvature(target: Target, at: np.ndarray) -> np.ndarray:
     return np.asarray(run_program(jax.hessian(target.potential), jnp.asarray(at)), np.float64)
 
 
-def has_chi_square(hessian: np.ndarray, q: Gaussian) -> bool:
+def has_chi_square(hessian: np.ndarray, q: LocationScale) -> bool:
     r"""Whether :math:`E_q w^2` is finite for a posterior of this Hessian: :math:`2 H - V^{-1} \succ 0`."""
     if not np.all(np.isfinite(hessian)):
         return False
@@ -70,8 +78,8 @@ def cover(rng_key: Array, start: Draws, target: Target, hessian: np.ndarray | No
         # One Gaussian would leave out the modes that the mixture has, or what is between them.
         return _heavy_mixture(rng_key, start.mixture, target, len(start.flat))
     loc, cov = _moments_of(start.flat, np.full(len(start.flat), 1.0 / len(start.flat)))
-    if start.gaussian is not None:
-        loc, cov = start.gaussian
+    if start.law is not None:
+        loc, cov = start.law.loc, start.law.cov
     if hessian is not None and np.all(np.isfinite(hessian)):
         curvatures, axes = np.linalg.eigh(hessian)
         if curvatures[0] > 0:
@@ -109,29 +117,31 @@ def _candidate(
     wide = cov if is_heavy else cov * (1.0 + math.sqrt(0.05 / dim))
     mean, tril = jnp.asarray(loc), jnp.asarray(np.linalg.cholesky(wide))
     if is_heavy:
-        name, gaussian = "student_t", None
-        q: dist.Distribution = dist.MultivariateStudentT(DF, mean, tril)
+        name = "student_t"
+        # Its scale is the root of the covariance of the weighted draws, so that it is the wider of the two.
+        law = LocationScale(loc, wide * DF / (DF - 2.0), np.full(dim, DF), is_joint=True)
+        q: dist.Distribution = MultivariateStudentT(DF, mean, tril)
     else:
-        name, gaussian = "gaussian", Gaussian(loc, wide)
+        name, law = "gaussian", LocationScale(loc, wide)
         q = dist.MultivariateNormal(mean, scale_tril=tril)
     try:
-        draws = draws_of_distribution(rng_key, q, gaussian, target, num_draws)
+        draws = draws_of_distribution(rng_key, q, law, target, num_draws)
     except ValueError:
         # Too wide: somewhere the joint density overflows.
         return None
-    return Reference(name, draws, *divergences(draws.log_ratios), is_heavy)
+    return Reference(name, draws, *divergences(draws.log_ratios))
 
 
 def _heavy_mixture(rng_key: Array, mixture: GaussianMixture, target: Target, num_draws: int) -> Reference | None:
     """The mixture with Student's t in the place of its Gaussians."""
-    root = jax.vmap(dense)(mixture.root)
-    components = dist.MultivariateStudentT(DF, mixture.loc, root)
+    components = MultivariateStudentT(DF, mixture.loc, jax.vmap(dense)(mixture.root))
     q = dist.MixtureSameFamily(dist.Categorical(logits=mixture.logits), components)
     try:
         draws = draws_of_distribution(rng_key, q, None, target, num_draws)
     except ValueError:
         return None
-    return Reference("student_t", draws, *divergences(draws.log_ratios), is_heavy=True)
+    forget_untamed(draws.moments)
+    return Reference("student_t", draws, *divergences(draws.log_ratios), is_mixture=True)
 
 
 def _distance(reference: Reference) -> tuple[bool, float]:

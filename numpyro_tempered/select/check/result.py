@@ -13,6 +13,11 @@ from numpyro_tempered.select.check.divergence import Divergences
 from numpyro_tempered.select.check.missed import Missed
 from numpyro_tempered.select.check.reference import Reference
 
+_HEAVIER = """The posterior has heavier tails than a Gaussian: nt.guides.AutoMultivariateStudentT has such \
+tails, the heavier the smaller its df."""
+_NO_FOURTH = """There is no bound on standard deviations or W_2: up to 4 degrees of freedom a Student's t has no \
+fourth moment. A fit with df above 4 has them."""
+
 
 @add_repr
 class FitCheck(NamedTuple):
@@ -59,16 +64,16 @@ def to_arviz(
 
 
 def advise(
-    status: str, of_fit: Divergences, base: Reference, bars: ErrorBars, names: Sequence[str], *, is_alone: bool
+    status: str, of_fit: Reference, base: Reference, bars: ErrorBars, names: Sequence[str], *, is_alone: bool
 ) -> str:
     """What a check says, in words; ``is_alone`` where nothing but the fit was drawn from."""
     k = base.divergences.pareto_k
     if status == "unreliable":
         others = "" if is_alone else ", nor did other distributions that were tried"
         return (
-            f"Draws of the fit do not cover its posterior (Pareto k {of_fit.pareto_k:.2f}){others}: draws say "
-            "neither how far off the fit is nor what is right. Fit full covariance if it has none, write "
-            "hierarchies non-centred (numpyro.infer.reparam.LocScaleReparam), or run NUTS."
+            f"Draws of the fit do not cover its posterior (Pareto k {of_fit.divergences.pareto_k:.2f}){others}: "
+            "draws say neither how far off the fit is nor what is right. Fit full covariance if it has none, "
+            "write hierarchies non-centred (numpyro.infer.reparam.LocScaleReparam), or run NUTS."
         )
     source = {
         "fit": "draws of the fit",
@@ -86,6 +91,14 @@ def advise(
     worst = np.where(bars.sd > 0, bars.mean_bound, math.nan) / np.where(bars.sd > 0, bars.sd, 1.0)
     at = int(np.argmax(np.nan_to_num(worst, nan=-1.0)))
     bound = f"no mean is off by more than {worst[at]:.2g} sd ({names[at]})"
+    if np.isnan(worst[at]):
+        bound = "no number has a bound"
+    # A posterior that a Gaussian does not cover otherwise, such as a funnel, a Student's t does not cover either.
+    if base.name == "student_t" and not (of_fit.is_heavy or base.is_mixture):
+        estimate += f" {_HEAVIER}"
+    law = base.draws.law
+    if law is not None and law.df is not None and np.any(law.df <= 4.0):
+        estimate += f" {_NO_FOURTH}"
     return f"By {source} Pareto k {k:.2f}: {bound}. {estimate}"
 
 
@@ -102,18 +115,27 @@ def advise_of_modes(missed: Missed, names: Sequence[str]) -> str:
 
 
 def _estimate(bars: ErrorBars, names: Sequence[str]) -> str:
-    """The largest errors by the corrected values."""
+    """The largest errors by the corrected values, and what has none."""
     with np.errstate(invalid="ignore", divide="ignore"):  # of constants
         off, ratio = (bars.corrected_mean - bars.mean) / bars.sd, bars.sd / bars.corrected_sd
         se = bars.corrected_mean_se / bars.sd
         sizes = np.abs(off), np.abs(np.log(ratio))
     mean_at, sd_at = (int(np.argmax(np.where(np.isfinite(size), size, -1.0))) for size in sizes)
     text = (
-        f"By estimate no mean is further off than that of {names[mean_at]}, by {abs(off[mean_at]):.2g} +- "
-        f"{se[mean_at]:.1g} sd"
+        "No number has a mean under the fit"
+        if np.isnan(off[mean_at])
+        else (
+            f"By estimate no mean is further off than that of {names[mean_at]}, by {abs(off[mean_at]):.2g} +- "
+            f"{se[mean_at]:.1g} sd"
+        )
     )
     if np.isfinite(ratio[sd_at]):
         text += f", and no sd than that of {names[sd_at]}, {ratio[sd_at]:.2g} times the posterior's"
     if heavy := int(np.isnan(bars.corrected_sd).sum()):
         text += f"; {heavy} of {len(names)} have too heavy a tail for an estimate of their sd"
+    if infinite := int(np.isnan(bars.mean).sum()):
+        text += (
+            f". {infinite} of {len(names)} have no mean that can be told under the fit, as the exponential of a "
+            "Student's t has none: report their medians and quantiles, or corrected values"
+        )
     return f"{text}."

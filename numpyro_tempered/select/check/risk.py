@@ -17,7 +17,7 @@ from numpyro_tempered.handlers.effects import PRIOR_FACTOR, base_distribution
 from numpyro_tempered.infer.elbo import gaussian_of_laplace
 from numpyro_tempered.infer.guides.prior import unindexed
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
-from numpyro_tempered.select.check.target import BATCH, Target, gaussian_of_guide, target_of_fit
+from numpyro_tempered.select.check.target import BATCH, Target, law_of_guide, target_of_fit
 from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
 
 Loss = Callable[..., Array]
@@ -195,10 +195,10 @@ def prior_on_data(target: Target) -> list[str]:
 def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
     """KL(q, prior) of a Gaussian guide and Normal priors with fixed parameters; None of others."""
     guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, fit.rng_key, fit.args, fit.kwargs)
-    q = gaussian_of_guide(guide, params)
+    q = law_of_guide(guide, params)
     values = {name: site["value"] for name, site in target.latents.items()}
     depends = which_depend(lambda latents: _parameters(target, latents, target.args, target.kwargs), values)
-    if q is None or any(any(flags) for flags in depends.values()):
+    if q is None or q.is_heavy or any(any(flags) for flags in depends.values()):
         return None
     means, precisions, log_dets = [], [], 0.0
     for site in target.latents.values():

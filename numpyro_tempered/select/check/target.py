@@ -25,7 +25,8 @@ from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, tra
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.select.check.moments import Gaussian, Moments, of_draws
+from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.moments import Moments, of_draws
 from numpyro_tempered.select.check.quadrature import moments_of
 
 BATCH = 64
@@ -69,7 +70,7 @@ class Draws(NamedTuple):
         flat: The draws in unconstrained coordinates, ``(S, d)``.
         values: The numbers of all latents side by side, ``(S, k)``.
         moments: Of those numbers under q, exact where that is known.
-        gaussian: q where it is a Gaussian in unconstrained coordinates.
+        law: q where it is a Gaussian or a Student's t in unconstrained coordinates.
         mixture: q where it is a mixture of Gaussians there.
     """
 
@@ -77,7 +78,7 @@ class Draws(NamedTuple):
     flat: np.ndarray
     values: np.ndarray
     moments: Moments
-    gaussian: Gaussian | None
+    law: LocationScale | None
     mixture: GaussianMixture | None = None
 
 
@@ -171,11 +172,11 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
         return map_batches(lambda k: one(k, params), jax.random.split(key, num_draws), BATCH)
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key, params))
-    gaussian = gaussian_of_guide(guide, params)
-    if gaussian is not None:
-        _check_resolution(gaussian, flat)
-    moments = moments_of(gaussian, target.latents, values)
-    return Draws(_checked(log_ratios), flat, values, moments, gaussian, mixture_of_guide(guide, params))
+    law = law_of_guide(guide, params)
+    if law is not None:
+        _check_resolution(law, flat)
+    moments = moments_of(law, target.latents, values)
+    return Draws(_checked(log_ratios), flat, values, moments, law, mixture_of_guide(guide, params))
 
 
 def require_latents(fit: TemperedFit, target: Target) -> None:
@@ -193,17 +194,17 @@ def require_latents(fit: TemperedFit, target: Target) -> None:
         raise ValueError(f"the reference has latents of {shapes}, the fit of {expected}: fit the same model.")
 
 
-def _check_resolution(gaussian: Gaussian, flat: np.ndarray) -> None:
-    """Refuse a Gaussian whose draws the precision rounds away.
+def _check_resolution(law: LocationScale, flat: np.ndarray) -> None:
+    """Refuse a distribution whose draws the precision rounds away.
 
     Raises:
         ValueError: If some coordinate is so far from 0.
     """
     dtype = jnp.result_type(float)
-    rounding = float(np.finfo(dtype).eps) * np.abs(gaussian.loc) / np.sqrt(np.diag(gaussian.cov))
+    rounding = float(np.finfo(dtype).eps) * np.abs(law.loc) / np.sqrt(np.diag(law.cov))
     if rounding.max() > 0.02:
         raise ValueError(
-            f"the mean of a latent is {np.abs(gaussian.loc)[rounding.argmax()]:.3g}, which {dtype} keeps to "
+            f"the mean of a latent is {np.abs(law.loc)[rounding.argmax()]:.3g}, which {dtype} keeps to "
             f"{rounding.max():.1g} of its standard deviation: draws would be rounded. Subtract a constant in the "
             "model, or let jax have 64 bits."
         )
@@ -220,7 +221,7 @@ def draws_of_values(values: Params, log_densities: np.ndarray, target: Target) -
 
 
 def draws_of_distribution(
-    rng_key: Array, q: dist.Distribution, gaussian: Gaussian | None, target: Target, num_draws: int
+    rng_key: Array, q: dist.Distribution, law: LocationScale | None, target: Target, num_draws: int
 ) -> Draws:
     """Draws of a distribution of the flat unconstrained coordinates."""
 
@@ -233,14 +234,20 @@ def draws_of_distribution(
         return log_ratios, z, values
 
     log_ratios, flat, values = _as_double(run_program(all_of_them, rng_key))
-    return Draws(_checked(log_ratios), flat, values, moments_of(gaussian, target.latents, values), gaussian)
+    return Draws(_checked(log_ratios), flat, values, moments_of(law, target.latents, values), law)
 
 
-def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
-    """The Gaussian of an AutoGuide in flat unconstrained coordinates; None of others."""
+def law_of_guide(guide: object, params: Params) -> LocationScale | None:
+    """The Gaussian or Student's t of an AutoGuide in flat unconstrained coordinates; None of others.
+
+    Raises:
+        ValueError: If a Student's t has no variance.
+    """
     if not isinstance(guide, AutoGuide):
         return None
     unpack: Callable[[Array], Params]
+    df: np.ndarray | None = None
+    is_joint = False
     if type(guide) is AutoNormal:
         normals, layout = read_normals(params, guide.prefix)
         scale = np.asarray(normals.scale, np.float64)
@@ -261,12 +268,39 @@ def gaussian_of_guide(guide: object, params: Params) -> Gaussian | None:
         elif isinstance(q, dist.LowRankMultivariateNormal):
             factor = np.asarray(q.cov_factor, np.float64)
             mean, cov = q.mean, factor @ factor.T + np.diag(np.asarray(q.cov_diag, np.float64))
+        elif isinstance(q, dist.StudentT | dist.MultivariateStudentT):
+            mean, cov, df = _of_student_t(q)
+            is_joint = isinstance(q, dist.MultivariateStudentT)
         else:
             return None
     else:
         return None
     order = _order(unpack, mean.size)
-    return Gaussian(np.asarray(mean, np.float64)[order], np.asarray(cov, np.float64)[np.ix_(order, order)])
+    return LocationScale(
+        np.asarray(mean, np.float64)[order],
+        np.asarray(cov, np.float64)[np.ix_(order, order)],
+        None if df is None else df[order],
+        is_joint,
+    )
+
+
+def _of_student_t(q: dist.StudentT | dist.MultivariateStudentT) -> tuple[Array, np.ndarray, np.ndarray]:
+    """Mean, covariance and degrees of freedom of the coordinates.
+
+    Raises:
+        ValueError: If a coordinate has no variance.
+    """
+    loc = jnp.broadcast_to(q.loc, q.shape())
+    df = np.array(np.broadcast_to(np.asarray(q.df, np.float64), loc.shape))
+    if df.min() <= 2.0:
+        raise ValueError(
+            f"the guide is a Student's t of {df.min():.3g} degrees of freedom, which has no variance, and errors "
+            "are in standard deviations: take more than 2."
+        )
+    if isinstance(q, dist.MultivariateStudentT):
+        tril = np.asarray(q.scale_tril, np.float64)
+        return loc, tril @ tril.T * (df[0] / (df[0] - 2.0)), df
+    return loc, np.diag(np.square(np.asarray(q.scale, np.float64)) * df / (df - 2.0)), df
 
 
 def mixture_of_guide(guide: object, params: Params) -> GaussianMixture | None:

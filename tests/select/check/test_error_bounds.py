@@ -9,6 +9,7 @@ from scipy import stats
 
 from numpyro_tempered.select.check import moments
 from numpyro_tempered.select.check.divergence import divergences
+from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.psis import smooth
 
 
@@ -84,9 +85,15 @@ def test_w2_holds_where_a_sum_of_fourth_powers_does_not():
     chi = math.sqrt(chi_square(np.zeros(dim), np.eye(dim), np.zeros(dim), cov))
     distance = wasserstein(np.zeros(dim), np.eye(dim), np.zeros(dim), cov)
     assert distance == pytest.approx(math.sqrt(dim) * (1.0 - scale))
-    assert distance <= moments.bound_wasserstein(*moments.norms(None, cov), chi)[1]
+    assert (
+        distance
+        <= moments.bound_wasserstein(*moments.norms(None, LocationScale(np.zeros(len(cov)), cov)), chi)[1]
+    )
     # With less chi, as of a posterior that differs in one direction, theirs is below what the theorem says.
-    assert 2.0 * (3.0 * dim * scale**4) ** 0.25 < math.sqrt(2.0) * moments.norms(None, cov)[1] ** 0.25
+    assert (
+        2.0 * (3.0 * dim * scale**4) ** 0.25
+        < math.sqrt(2.0) * moments.norms(None, LocationScale(np.zeros(len(cov)), cov))[1] ** 0.25
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -106,7 +113,7 @@ def test_no_bound_is_below_the_error_of_a_gaussian(seed):
     sd_error = np.abs(np.sqrt(np.diag(p_cov)) - np.sqrt(variance))
     assert np.all(sd_error <= moments.bound_sd(variance, bound) + 1e-12)
     assert wasserstein(p_mean, p_cov, np.zeros(dim), q_cov) <= (
-        moments.bound_wasserstein(*moments.norms(None, q_cov), chi)[1] + 1e-9
+        moments.bound_wasserstein(*moments.norms(None, LocationScale(np.zeros(len(q_cov)), q_cov)), chi)[1] + 1e-9
     )
     draws = rng.normal(size=(20_000, dim)) @ root.T
     error = np.abs(p_cov - q_cov)
