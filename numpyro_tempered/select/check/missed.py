@@ -9,12 +9,12 @@ import numpy as np
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import run_program
-from numpyro_tempered.core.typing import Array
-from numpyro_tempered.infer.modes import Modes, find_modes, prior_draw, starting_points
+from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.infer.modes import Modes, find_modes, is_convex, prior_draw, starting_points
 from numpyro_tempered.select.check.target import BATCH, Draws, Target
 
 # Points from which modes are looked for, and draws of each that is far from all draws of the fit.
-_NUM_POINTS, _NUM_DRAWS = 24, 512
+_NUM_POINTS, _NUM_DRAWS = 20, 512
 # How far a point may be from a Gaussian's mean, in its standard deviations, beyond the root of the dimension.
 _BEYOND = 4.0
 # The least share of the posterior's mass that counts.
@@ -52,7 +52,14 @@ def missed_modes(rng_key: Array, draws: Draws, log_evidence: float, target: Targ
     start = jnp.asarray(flat.mean(axis=0))
     draw = prior_draw(target.model, target.args, target.kwargs, target.flatten_unconstrained)
     points = starting_points(points_key, draw, start, _NUM_POINTS)
-    modes = find_modes(lambda z, _: target.potential(z), points, ())
+
+    def potential(z: Array, _: PyTree) -> Array:
+        return target.potential(z)
+
+    # A cheap look first: most posteriors are log-concave, or all but.
+    if is_convex(potential, points, ()):
+        return None
+    modes = find_modes(potential, points, ())
     far = [j for j in range(len(modes.mass)) if _is_far(modes, j, flat)]
     if not far:
         return None

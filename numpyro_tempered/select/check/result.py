@@ -72,8 +72,9 @@ def advise(
         others = "" if is_alone else ", nor did other distributions that were tried"
         return (
             f"Draws of the fit do not cover its posterior (Pareto k {of_fit.divergences.pareto_k:.2f}){others}: "
-            "draws say neither how far off the fit is nor what is right. Fit full covariance if it has none, "
-            "write hierarchies non-centred (numpyro.infer.reparam.LocScaleReparam), or run NUTS."
+            "draws say neither how far off the fit is nor what is right. Fit full covariance if it has none, or "
+            "several Gaussians (fit_gaussian with num_components), write hierarchies non-centred "
+            "(numpyro.infer.reparam.LocScaleReparam), or run NUTS."
         )
     source = {
         "fit": "draws of the fit",
