@@ -118,6 +118,8 @@ def sandwich(
         A :class:`SandwichErrors`. Its table has a row for each number of each latent site, in its own units, with
 
         - ``mean``, ``sd``: of the fit;
+        - ``curvature_sd``: the standard deviation of the tempered posterior by its curvature at the mode: where
+          it is far above ``sd``, the guide is narrower than the posterior, as mean-field ones are;
         - ``sandwich_sd``: the standard deviation of its centre over samples of the data;
         - ``ratio``: the second over the first, with ``ratio_se``, its standard error over samples by the
           infinitesimal jackknife. It is 1 where the intervals of the fit cover what they say;
@@ -186,10 +188,13 @@ def sandwich(
         np.asarray(part, np.float64)
         for part in (parts.slopes, parts.prior_curvature, parts.power, parts.power_se)
     )
-    numbers = columns_of(moments.mean, moments.sd, of_sandwich.sd, prior_share(slopes, inverse, prior))
+    curvature_sd = np.sqrt(np.sum(slopes @ inverse * slopes, axis=1))
+    share = prior_share(slopes, inverse, prior)
+    numbers = columns_of(moments.mean, moments.sd, curvature_sd, of_sandwich.sd, share)
     numbers["ratio_se"] = numbers["ratio"] * 0.5 * power_se / power
-    sd, share = np.sqrt(np.diag(gaussian.cov)), prior_share(np.eye(len(centre)), inverse, prior)
-    coordinates = columns_of(centre, sd, np.sqrt(np.diag(covariance)), share)
+    of_guide, by_curvature, by_sandwich = (np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance))
+    share = prior_share(np.eye(len(centre)), inverse, prior)
+    coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)
     if decided := [name for name, part in zip(names, numbers["prior_share"], strict=True) if part > MOST_PRIOR]:
         warnings.warn(describe_prior(decided), stacklevel=3)
     advice = advise(names, numbers, units, len(centre), decided)

@@ -9,6 +9,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.report.arviz import ArviZData, assemble, dataset, versions
+from numpyro_tempered.select.alpha.coverage_report import list_names
 from numpyro_tempered.select.alpha.sandwich import least_data
 from numpyro_tempered.select.check.target import Target
 
@@ -16,7 +17,8 @@ from numpyro_tempered.select.check.target import Target
 MOST_PRIOR = 0.5
 # Of all tests together that a ratio is 1.
 LEVEL = 0.05
-MOST_LISTED = 4
+# The standard deviation by the curvature, over that of the fit, above which the guide is too narrow.
+NARROW_GUIDE = 1.2
 
 # Columns by name, and the names of their rows.
 Table: TypeAlias = tuple[Mapping[str, np.ndarray], Sequence[str]]
@@ -46,11 +48,17 @@ class SandwichErrors(NamedTuple):
 
 
 def columns_of(
-    mean: np.ndarray, sd: np.ndarray, sandwich_sd: np.ndarray, share: np.ndarray
+    mean: np.ndarray, sd: np.ndarray, curvature_sd: np.ndarray, sandwich_sd: np.ndarray, share: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The columns of a table; constants, such as the zeros of a triangular matrix, have no ratio."""
-    ratio = np.where(sd > 0, sandwich_sd / np.where(sd > 0, sd, 1.0), np.nan)
-    return {"mean": mean, "sd": sd, "sandwich_sd": sandwich_sd, "ratio": ratio, "prior_share": share}
+    return {
+        "mean": mean,
+        "sd": sd,
+        "curvature_sd": curvature_sd,
+        "sandwich_sd": sandwich_sd,
+        "ratio": np.where(sd > 0, sandwich_sd / np.where(sd > 0, sd, 1.0), np.nan),
+        "prior_share": share,
+    }
 
 
 def prior_share(slopes: np.ndarray, inverse: np.ndarray, prior: np.ndarray) -> np.ndarray:
@@ -100,14 +108,9 @@ def to_arviz(numbers: Table, coordinates: Table, alpha: float, units: int, advic
 def describe_prior(names: Sequence[str]) -> str:
     """A sentence on numbers on which the prior decides."""
     return (
-        f"the prior supplies most of what is known about {_list(names)}: the sandwich leaves its bias out, and "
-        "is no error bar there. Take the posterior's."
+        f"the prior supplies most of what is known about {list_names(names)}: the sandwich leaves its bias "
+        "out, and is no error bar there. Take the posterior's."
     )
-
-
-def _list(names: Sequence[str]) -> str:
-    first = ", ".join(names[:MOST_LISTED])
-    return first if len(names) <= MOST_LISTED else f"{first} and {len(names) - MOST_LISTED} others"
 
 
 def advise(
@@ -127,11 +130,17 @@ def advise(
         text += f" to {ratio[high]:.2f} +- {se[high]:.2f} ({names[high]})"
     text = f"Over samples of the data the centre of the fit varies {text} times as much as its sd says"
     z = norm.ppf(1.0 - 0.5 * LEVEL / len(order))
-    narrow = [k for k in order[::-1] if ratio[k] - z * se[k] > 1.0]
-    wide = [k for k in order if ratio[k] + z * se[k] < 1.0]
+    narrow = [int(k) for k in order[::-1] if ratio[k] - z * se[k] > 1.0]
+    wide = [int(k) for k in order if ratio[k] + z * se[k] < 1.0]
     for some, word in ((narrow, "narrow"), (wide, "wide")):
         if some:
-            text += f"; its intervals of {_list([names[k] for k in some])} are too {word}"
+            text += f"; its intervals of {list_names([names[k] for k in some])} are too {word}"
+    by_guide = [k for k in narrow if columns["curvature_sd"][k] > NARROW_GUIDE * columns["sd"][k]]
+    if by_guide:
+        text += (
+            f"; for {list_names([names[k] for k in by_guide])} that is the guide, narrower than the posterior: "
+            "take nt.linear_response or a full covariance first"
+        )
     if not narrow and not wide:
         text += "; none of it is more than sampling error"
     if units < least_data(num_latents):

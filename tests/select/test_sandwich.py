@@ -110,7 +110,8 @@ def test_of_a_linear_regression_it_is_the_formula_in_single_precision(errors):
     table = nt.table(errors)
     assert table.index.tolist() == ["beta[0]", "beta[1]", "beta[2]"]
     np.testing.assert_allclose(table["sandwich_sd"], np.sqrt(np.diag(want)), rtol=1e-4)
-    np.testing.assert_allclose(table["sd"], np.sqrt(np.diag(parts(X, Y, SCALES, 0.5)[0])), rtol=1e-3)
+    for name in ("sd", "curvature_sd"):
+        np.testing.assert_allclose(table[name], np.sqrt(np.diag(parts(X, Y, SCALES, 0.5)[0])), rtol=1e-3)
     np.testing.assert_allclose(table["ratio"], table["sandwich_sd"] / table["sd"])
     assert errors.alpha == 0.5
     assert errors.num_independent == 120
@@ -239,6 +240,22 @@ def test_where_the_model_is_right_the_ratio_is_one_within_its_error(x64):
     assert np.all(np.abs(table["ratio"] - 1.0) < 4.0 * table["ratio_se"])
     assert np.all(table["ratio_se"] < 0.03)
     assert "none of it is more than sampling error" in errors.advice
+
+
+@pytest.mark.full
+def test_a_guide_that_is_too_narrow_is_told_from_a_wrong_model():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(400, 1)) + 0.3 * rng.normal(size=(400, 3))
+    y = x.sum(axis=1) + NOISE * rng.normal(size=400)
+    fit = nt.fit_gaussian(KEY, regression, AutoNormal, x, y, scales=np.ones(3), expectation=ETA)
+    errors = nt.sandwich(KEY, fit)
+    table = nt.table(errors)
+    np.testing.assert_allclose(
+        table["curvature_sd"], np.sqrt(np.diag(parts(x, y, np.ones(3), 1.0)[0])), rtol=1e-3
+    )
+    assert np.all(table["curvature_sd"] > 2.0 * table["sd"])
+    assert "that is the guide, narrower than the posterior: take nt.linear_response" in errors.advice
+    assert "that is the guide" not in nt.sandwich(KEY, nt.linear_response(KEY, fit, expectation=ETA)).advice
 
 
 def hand_written(x, y, scales=SCALES):

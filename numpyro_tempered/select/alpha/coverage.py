@@ -224,7 +224,8 @@ def coverage_of(
     lags = estimate_of(task).lags if task.dependence.block == "auto" else (task.dependence.block or 1) - 1
     counts = resample_counts(resample_key, design.num_bootstrap, task.dependence, lags)
     weights = np.concatenate([np.ones((1, task.num_data)), np.asarray(counts)])
-    algorithm = build_method(method, temper(task.model, design.alpha), online=True)
+    # The power is an input of the fits: what a guide looks at to set itself up is one program for all powers.
+    algorithm = build_method(method, temper(task.model, 1.0), online=True)
     refit = _sample if isinstance(algorithm, MCMCKernel) else _fit
     refits, converged = refit(fit_key, task, method, algorithm, design, weights=weights)
     units = num_units(task.dependence, lags)

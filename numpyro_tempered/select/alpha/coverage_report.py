@@ -140,16 +140,17 @@ def advise(
     at = int(np.argmin(np.abs(levels - MAIN_LEVEL)))
     level, covers, errors = levels[at], coverage[:, at], se[:, at]
     low, high = int(np.argmin(covers)), int(np.argmax(covers))
-    text = f"In {num} resamples {level:.0%} intervals at alpha = {alpha:.3g} cover {_share(covers, errors, low)}"
+    share = _share(covers, errors, low)
+    text = f"In {num} resamples {100.0 * level:.3g}% intervals at alpha = {alpha:.3g} cover {share}"
     if len(names) > 1:
         text += f" ({names[low]}) to {_share(covers, errors, high)} ({names[high]})"
     limit = norm.ppf(1.0 - 0.5 * SIGNIFICANCE / len(names)) * np.sqrt(level * (1.0 - level) / num)
     narrow = np.flatnonzero(covers < level - limit)
     wide = np.flatnonzero(covers > level + limit)
     if not len(narrow) and not len(wide):
-        return f"{text}: no more from {level:.0%} than resampling explains."
+        return f"{text}: no more from {100.0 * level:.3g}% than resampling explains."
     clauses = [
-        f"too {word}{f' for {_list(names, some)}' if len(names) > 1 else ''}"
+        f"too {word}{f' for {list_names([names[int(k)] for k in some])}' if len(names) > 1 else ''}"
         for some, word in ((narrow, "narrow"), (wide, "wide"))
         if len(some)
     ]
@@ -161,13 +162,15 @@ def advise(
     if agree:
         power = alpha / np.mean(np.square(ratio))
         return f"{text}; where widths go as 1/sqrt(alpha), alpha = {power:.2g} would equal the two."
-    return f"{text}; no one power would equal the two for all numbers: see nt.sandwich, or a better noise model."
+    return f"{text}; no one power would equal the two for all numbers: see nt.sandwich."
 
 
 def _share(covers: np.ndarray, errors: np.ndarray, k: int) -> str:
     return f"{covers[k]:.0%} +- {100.0 * errors[k]:.1f}%"
 
 
-def _list(names: Sequence[str], some: np.ndarray) -> str:
-    first = ", ".join(names[k] for k in some[:MOST_LISTED])
-    return first if len(some) <= MOST_LISTED else f"{first} and {len(some) - MOST_LISTED} others"
+def list_names(names: Sequence[str]) -> str:
+    """Some names in words."""
+    more = len(names) - MOST_LISTED
+    first = ", ".join(names[:MOST_LISTED])
+    return first if more <= 0 else f"{first} and {more} other{'s' if more > 1 else ''}"
