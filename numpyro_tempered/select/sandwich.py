@@ -192,6 +192,7 @@ def sandwich(
     share = prior_share(slopes, inverse, prior)
     numbers = columns_of(moments.mean, moments.sd, curvature_sd, of_sandwich.sd, share)
     numbers["ratio_se"] = numbers["ratio"] * 0.5 * power_se / power
+    numbers["prior_share"] = numbers.pop("prior_share")
     of_guide, by_curvature, by_sandwich = (np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance))
     share = prior_share(np.eye(len(centre)), inverse, prior)
     coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)

@@ -465,6 +465,7 @@ def test_wrong_calls(fit):
         nt.sandwich(KEY, fit, plate="rows")
 
 
+@pytest.mark.full
 def test_single_precision_that_does_not_suffice_is_told():
     x = np.column_stack(
         [np.ones(50), np.linspace(0.0, 1.0, 50), np.linspace(0.0, 1.0, 50) + 1e-5 * RNG.normal(size=50)]

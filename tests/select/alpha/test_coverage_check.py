@@ -273,6 +273,7 @@ def test_options_out_of_range_are_refused(options, message):
         check_location(**{"alpha": 1.0, **options})
 
 
+@pytest.mark.full
 def test_what_cannot_be_resampled_is_refused():
     online = lambda model: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal)  # noqa: E731
     with pytest.raises(ValueError, match="resamples weigh the data, which a stream cannot"):
