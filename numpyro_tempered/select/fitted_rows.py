@@ -1,6 +1,6 @@
 """The rows of the data of a fit, and where their sandwich says nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -130,15 +130,17 @@ def check_estimate(estimate: Sandwich) -> None:
         )
 
 
-def check_centre(estimate: Sandwich, centre: np.ndarray, names: Sequence[str]) -> None:
+def check_centre(offset: np.ndarray, sd: np.ndarray) -> None:
     """Refuse a fit whose centre is not where its mode is.
+
+    Args:
+        offset: From one to the other, ``(d,)``.
+        sd: Of the posterior by its curvature, ``(d,)``.
 
     Raises:
         ValueError: With the distance.
     """
-    hessian = np.asarray(estimate.minimum.hessian, np.float64)
-    sd = np.sqrt(np.diag(np.linalg.solve(hessian, np.eye(len(hessian)))))
-    distance = np.abs(centre - np.asarray(estimate.minimum.point, np.float64)) / sd
+    distance = np.abs(offset) / sd
     if not np.max(distance) <= MAX_DISTANCE:
         raise ValueError(
             f"the centre of the fit is {np.max(distance):.2g} standard deviations from the mode of its "

@@ -43,15 +43,17 @@ class Parts(NamedTuple):
     """What is computed at the mode of the tempered posterior, for K numbers.
 
     Attributes:
-        estimate: The sandwich, with the prior in its curvature.
+        estimate: The sandwich, with the prior in its curvature, in coordinates z of the latents start + root z.
+        root: ``(d, d)``.
         influence: Of each datum on the mode, ``(n, d)``.
-        prior_curvature: Of minus the log-density of the prior, ``(d, d)``.
-        slopes: Of the numbers, ``(K, d)``.
+        prior_curvature: Of minus the log-density of the prior, ``(d, d)``, in z.
+        slopes: Of the numbers in z, ``(K, d)``.
         power_se: Standard errors of the inverse squared ratios of sandwich and inverse curvature, ``(K,)``.
         power: These themselves.
     """
 
     estimate: Sandwich
+    root: Array
     influence: Array
     prior_curvature: Array
     slopes: Array
@@ -178,23 +180,25 @@ def sandwich(
     parts = _compute(rows, target, centre)
     check_estimate(parts.estimate)
     units = check_units(rows, len(centre), int(parts.estimate.lags))
-    check_centre(parts.estimate, centre, names)
+    covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
+    check_centre(np.asarray(parts.root @ parts.estimate.minimum.point, np.float64), np.sqrt(np.diag(inverse)))
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
     warn_of_dependence(rows.rows, np.asarray(parts.influence), stacklevel=3, otherwise=otherwise)
-    covariance, inverse = _covariances(parts.estimate, rows.rows.dependence.num_data)
     q = Gaussian(centre, covariance)
     of_sandwich = moments_of(q, target.latents, _draws(draw_key, q, target, num_draws))
     slopes, prior, power, power_se = (
         np.asarray(part, np.float64)
         for part in (parts.slopes, parts.prior_curvature, parts.power, parts.power_se)
     )
-    curvature_sd = np.sqrt(np.sum(slopes @ inverse * slopes, axis=1))
-    share = prior_share(slopes, inverse, prior)
+    hessian = np.asarray(parts.estimate.minimum.hessian, np.float64)
+    inner = np.linalg.solve(hessian, np.eye(len(centre)))
+    curvature_sd = np.sqrt(np.sum(slopes @ inner * slopes, axis=1))
+    share = prior_share(slopes, inner, prior)
     numbers = columns_of(moments.mean, moments.sd, curvature_sd, of_sandwich.sd, share)
     numbers["ratio_se"] = numbers["ratio"] * 0.5 * power_se / power
     numbers["prior_share"] = numbers.pop("prior_share")
     of_guide, by_curvature, by_sandwich = (np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance))
-    share = prior_share(np.eye(len(centre)), inverse, prior)
+    share = prior_share(np.asarray(parts.root, np.float64), inner, prior)
     coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)
     if decided := [name for name, part in zip(names, numbers["prior_share"], strict=True) if part > MOST_PRIOR]:
         warnings.warn(describe_prior(decided), stacklevel=3)
@@ -234,36 +238,65 @@ def _moments_of_fit(
 
 
 def _compute(rows: FittedRows, target: Target, centre: np.ndarray) -> Parts:
-    """The sandwich at the mode that Newton's method reaches from the centre of the fit, with its derivatives."""
+    """The sandwich at the mode that Newton's method reaches from the centre of the fit, with its derivatives.
 
-    def numbers(theta: Array) -> Array:
-        return ravel_pytree(target.constrain(theta))[0]
+    In coordinates in which the curvature at the centre is the identity, as single precision has no digits left
+    for raw units and collinear columns otherwise.
+    """
+    instead = "Leave such sites out, or"
 
-    def compute(start: Array) -> Parts:
-        penalty = rows.penalty
-        estimate = sandwich_of(rows.losses, start, rows.rows.dependence, penalty=penalty)
+    def hessian(theta: Array) -> Array:
+        return jacobian(jax.grad(lambda theta: jnp.sum(rows.losses(theta)) + rows.penalty(theta)), theta)
+
+    def compute(start: Array, root: Array) -> Parts:
+        def losses(z: Array) -> Array:
+            return rows.losses(start + root @ z)
+
+        def penalty(z: Array) -> Array:
+            return rows.penalty(start + root @ z)
+
+        def numbers(z: Array) -> Array:
+            return ravel_pytree(target.constrain(start + root @ z))[0]
+
+        estimate = sandwich_of(losses, jnp.zeros_like(start), rows.rows.dependence, penalty=penalty)
         point = estimate.minimum.point
-        scores = jacobian(rows.losses, point)
+        scores = jacobian(losses, point)
         functional = power_of(numbers)
         return Parts(
             estimate,
-            jnp.linalg.solve(estimate.curvature, (scores - jnp.mean(scores, axis=0)).T).T,
+            root,
+            jnp.linalg.solve(estimate.curvature, (scores - jnp.mean(scores, axis=0)).T).T @ root.T,
             jacobian(jax.grad(penalty), point),
             jacobian(numbers, point),
-            sampling_se(rows.losses, estimate, functional, rows.rows.dependence, penalty=penalty),
+            sampling_se(losses, estimate, functional, rows.rows.dependence, penalty=penalty),
             functional(point, estimate.curvature, estimate.variance),
         )
 
     start = jnp.asarray(centre, jnp.result_type(float))
-    return jax.device_get(run_differentiated(compute, start, instead="Leave such sites out, or"))
+    at_centre = np.asarray(run_differentiated(hessian, start, instead=instead), np.float64)
+    root = jnp.asarray(_root(at_centre, float(jnp.finfo(start.dtype).eps)), start.dtype)
+    return jax.device_get(run_differentiated(compute, start, root, instead=instead))
 
 
-def _covariances(estimate: Sandwich, num_data: int) -> tuple[np.ndarray, np.ndarray]:
+def _root(hessian: np.ndarray, eps: float) -> np.ndarray:
+    """Coordinates in which a Hessian is the identity; scaled to its diagonal where it is not definite."""
+    size = np.abs(np.diag(hessian))
+    scale = np.sqrt(np.where(np.isfinite(size) & (size > 0), size, 1.0))
+    scaled = hessian / np.outer(scale, scale)
+    if not np.all(np.isfinite(scaled)) or np.linalg.eigvalsh(scaled)[0] <= len(scale) * eps:
+        return np.diag(1.0 / scale)
+    return np.linalg.solve(np.linalg.cholesky(scaled).T, np.eye(len(scale))) / scale[:, None]
+
+
+def _covariances(parts: Parts, num_data: int) -> tuple[np.ndarray, np.ndarray]:
     """The sandwich covariance and the inverse of the Hessian, ``(d, d)`` each, in double precision."""
-    hessian = np.asarray(estimate.minimum.hessian, np.float64)
-    inverse = np.linalg.solve(hessian, np.eye(len(hessian)))
-    inverse = 0.5 * (inverse + inverse.T)
-    return inverse @ (num_data * np.asarray(estimate.variance, np.float64)) @ inverse, inverse
+    hessian, variance, root = (
+        np.asarray(part, np.float64)
+        for part in (parts.estimate.minimum.hessian, parts.estimate.variance, parts.root)
+    )
+    half = np.linalg.solve(hessian, root.T).T
+    inverse = half @ root.T
+    return half @ (num_data * variance) @ half.T, 0.5 * (inverse + inverse.T)
 
 
 def _draws(rng_key: Array, q: Gaussian, target: Target, num_draws: int) -> np.ndarray:
