@@ -31,6 +31,7 @@ from numpyro_tempered.select.compare import compare
 from numpyro_tempered.select.loo import loo
 from numpyro_tempered.select.path import temper_path
 from numpyro_tempered.select.ranking import dyadic
+from numpyro_tempered.select.sandwich import SandwichErrors, sandwich
 from numpyro_tempered.sparse.predict import sparse_as_tempered_fit
 from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
@@ -47,6 +48,7 @@ __all__ = [
     "OnlineVI",
     "OnlineVIState",
     "Run",
+    "SandwichErrors",
     "TemperedELBO",
     "TemperedFit",
     "alpha",
@@ -77,6 +79,7 @@ __all__ = [
     "regret_ledger",
     "robust",
     "round_and_refit",
+    "sandwich",
     "select_alpha",
     "sparse",
     "sparse_as_tempered_fit",

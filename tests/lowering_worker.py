@@ -144,6 +144,7 @@ def run_svi(nt):
     for guide, expectation in ((AutoMultivariateNormal, None), (AutoNormal, gauss_hermite)):
         nt.fit_gaussian(jax.random.key(0), regression, guide, x, y, expectation=expectation)
     nt.linear_response(jax.random.key(2), fits["AutoNormal"])
+    nt.sandwich(jax.random.key(3), fits["AutoNormal"])
 
 
 def run_nuts(nt):
@@ -180,6 +181,7 @@ def run_alpha(nt):
             jax.random.key(0), regression, AutoMultivariateNormal, x, y, alphas=[0.25, 0.5], criterion=criterion
         )
     nt.alpha.calibrated_powers(jax.random.key(0), regression, x, y)
+    nt.alpha.check_coverage(jax.random.key(0), regression, AutoMultivariateNormal, x, y, num_bootstrap=20)
 
 
 OPTIONS = {"num_components": 2, "num_restarts": 2, "max_iter": 5, "tolerance": 1e6}

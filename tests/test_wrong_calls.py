@@ -73,6 +73,11 @@ CALLS = {
         lambda: nt.select_alpha(model, AutoNormal, X, Y),
         "rng_key select_alpha(rng_key",
     ),
+    "check_coverage without key": (
+        lambda: nt.alpha.check_coverage(model, AutoNormal, X, Y),
+        "rng_key check_coverage(rng_key",
+    ),
+    "sandwich without key": (lambda: nt.sandwich(fit_of_lists()), "rng_key TemperedFit sandwich(rng_key, fit"),
     "OnlineVI without key": (
         lambda: nt.OnlineVI(model, ONLINE_GUIDE).run(X, Y),
         "rng_key an array of shape (12, 2) OnlineVI.run(rng_key, *args)",

@@ -13,10 +13,13 @@ GROUPS = {
     "model_comparison": ("compare or select_num_components", "rank"),
     "alpha_selection": ("select_alpha", None),
     "calibrated_powers": ("select_alpha", None),
+    "coverage": ("alpha.check_coverage or select_alpha", None),
     "tempered_path": ("temper_path", None),
     "num_components_path": ("num_components_path", None),
     "regret": ("regret_ledger", "average"),
     "check": ("check_fit", None),
+    "sandwich": ("sandwich", None),
+    "sandwich_unconstrained": ("sandwich", None),
     "calibration": ("check_calibration", None),
 }
 
@@ -41,9 +44,14 @@ def table(data: "ArviZData | HoldsData", name: str | None = None) -> "pd.DataFra
                                                             pairs of family and number, best first
     alpha_selection       ``select_alpha``                  alphas, in order
     calibrated_powers     ``select_alpha``                  parameters, where asked for by ``name``
+    coverage              ``alpha.check_coverage``,         numbers and levels; of ``select_alpha`` where asked
+                          ``select_alpha``                  for by ``name``
     tempered_path         ``temper_path``                   alphas, in order
     num_components_path   ``num_components_path``           alphas and numbers of components, in order
     regret                ``regret_ledger``                 rules at the last round, least average loss first
+    check                 ``check_fit``                     numbers, in order
+    sandwich              ``sandwich``                      numbers, in order; ``sandwich_unconstrained`` has the
+                                                            coordinates
     calibration           ``check_calibration``             parameters and quantities, in order
     ===================== ================================= ======================================================
 

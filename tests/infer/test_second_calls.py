@@ -62,6 +62,10 @@ CALLS = {
         key, model, AutoNormal, *data(k), alphas=[0.5, 1.0], criterion=nt.alpha.safe_bayes(blocks=2)
     ),
     "temper_path": lambda key, k: nt.temper_path(key, model, AutoNormal, *data(k), alphas=[0.5, 1.0]),
+    "sandwich": lambda key, k: nt.sandwich(key, mean_field(key, k)),
+    "check_coverage": lambda key, k: nt.alpha.check_coverage(
+        key, model, AutoMultivariateNormal, *data(k), expectation=ETA, alpha=1.0 / (1.0 + k), num_bootstrap=20
+    ),
     "calibrated_powers": lambda key, k: nt.alpha.calibrated_powers(key, model, *data(k)),
     "compare": compare,
     "OnlineVI.update": update,

@@ -12,9 +12,9 @@ import numpyro_tempered as nt
 from numpyro_tempered.infer import settle_many
 from numpyro_tempered.infer.fixed_steps import full_size_steps
 from numpyro_tempered.select.alpha.base import Plan, Query, Task
-from numpyro_tempered.select.alpha.driver import insert_row
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, check_converged
 from numpyro_tempered.select.alpha.model_data import build_method, check_alphas
+from numpyro_tempered.select.alpha.report import insert_row
 
 KEY = jax.random.key(3)
 ALPHAS = np.array([0.5, 1.0])

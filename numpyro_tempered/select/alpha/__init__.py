@@ -2,6 +2,8 @@
 
 from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Draws, Plan, Verdict
 from numpyro_tempered.select.alpha.bootstrap_fisher import bootstrap_fisher
+from numpyro_tempered.select.alpha.coverage import check_coverage
+from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
 from numpyro_tempered.select.alpha.diagnostics import held_out, loo
 from numpyro_tempered.select.alpha.gpc import gpc
 from numpyro_tempered.select.alpha.independence import DependenceWarning
@@ -13,6 +15,7 @@ from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
 
 __all__ = [
     "AlphaChoice",
+    "CoverageCheck",
     "Criterion",
     "DependenceWarning",
     "Draws",
@@ -20,6 +23,7 @@ __all__ = [
     "Verdict",
     "bootstrap_fisher",
     "calibrated_powers",
+    "check_coverage",
     "coarsening",
     "gpc",
     "held_out",

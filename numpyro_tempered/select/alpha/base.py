@@ -22,8 +22,10 @@ from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.report.draws import as_run
-from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each, weigh_data
+from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
+from numpyro_tempered.select.alpha.data_weights import find_data, log_lik_of_each, refuse_powers, weigh_data
 from numpyro_tempered.select.alpha.dependence import Block, Dependence, read_dependence
+from numpyro_tempered.select.alpha.independence import Rows
 from numpyro_tempered.select.alpha.model_data import ModelData
 
 # A pytree of arrays, or None.
@@ -78,6 +80,7 @@ class Task(ModelData):
                 raise ValueError(
                     f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
                 )
+        refuse_powers(self.trace)
         self.num_data, self.dim = find_data(self.trace, plate)
         self.dependence = read_dependence(groups, block, self.num_data)
         # Of sandwich.estimate_of, for all criteria.
@@ -87,6 +90,11 @@ class Task(ModelData):
     def dim_latent(self) -> int:
         """Number of elements of all latents."""
         return sum(int(np.size(site["value"])) for site in latent_sites(self.trace).values())
+
+    @property
+    def rows(self) -> Rows:
+        """The data, to be looked at for signs of dependence."""
+        return Rows(self.trace, self.observed, (self.args, self.kwargs), self.dim, self.dependence)
 
     def reweighted(self, alpha: ArrayLike, weights: Array) -> Model:
         """The model at a power, with a weight ``(n,)`` for each datum."""
@@ -227,12 +235,15 @@ class AlphaChoice(NamedTuple):
         data: ArviZ data of that posterior, with the groups ``alpha_selection`` along the grid and
             ``calibrated_powers`` by parameter.
         advice: A sentence: the choice, its aim, and whether there is a need to temper.
+        coverage: What intervals at it cover in resamples, by :func:`numpyro_tempered.alpha.check_coverage`; None
+            unless ``select_alpha`` was called with ``coverage=True``.
     """
 
     alpha: float
     fit: Fit
     data: Any
     advice: str
+    coverage: CoverageCheck | None = None
 
     def as_run(self, *data: Any, num_samples: int = 1000, rng_key: Array | None = None, **kwargs: Any) -> Run:
         """Draws of the fit at the chosen alpha, for :func:`to_inference_data`."""

@@ -38,23 +38,32 @@ class weigh_data(Messenger):
         msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
 
 
-def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
-    """The number of data of a model, and the batch dimension along which they lie.
+def refuse_powers(trace: likelihood.Trace) -> None:
+    """Refuse a likelihood with powers or scales.
 
     Raises:
-        ValueError: If the observed sites have no plate in common and are not vectors of one length, have several
-            and none is named, lie in a scan, have powers or scales already, or latents lie in the plate.
+        ValueError: If a site has one.
     """
-    sites = likelihood.likelihood_sites(trace)
-    shapes = {}
-    for name, site in sites.items():
-        shapes[name] = jax.eval_shape(partial(likelihood.log_prob_of_each, site)).shape
+    for name, site in likelihood.likelihood_sites(trace).items():
         power = likelihood.weight(site)
         if jnp.ndim(power) or float(power) != 1.0:
             raise ValueError(
                 f"observed site {name!r} has the power or scale {power} already: pass the model without temper "
                 "and handlers.scale."
             )
+
+
+def find_data(trace: likelihood.Trace, plate: str | None) -> tuple[int, int]:
+    """The number of data of a model, and the batch dimension along which they lie.
+
+    Raises:
+        ValueError: If the observed sites have no plate in common and are not vectors of one length, have several
+            and none is named, lie in a scan, or latents lie in the plate.
+    """
+    sites = likelihood.likelihood_sites(trace)
+    shapes = {}
+    for name, site in sites.items():
+        shapes[name] = jax.eval_shape(partial(likelihood.log_prob_of_each, site)).shape
         if site.get("_control_flow_done"):
             raise ValueError(
                 f"observed site {name!r} is in a scan, whose data are not independent rows: none can be left "

@@ -9,7 +9,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_tempered.core.compilation import CLOCK, advise_cache
-from numpyro_tempered.core.labels import axis_labels
+from numpyro_tempered.core.labels import Labels, axis_labels
 from numpyro_tempered.core.progress import ProgressBar, progress_bars
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.gaussian.expectations import Expectation
@@ -17,9 +17,11 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.online import OnlineVI
 from numpyro_tempered.infer.svi import NUM_STEPS, TemperedFit
-from numpyro_tempered.report.arviz import ArviZData, Coords, Dims, dataset, with_group
+from numpyro_tempered.report.arviz import Coords, Dims
 from numpyro_tempered.report.inference_data import to_inference_data
 from numpyro_tempered.select.alpha.base import AlphaChoice, Criterion, Fits, Query, Task, Verdict
+from numpyro_tempered.select.alpha.coverage import LEVELS, NUM_BOOTSTRAP, NUM_DRAWS, STREAMS, Design, coverage_of
+from numpyro_tempered.select.alpha.coverage_report import CoverageCheck
 from numpyro_tempered.select.alpha.dependence import Block
 from numpyro_tempered.select.alpha.guides import (
     GuideOptions,
@@ -33,9 +35,9 @@ from numpyro_tempered.select.alpha.independence import warn_of_dependence
 from numpyro_tempered.select.alpha.mcmc import MCMCOptions, sample_all
 from numpyro_tempered.select.alpha.model_data import Method, build_method, check_alphas
 from numpyro_tempered.select.alpha.online import Streams
-from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage, find_coverage, powers_dataset
+from numpyro_tempered.select.alpha.powers import find_coverage
+from numpyro_tempered.select.alpha.report import insert_row, join_advice, posterior_columns, report
 from numpyro_tempered.select.alpha.safe_bayes import safe_bayes
-from numpyro_tempered.select.evidence import mean_se
 
 DEFAULT_GRID = np.geomspace(2.0**-6, 1.0, 10)
 
@@ -51,6 +53,7 @@ def select_alpha(
     plate: str | None = None,
     groups: ArrayLike | None = None,
     block: Block = None,
+    coverage: bool = False,
     num_samples: int = 1000,
     num_refit_samples: int = 200,
     num_steps: int = NUM_STEPS,
@@ -100,8 +103,9 @@ def select_alpha(
 
     The group ``calibrated_powers``, with dim ``parameter``, has the power at which the intervals of each
     parameter cover what they say, as :func:`numpyro_tempered.alpha.calibrated_powers` finds it, and what they
-    cover at the chosen alpha. It is left out where the curvature cannot tell, which the advice then says. The
-    other groups are those of the posterior at the chosen alpha.
+    cover at the chosen alpha. It is left out where the curvature cannot tell, which the advice then says. With
+    ``coverage=True`` the group ``coverage`` has what they cover in resamples of the rows. The other groups are
+    those of the posterior at the chosen alpha.
 
     Args:
         rng_key: Key of all fits and draws.
@@ -122,6 +126,9 @@ def select_alpha(
         block: For a series, in the order of time: how many successive data depend on each other, or ``"auto"`` to
             estimate it from the scores. Their variance is then that of Newey and West, resamples are of blocks,
             and SafeBayes keeps the order.
+        coverage: Whether to check by 200 resamples of the rows what intervals at the chosen alpha cover, as
+            :func:`numpyro_tempered.alpha.check_coverage` does with the same method; for guides and kernels. It
+            takes 201 fits more, side by side, and so several times as long as a selection by the curvature.
         num_samples: Draws of each posterior on all data; of each chain under MCMC.
         num_refit_samples: Guides: draws of each posterior on a part of the data.
         num_steps: Guides: the most steps of each fit, as of :func:`fit_svi`. All alphas end together, where all
@@ -185,8 +192,8 @@ def select_alpha(
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     algorithm = build_method(method, task.model, online=True)
-    estimate, coverage = find_coverage(task)
-    warn_of_dependence(task, estimate, stacklevel=2)
+    estimate, powers = find_coverage(task)
+    warn_of_dependence(task.rows, None if estimate is None else estimate.influence, stacklevel=2)
     judges = list(zip((criterion, *diagnostics), keys, strict=True))
     verdicts: list[Verdict] = []
     if criterion.plan is None and criterion.stream is None:
@@ -195,7 +202,7 @@ def select_alpha(
         # What no criterion looks at is not fitted unless it is asked for.
         grid = np.union1d(grid if judges or alphas is not None else [], [verdicts[0].alpha])
     if isinstance(algorithm, OnlineVI):
-        _check_streamed(judge for judge, _ in judges)
+        _check_streamed((judge for judge, _ in judges), coverage=coverage)
         streams = Streams(method_key, task, method, algorithm, grid)
         of_stream = grid, task.dependence, streams.losses
         verdicts += [judge.stream(key, *of_stream) for judge, key in judges if judge.stream is not None]
@@ -220,18 +227,18 @@ def select_alpha(
     fit, args, of_fit = fits.fit_at(fit_alphas.tolist().index(verdict.alpha))
     fit = fit._replace(coords=labels or None) if isinstance(fit, TemperedFit) else fit
     posterior = to_inference_data(fit, *args, num_samples=num_samples, coords=coords, dims=dims, **of_fit)
-    advice, powers = verdict.advice, None if isinstance(coverage, str) else coverage
-    if powers is None:
-        advice += f" Whether its intervals cover what they say is not known: {coverage}"
-    elif criterion.aim != "coverage":
-        advice += f" {advise_on_coverage(verdict.alpha, powers)}"
+    where = labels, coords or {}, dims or {}
+    check = _check_intervals(method_key, task, method, options, verdict.alpha, where) if coverage else None
+    advice = join_advice(criterion, verdict, powers, check)
     advise_cache("select_alpha", began)
     attrs = {"criterion": criterion.name, "aim": criterion.aim, "advice": advice, **verdict.attrs}
-    return AlphaChoice(verdict.alpha, fit, _report(posterior, grid, columns, powers, attrs), advice)
+    return AlphaChoice(verdict.alpha, fit, report(posterior, grid, columns, powers, check, attrs), advice, check)
 
 
-def _check_streamed(judges: Iterable[Criterion]) -> None:
-    """Refuse criteria that a stream cannot serve."""
+def _check_streamed(judges: Iterable[Criterion], *, coverage: bool) -> None:
+    """Refuse criteria and checks that a stream cannot serve."""
+    if coverage:
+        raise ValueError(f"coverage=True: {STREAMS}")
     if names := [judge.name for judge in judges if judge.stream is None]:
         raise ValueError(f"the criteria {names} weigh the data, which a stream cannot: take a guide or a kernel.")
 
@@ -255,44 +262,20 @@ def _fit_grid(rng_key: Array, task: Task, method: Method, query: Query, options:
         return fit_all(rng_key, task, Recipe(method, algorithm), query, options.guides, options.sizes)
 
 
-def _report(
-    posterior: ArviZData,
-    grid: np.ndarray,
-    columns: dict[str, np.ndarray],
-    powers: Powers | None,
-    attrs: dict[str, object],
-) -> ArviZData:
-    """The posterior at the chosen alpha with the groups along the grid and by parameter in front."""
-    attrs["selected"] = alpha = float(grid[columns["selected"]][0])
-    if powers is not None:
-        by_parameter = powers_dataset(powers, alpha, attrs)
-        posterior = with_group(posterior, "calibrated_powers", by_parameter, {})
-    selection = dataset(
-        columns,
-        coords={"alpha": grid.tolist()},
-        dims={name: ["alpha"] for name in columns},
-        attrs={**posterior.attrs, **attrs},
-    )
-    return with_group(posterior, "alpha_selection", selection, attrs)
-
-
-def posterior_columns(grid: np.ndarray, log_lik: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns from the draws of the log-likelihood of each posterior, ``(A, C, S)``."""
-    log_lik = np.asarray(log_lik, np.float64)
-    return {
-        "expected_log_lik": log_lik.mean(axis=(1, 2)),
-        "expected_log_lik_se": np.array([mean_se(draws, False)[1] for draws in log_lik]),
-        "effective_parameters": 2.0 * grid**2 * log_lik.var(axis=(1, 2), ddof=1),
-    }
-
-
-def insert_row(
-    grid: np.ndarray, columns: dict[str, np.ndarray], alpha: float, row: dict[str, np.ndarray]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The grid and its columns with a row for another alpha, NaN where the row has no value."""
-    grid = np.append(grid, alpha)
-    order = np.argsort(grid)
-    return grid[order], {name: np.append(v, row.get(name, np.nan))[order] for name, v in columns.items()}
+def _check_intervals(
+    rng_key: Array,
+    task: Task,
+    method: Method,
+    options: _Options,
+    alpha: float,
+    names: tuple[Labels, Coords, Dims],
+) -> CoverageCheck:
+    """What intervals at the chosen alpha cover in resamples."""
+    chains = options.mcmc._replace(num_samples=NUM_DRAWS, num_chains=1, chain_method="sequential")
+    design = Design(alpha, np.asarray(LEVELS), NUM_BOOTSTRAP, NUM_DRAWS, options.guides, chains)
+    labels, coords, dims = names
+    with progress_bars(options.progress_bar):
+        return coverage_of(jax.random.fold_in(rng_key, 2), task, method, design, labels, coords, dims=dims)
 
 
 def _check_criteria(criterion: Criterion, diagnostics: Sequence[Criterion]) -> None:

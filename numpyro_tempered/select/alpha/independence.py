@@ -2,13 +2,15 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.select.alpha.base import Task
-from numpyro_tempered.select.alpha.sandwich import Estimate
+from numpyro_tempered.core.typing import Array
+from numpyro_tempered.handlers.effects import Trace
+from numpyro_tempered.select.alpha.dependence import Dependence
 
 # A standard normal exceeds this once in 300,000 times.
 LEAST_Z = 4.5
@@ -28,18 +30,49 @@ class DependenceWarning(UserWarning):
     """
 
 
-def warn_of_dependence(task: Task, estimate: Estimate | None, stacklevel: int) -> None:
-    """Warn of rows that look dependent, unless ``groups`` or ``block`` say how."""
-    if task.dependence.labels is not None or task.dependence.block is not None:
+class Rows(NamedTuple):
+    """A model whose data are rows.
+
+    Attributes:
+        trace: Of the model.
+        observed: Observed values by site.
+        arguments: Of the model.
+        dim: Batch dimension along which the data lie.
+        dependence: Which data depend on each other.
+    """
+
+    trace: Trace
+    observed: dict[str, Array]
+    arguments: tuple
+    dim: int
+    dependence: Dependence
+
+
+def warn_of_dependence(
+    rows: Rows,
+    influence: np.ndarray | None,
+    stacklevel: int,
+    *,
+    otherwise: str = "Criteria take the rows for independent, and powers are too large where they are not.",
+) -> None:
+    """Warn of rows that look dependent, unless ``groups`` or ``block`` say how.
+
+    Args:
+        rows: The data.
+        influence: Of each datum on the estimate, ``(n, d)``; None where it has no derivatives.
+        stacklevel: As of ``warnings.warn``.
+        otherwise: What is wrong where the rows depend on each other.
+    """
+    if rows.dependence.labels is not None or rows.dependence.block is not None:
         return
     signs = []
-    if repeats := num_repeats(_columns(task)):
+    if repeats := num_repeats(_columns(rows)):
         signs.append(
-            f"{repeats} of {task.num_data} rows repeat others exactly, to the last digit. If they are copies, "
-            "leave them out, or give those of one row one label in groups="
+            f"{repeats} of {rows.dependence.num_data} rows repeat others exactly, to the last digit. If they are "
+            "copies, leave them out, or give those of one row one label in groups="
         )
-    if estimate is not None:
-        ratio, z = serial_ratio(estimate.influence)
+    if influence is not None:
+        ratio, z = serial_ratio(influence)
         k = int(np.argmax(np.where(ratio > LEAST_RATIO, z, -np.inf)))
         if ratio[k] > LEAST_RATIO and z[k] > LEAST_Z:
             signs.append(
@@ -49,27 +82,23 @@ def warn_of_dependence(task: Task, estimate: Estimate | None, stacklevel: int) -
                 "mean of the model; rows sorted by what is observed, as those of a table, are to be shuffled"
             )
     if signs:
-        warnings.warn(
-            f"{'; and '.join(signs)}. Criteria take the rows for independent, and powers are too large where "
-            "they are not.",
-            DependenceWarning,
-            stacklevel=stacklevel + 1,
-        )
+        warnings.warn(f"{'; and '.join(signs)}. {otherwise}", DependenceWarning, stacklevel=stacklevel + 1)
 
 
-def _columns(task: Task) -> list[np.ndarray]:
-    """The rows of all arrays of a task, ``(n, k)`` each: what the model observes, and its arguments."""
+def _columns(rows: Rows) -> list[np.ndarray]:
+    """The rows of all arrays, ``(n, k)`` each: what the model observes, and its arguments."""
+    num_data = rows.dependence.num_data
     # Batch dimensions are counted from those of events.
-    observed = [(value, task.dim - task.trace[name]["fn"].event_dim) for name, value in task.observed.items()]
-    arguments = [(value, 0) for value in jax.tree.leaves((task.args, task.kwargs))]
-    rows = []
+    observed = [(value, rows.dim - rows.trace[name]["fn"].event_dim) for name, value in rows.observed.items()]
+    arguments = [(value, 0) for value in jax.tree.leaves(rows.arguments)]
+    columns = []
     for value, axis in observed + arguments:
         if jnp.result_type(value) == jax.dtypes.prng_key:
             continue
         array = np.asarray(value)
-        if -array.ndim <= axis < array.ndim and array.shape[axis] == task.num_data:
-            rows.append(np.reshape(np.moveaxis(array, axis, 0), (task.num_data, -1)))
-    return rows
+        if -array.ndim <= axis < array.ndim and array.shape[axis] == num_data:
+            columns.append(np.reshape(np.moveaxis(array, axis, 0), (num_data, -1)))
+    return columns
 
 
 def num_repeats(arrays: Sequence[np.ndarray]) -> int:

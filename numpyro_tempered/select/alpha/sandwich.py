@@ -127,8 +127,12 @@ def flat_task(task: Task) -> Flat:
     )
 
 
-def run_differentiated(function: Callable[..., Values], *args: PyTree) -> Values:
+def run_differentiated(
+    function: Callable[..., Values], *args: PyTree, instead: str = "Take safe_bayes(), or"
+) -> Values:
     """:func:`run_program` for a function that differentiates a log-likelihood, two times or more.
+
+    ``instead`` begins what to do where that cannot be.
 
     Raises:
         ValueError: If JAX cannot.
@@ -137,8 +141,8 @@ def run_differentiated(function: Callable[..., Values], *args: PyTree) -> Values
         return run_program(function, *args)
     except TypeError as error:
         raise ValueError(
-            f"JAX cannot differentiate the log-likelihood as often as this needs ({error}). Take safe_bayes(), "
-            "or solve differential equations by a method that has derivatives in forward mode."
+            f"JAX cannot differentiate the log-likelihood as often as this needs ({error}). {instead} "
+            "solve differential equations by a method that has derivatives in forward mode."
         ) from error
 
 
@@ -148,38 +152,66 @@ def variance_of_scores(scores: Array, counts: Array, dependence: Dependence, lag
     return (product + product.T) / (2 * len(counts))
 
 
-def sandwich(losses: LossFunction, start: Array, dependence: Dependence | None = None) -> Sandwich:
-    """Minimum, J and I of the losses, of independent data by default; pure, without checks."""
-    minimum = minimise(losses, start)
+def centred(scores: Array, counts: Array) -> Array:
+    """The scores ``(n, d)`` less their mean, of data that occur ``counts`` ``(n,)`` times."""
+    return scores - counts @ scores / jnp.sum(counts)
+
+
+def sandwich(
+    losses: LossFunction,
+    start: Array,
+    dependence: Dependence | None = None,
+    *,
+    penalty: LossFunction | None = None,
+) -> Sandwich:
+    """Minimum, J and I of the losses, of independent data by default; pure, without checks.
+
+    A ``penalty``, such as minus the log-density of a prior, from ``(d,)`` to a number, is part of the sum that is
+    minimised, and of J. It is the same in all samples, so that the scores are those of the losses about their
+    mean, which is not 0 there.
+    """
+    terms = losses if penalty is None else lambda theta: jnp.append(losses(theta), penalty(theta))
+    minimum = minimise(terms, start)
     num_data = jax.eval_shape(losses, start).shape[0]
     dependence = Dependence(num_data) if dependence is None else dependence
     curvature = minimum.hessian / num_data
     factor = jnp.linalg.cholesky(curvature)
-    scores = jacobian(losses, minimum.point)
+    scores, counts = jacobian(losses, minimum.point), jnp.ones(num_data, start.dtype)
+    if penalty is not None:
+        scores = centred(scores, counts)
     lags = bandwidth(dependence, solve_triangular(factor, scores.T, lower=True).T)
-    variance = variance_of_scores(scores, jnp.ones(num_data, start.dtype), dependence, lags)
+    variance = variance_of_scores(scores, counts, dependence, lags)
     half = solve_triangular(factor, variance, lower=True)
     relative = solve_triangular(factor, half.T, lower=True)
     return Sandwich(minimum, curvature, variance, 1.0 / jnp.linalg.eigvalsh(relative)[::-1], lags)
 
 
 def sampling_se(
-    losses: LossFunction, estimate: Sandwich, functional: Functional, dependence: Dependence | None = None
+    losses: LossFunction,
+    estimate: Sandwich,
+    functional: Functional,
+    dependence: Dependence | None = None,
+    *,
+    penalty: LossFunction | None = None,
 ) -> Array:
     """Standard error over samples of the data of a functional of the minimiser, J and I, in its shape.
 
     The infinitesimal jackknife: the norm of the derivatives by the counts of single data, which move J and I
     themselves and through the minimiser, summed over data that depend on each other. The functional must not
-    change where all counts are doubled.
+    change where all counts are doubled, nearly so where a ``penalty`` is not.
     """
     point = estimate.minimum.point
     num_data = jax.eval_shape(losses, point).shape[0]
     dependence = Dependence(num_data) if dependence is None else dependence
 
     def value(counts: Array, theta: Array) -> Array:
-        curvature = jacobian(jax.grad(lambda t: counts @ losses(t)), theta) / num_data
-        variance = variance_of_scores(jacobian(losses, theta), counts, dependence, estimate.lags)
-        return functional(theta, curvature, variance)
+        def total(theta: Array) -> Array:
+            return counts @ losses(theta) + (0.0 if penalty is None else penalty(theta))
+
+        scores = jacobian(losses, theta)
+        scores = scores if penalty is None else centred(scores, counts)
+        variance = variance_of_scores(scores, counts, dependence, estimate.lags)
+        return functional(theta, jacobian(jax.grad(total), theta) / num_data, variance)
 
     at, pull = jax.vjp(value, jnp.ones(num_data, point.dtype), point)
     factor, scores = jnp.linalg.cholesky(estimate.minimum.hessian), jacobian(losses, point)

@@ -158,7 +158,7 @@ def check_fit(
         draws = draws_of_fit(own_key, tempered, target, num_draws)
         alpha = likelihood.common_alpha(target.trace)
     labels |= {dim: np.asarray(values) for dim, values in (coords or {}).items()}
-    names = number_labels(target, labels, dims or {})
+    names = number_labels(target.trace, labels, dims or {})
     of_fit = Reference("fit", draws, *divergences(draws.log_ratios))
     base, covers = _base(other_key, of_fit, target, reference)
     status = _status(base, covers)

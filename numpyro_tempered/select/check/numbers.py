@@ -6,29 +6,29 @@ import numpy as np
 
 from numpyro_tempered.core.labels import Labels
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.report.arviz import variable_name
 from numpyro_tempered.report.draws import plate_dims
-from numpyro_tempered.select.check.target import Target
 
 
-def number_labels(target: Target, coords: Labels, dims: Mapping[str, Sequence[str]]) -> list[str]:
+def number_labels(trace: Trace, coords: Labels, dims: Mapping[str, Sequence[str]]) -> list[str]:
     """Names of all numbers, as ``weights[age]``, in the order of the sites.
 
     Args:
-        target: The posterior.
+        trace: Of the model.
         coords: Labels by dimension.
         dims: Names of the dimensions by site; those of plates by default.
 
     Raises:
         ValueError: If ``dims`` names another number of dimensions than a site has, or no site.
     """
-    latents = likelihood.latent_sites(target.trace)
-    shapes = {name: np.shape(latents[name]["value"]) for name in target.names}
+    latents = likelihood.latent_sites(trace)
+    shapes = {name: np.shape(latents[name]["value"]) for name in sorted(latents)}
     if strange := sorted(set(dims) - set(shapes)):
         raise ValueError(f"dims names {strange}, which are not among the latent sites {sorted(shapes)}.")
     if wrong := {name: len(names) for name, names in dims.items() if len(names) != len(shapes[name])}:
         raise ValueError(f"dims names {wrong} dimensions, of sites of shapes {shapes}.")
-    named = {**plate_dims(target.trace, shapes, dims), **dims}
+    named = {**plate_dims(trace, shapes, dims), **dims}
     labels = []
     for name, shape in shapes.items():
         axes = [

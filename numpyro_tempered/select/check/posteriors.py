@@ -10,8 +10,9 @@ import numpy as np
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
-from numpyro_tempered.infer.settle_many import DATA_SETS, Settler
-from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw, unconverged
+from numpyro_tempered.infer.settle_many import DATA_SETS
+from numpyro_tempered.select.alpha.data_sets import fit_data_sets, pick, width_of
+from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, draw
 from numpyro_tempered.select.alpha.mcmc import LARGEST_R_HAT, ChainSampler, MCMCOptions
 from numpyro_tempered.select.alpha.model_data import Method, ModelData
 from numpyro_tempered.select.check.simulate import BATCH, Simulations, tempered_with_data
@@ -20,10 +21,6 @@ Values: TypeAlias = dict[str, Array]
 # From latents and data to all that is ranked, by name.
 Quantities: TypeAlias = Callable[[Values, Values], Values]
 
-# How often data sets are fitted whose fits do not converge, and the quorum of the later rounds.
-MOST_ROUNDS, LATER_QUORUM = 4, 0.5
-# Simulated numbers that are fitted side by side: 64 MiB in float32.
-MOST_NUMBERS = 2**24
 # Chains that run side by side wait for the longest of their trajectories.
 CHAINS = 50
 # The share of divergent transitions above which a chain has not converged.
@@ -82,34 +79,13 @@ def fit_guides(
     start_key, run_key, draw_key = jax.random.split(rng_key, 3)
     size = len(simulations.log_lik)
     inputs = (np.arange(size, dtype=np.int32), *(np.asarray(simulations.data[name]) for name in names))
-    width = min(size, max(1, MOST_NUMBERS * size // sum(part.size for part in inputs)))
 
     def model_of(_: Array, *values: Array) -> Model:
         return tempered_with_data(data, dict(zip(names, values, strict=True)), design.alpha)
 
-    def pick(numbers: np.ndarray) -> tuple[Array, ...]:
-        return jax.device_put(tuple(part[numbers] for part in inputs))
-
-    pending = np.arange(size)
-    fitter = build_settler(start_key, data, guide, model_of, pick(pending[:width]), options, batch=DATA_SETS)
-    params: Params | None = None
-    for _ in range(MOST_ROUNDS if isinstance(fitter, Settler) else 1):
-        failed = []
-        for some in np.split(pending, range(width, len(pending), width)):
-            run_key, key = jax.random.split(run_key)
-            # Programs have one size: a short part is filled up with copies.
-            fitted = fitter.fit(key, pick(np.resize(some, width)))
-            if params is None:
-                params = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), fitted.params)
-            for whole, part in zip(jax.tree.leaves(params), jax.tree.leaves(fitted.params), strict=True):
-                whole[some] = np.asarray(part)[: len(some)]
-            failed.append(some[unconverged(fitted.evidence)[: len(some)]])
-        is_stuck = sum(map(len, failed)) == len(pending)
-        pending = np.concatenate(failed)
-        if is_stuck or not len(pending):
-            break
-        fitter = fitter._replace(quorum=LATER_QUORUM) if isinstance(fitter, Settler) else fitter
-    params = jax.device_put(params)
+    first = pick(inputs, np.arange(width_of(inputs)))
+    fitter = build_settler(start_key, data, guide, model_of, first, options, batch=DATA_SETS)
+    params, converged = fit_data_sets(run_key, fitter, inputs)
 
     def ranks(keys: Array, params: Params, simulations: Simulations) -> Counts:
         def one(part: tuple[Array, Params, Simulations]) -> Counts:
@@ -125,7 +101,7 @@ def fit_guides(
 
     keys = jax.random.split(draw_key, size)
     counts = jax.device_get(run_program(ranks, keys, params, simulations))
-    return counts, ~np.isin(np.arange(size), pending)
+    return counts, converged
 
 
 def sample_chains(

@@ -333,12 +333,12 @@ def test_constant_entries_have_no_power():
 def silent(task):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_dependence(task, estimate_of(task), stacklevel=1)
+        warn_of_dependence(task.rows, estimate_of(task).influence, stacklevel=1)
 
 
 def test_copies_are_noticed():
     with pytest.warns(nt.alpha.DependenceWarning, match="200 of 250 rows repeat others exactly"):
-        warn_of_dependence(Task(location, KEY, (COPIES,), {}), None, stacklevel=1)
+        warn_of_dependence(Task(location, KEY, (COPIES,), {}).rows, None, stacklevel=1)
     silent(Task(location, KEY, (COPIES,), {}, groups=GROUPS))
 
 
@@ -351,7 +351,7 @@ def test_copies_of_vectors_that_the_model_holds_are_noticed():
             numpyro.sample("y", dist.MultivariateNormal(mean, jnp.eye(3)), obs=rows)
 
     with pytest.warns(nt.alpha.DependenceWarning, match="20 of 40 rows repeat others exactly"):
-        warn_of_dependence(Task(model, KEY, (), {}), None, stacklevel=1)
+        warn_of_dependence(Task(model, KEY, (), {}).rows, None, stacklevel=1)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from scipy import stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.settle_many import DATA_SETS
+from numpyro_tempered.select.alpha import data_sets
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler
 from numpyro_tempered.select.alpha.model_data import ModelData
 from numpyro_tempered.select.check import posteriors
@@ -445,7 +446,7 @@ def test_noise_of_the_fits_is_not_common_to_data_sets(guide):
 
 @pytest.mark.full
 def test_fits_that_do_not_fit_side_by_side_are_fitted_in_parts(monkeypatch, brief):
-    monkeypatch.setattr(posteriors, "MOST_NUMBERS", 8 * (NUM + 1))
+    monkeypatch.setattr(data_sets, "MOST_NUMBERS", 8 * (NUM + 1))
     parts = nt.check_calibration(KEY, normal_mean, AutoNormal, Y, alpha=0.5, num_simulations=20, num_draws=20)
     np.testing.assert_array_equal(parts.truths["theta"], brief.truths["theta"])
     assert np.corrcoef(parts.ranks["theta"], brief.ranks["theta"])[0, 1] > 0.95

@@ -1,0 +1,310 @@
+"""The sampling standard deviations of a fit, by the sandwich of curvature and scores."""
+
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from numpyro_tempered.core.batching import map_batches
+from numpyro_tempered.core.checks import check_count, key_first
+from numpyro_tempered.core.differentiation import jacobian
+from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.typing import Array, ArrayLike, Params
+from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
+from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
+from numpyro_tempered.report.arviz import Coords, Dims
+from numpyro_tempered.select.alpha.base import AlphaChoice
+from numpyro_tempered.select.alpha.dependence import Block
+from numpyro_tempered.select.alpha.independence import warn_of_dependence
+from numpyro_tempered.select.alpha.powers import power_of
+from numpyro_tempered.select.alpha.sandwich import Sandwich, run_differentiated, sampling_se
+from numpyro_tempered.select.alpha.sandwich import sandwich as sandwich_of
+from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.moments import Moments
+from numpyro_tempered.select.check.numbers import number_labels
+from numpyro_tempered.select.check.quadrature import moments_of
+from numpyro_tempered.select.check.target import BATCH, Target, law_of_guide, target_of_fit
+from numpyro_tempered.select.fitted_rows import FittedRows, check_centre, check_estimate, check_units, read_rows
+from numpyro_tempered.select.sandwich_report import (
+    MOST_PRIOR,
+    SandwichErrors,
+    advise,
+    columns_of,
+    coordinate_names,
+    describe_prior,
+    prior_share,
+    to_arviz,
+)
+
+
+class Parts(NamedTuple):
+    """What is computed at the mode of the tempered posterior, for K numbers.
+
+    Attributes:
+        estimate: The sandwich, with the prior in its curvature, in coordinates z of the latents start + root z.
+        root: ``(d, d)``.
+        influence: Of each datum on the mode, ``(n, d)``.
+        prior_curvature: Of minus the log-density of the prior, ``(d, d)``, in z.
+        slopes: Of the numbers in z, ``(K, d)``.
+        power_se: Standard errors of the inverse squared ratios of sandwich and inverse curvature, ``(K,)``.
+        power: These themselves.
+    """
+
+    estimate: Sandwich
+    root: Array
+    influence: Array
+    prior_curvature: Array
+    slopes: Array
+    power_se: Array
+    power: Array
+
+
+@key_first
+def sandwich(
+    rng_key: Array,
+    fit: TemperedFit | AlphaChoice,
+    *,
+    groups: ArrayLike | None = None,
+    block: Block = None,
+    plate: str | None = None,
+    num_draws: int = 4000,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
+) -> SandwichErrors:
+    r"""The standard deviations that the centre of a fit has over samples of the data, beside the fit's.
+
+    The standard deviations of a posterior are those of its centre over samples of the data where the model is
+    right, and others where it is wrong: counts that vary more than Poisson's, noise that is not the same for all
+    rows, rows that come in groups. A power cannot mend that for all latents at once. With the losses
+    :math:`\ell_i = -\log p(y_i \mid \theta)` of n independent rows, the scores :math:`s_i = \nabla \ell_i`, and
+
+    .. math:: \hat\theta = \arg\min_\theta\; \alpha \sum_i \ell_i - \log \pi, \qquad
+              \Sigma = H^{-1} J H^{-1}, \qquad
+              H = \alpha \sum_i \nabla^2 \ell_i - \nabla^2 \log \pi, \qquad
+              J = \alpha^2 \sum_i (s_i - \bar s)(s_i - \bar s)^\top,
+
+    all at :math:`\hat\theta` on the unconstrained scale, Σ is the covariance of :math:`\hat\theta`, **the mode of
+    the tempered posterior**, over samples of rows from their true distribution, whatever that is. It is about the
+    parameters that this distribution asks for, those nearest to it in Kullback-Leibler divergence. The mean of a
+    Gaussian fit is that mode but for terms of the order 1/n, so that Σ is its covariance too: of a mean-field fit
+    as well, whose means are mostly good.
+
+    **The prior** is the same in all samples: it is part of H, and no part of J. So Σ is the variance of an
+    estimate that the prior pulls, and has nothing of its bias. Where the prior supplies most of what is known
+    about a number (``prior_share`` above 1/2) the sandwich is no error bar, and a warning says so. Without a
+    prior α cancels: the sandwich of a tempered fit is that of the untempered one.
+
+    **Assumed** are rows that are independent of each other, or in independent ``groups``, or in a series with
+    ``block``; many of them for the d latents; a density with two derivatives; and a posterior near Gaussian.
+    There is no correction for few rows: for linear regression without a prior, Σ is White's HC0, with groups the
+    cluster-robust CR0, which are too small by about a factor of :math:`(1 - d/n)^{1/2}` in standard deviations.
+
+    Constrained numbers, such as a scale, have the moments of that Gaussian through their transformation, as those
+    of the fit.
+
+    Args:
+        rng_key: For draws, which numbers need that are functions of several coordinates, such as proportions.
+        fit: A :class:`TemperedFit` with any continuous guide, at any power, or the choice of
+            :func:`select_alpha`.
+        groups: Of rows that depend on each other, a label for each, as for ``select_alpha``: scores are summed
+            within groups.
+        block: Of a series, as for ``select_alpha``: J is that of Newey and West.
+        plate: Name of the plate whose rows are the data, where there are several.
+        num_draws: Draws of the fit and of the Gaussian with covariance Σ, at least 100.
+        coords: Labels by dimension, for the names of the numbers.
+        dims: Names of the dimensions by site.
+
+    Returns:
+        A :class:`SandwichErrors`. Its table has a row for each number of each latent site, in its own units, with
+
+        - ``mean``, ``sd``: of the fit;
+        - ``curvature_sd``: the standard deviation of the tempered posterior by its curvature at the mode: where
+          it is far above ``sd``, the guide is narrower than the posterior, as mean-field ones are;
+        - ``sandwich_sd``: the standard deviation of its centre over samples of the data;
+        - ``ratio``: the second over the first, with ``ratio_se``, its standard error over samples by the
+          infinitesimal jackknife. It is 1 where the intervals of the fit cover what they say;
+        - ``prior_share``: the part of the information about the number that is the prior's.
+
+        ``nt.table(errors, "sandwich_unconstrained")`` has the same for the unconstrained coordinates.
+
+    Raises:
+        TypeError: If ``fit`` is none of these.
+        ValueError: If there are fewer than d + 2 independent rows or groups; the data are not rows of one plate
+            or vectors, are a subsample, or have weights or several powers; latents are local, discrete or points;
+            the model has params, or likelihoods with kinks; the tempered posterior has no mode near the fit.
+
+    Warns:
+        DependenceWarning: If rows repeat others exactly or the scores of successive rows are correlated, and
+            neither ``groups`` nor ``block`` is given.
+        UserWarning: If the prior decides on a number.
+
+    References:
+        H. White, *Maximum likelihood estimation of misspecified models*, Econometrica 1982; B. Kleijn and A. van
+        der Vaart, *The Bernstein-von-Mises theorem under misspecification*, Electronic Journal of Statistics
+        2012; U. Müller, *Risk of Bayesian inference in misspecified models, and the sandwich covariance matrix*,
+        Econometrica 2013. NW for series.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> import numpyro_tempered as nt
+        >>> def model(y):
+        ...     theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+        ...     with numpyro.plate("n", len(y)):
+        ...         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        >>> y = 2.0 * jnp.array([-1.0, 1.0] * 10)  # standard deviation 2, where the model has 1
+        >>> fit = nt.fit_gaussian(jax.random.key(0), model, AutoNormal, y)
+        >>> errors = nt.sandwich(jax.random.key(1), fit)
+        >>> nt.table(errors)[["sd", "sandwich_sd", "ratio"]].round(2)
+                  sd  sandwich_sd  ratio
+        number
+        theta   0.22         0.45    2.0
+    """
+    check_count(num_draws, "num_draws", 100)
+    if isinstance(fit, AlphaChoice) and isinstance(fit.fit, TemperedFit):
+        fit = fit.fit
+    if not isinstance(fit, TemperedFit):
+        raise TypeError(
+            f"sandwich takes a TemperedFit of fit_svi, fit_gaussian or linear_response, got {type(fit).__name__}."
+            " Of a model without a fit nt.alpha.calibrated_powers has such standard deviations."
+        )
+    fit_key, draw_key = jax.random.split(rng_key)
+    target = target_of_fit(fit)
+    rows = read_rows(fit, target, plate, groups, block)
+    gaussian, moments, centre = _moments_of_fit(fit_key, fit, target, num_draws)
+    labels = {**(fit.coords or {}), **{dim: np.asarray(values) for dim, values in (coords or {}).items()}}
+    names = number_labels(target.trace, labels, dims or {})
+    check_units(rows, len(centre), 0)
+    parts = _compute(rows, target, centre)
+    check_estimate(parts.estimate)
+    units = check_units(rows, len(centre), int(parts.estimate.lags))
+    covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
+    check_centre(np.asarray(parts.root @ parts.estimate.minimum.point, np.float64), np.sqrt(np.diag(inverse)))
+    otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
+    warn_of_dependence(rows.rows, np.asarray(parts.influence), stacklevel=3, otherwise=otherwise)
+    q = LocationScale(centre, covariance)
+    of_sandwich = moments_of(q, target.latents, _draws(draw_key, q, target, num_draws))
+    slopes, prior, power, power_se = (
+        np.asarray(part, np.float64)
+        for part in (parts.slopes, parts.prior_curvature, parts.power, parts.power_se)
+    )
+    hessian = np.asarray(parts.estimate.minimum.hessian, np.float64)
+    inner = np.linalg.solve(hessian, np.eye(len(centre)))
+    curvature_sd = np.sqrt(np.sum(slopes @ inner * slopes, axis=1))
+    share = prior_share(slopes, inner, prior)
+    numbers = columns_of(moments.mean, moments.sd, curvature_sd, of_sandwich.sd, share)
+    numbers["ratio_se"] = numbers["ratio"] * 0.5 * power_se / power
+    numbers["prior_share"] = numbers.pop("prior_share")
+    of_guide, by_curvature, by_sandwich = (np.sqrt(np.diag(cov)) for cov in (gaussian.cov, inverse, covariance))
+    share = prior_share(np.asarray(parts.root, np.float64), inner, prior)
+    coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)
+    if decided := [name for name, part in zip(names, numbers["prior_share"], strict=True) if part > MOST_PRIOR]:
+        warnings.warn(describe_prior(decided), stacklevel=3)
+    advice = advise(names, numbers, units, len(centre), decided)
+    data = to_arviz((numbers, names), (coordinates, coordinate_names(target, names)), rows.alpha, units, advice)
+    ratios = numbers["ratio"][np.isfinite(numbers["ratio"])]
+    return SandwichErrors(advice, rows.alpha, units, (float(ratios.min()), float(ratios.max())), covariance, data)
+
+
+def _moments_of_fit(
+    rng_key: Array, fit: TemperedFit, target: Target, num_draws: int
+) -> tuple[LocationScale, Moments, np.ndarray]:
+    """The Gaussian of a fit in unconstrained coordinates, the moments of its numbers, and its centre.
+
+    Raises:
+        ValueError: If a latent is a point.
+    """
+    where = target.args, target.kwargs
+    guide, params = gaussian_of_laplace(fit.guide, fit.model, fit.params, rng_key, *where)
+    if has_point_mass(rng_key, guide, params, *where):
+        raise ValueError(
+            f"the guide {type(fit.guide).__name__} has a latent that is a point, without a standard deviation: "
+            "fit a guide with a scale."
+        )
+    values = sample_posterior(fit, rng_key, num_draws)
+    values = {name: values[name] for name in target.names}
+
+    def flatten(values: Params) -> tuple[Array, Array]:
+        return map_batches(lambda draw: (target.flatten(draw), ravel_pytree(draw)[0]), values, BATCH)
+
+    flat, numbers = (np.asarray(part, np.float64) for part in run_program(flatten, values))
+    gaussian = law_of_guide(guide, params)
+    moments = moments_of(gaussian, target.latents, numbers)
+    if gaussian is None:
+        gaussian = LocationScale(flat.mean(axis=0), np.atleast_2d(np.cov(flat.T)))
+    return gaussian, moments, gaussian.loc
+
+
+def _compute(rows: FittedRows, target: Target, centre: np.ndarray) -> Parts:
+    """The sandwich at the mode that Newton's method reaches from the centre of the fit, with its derivatives.
+
+    In coordinates in which the curvature at the centre is the identity, as single precision has no digits left
+    for raw units and collinear columns otherwise.
+    """
+    instead = "Leave such sites out, or"
+
+    def hessian(theta: Array) -> Array:
+        return jacobian(jax.grad(lambda theta: jnp.sum(rows.losses(theta)) + rows.penalty(theta)), theta)
+
+    def compute(start: Array, root: Array) -> Parts:
+        def losses(z: Array) -> Array:
+            return rows.losses(start + root @ z)
+
+        def penalty(z: Array) -> Array:
+            return rows.penalty(start + root @ z)
+
+        def numbers(z: Array) -> Array:
+            return ravel_pytree(target.constrain(start + root @ z))[0]
+
+        estimate = sandwich_of(losses, jnp.zeros_like(start), rows.rows.dependence, penalty=penalty)
+        point = estimate.minimum.point
+        scores = jacobian(losses, point)
+        functional = power_of(numbers)
+        return Parts(
+            estimate,
+            root,
+            jnp.linalg.solve(estimate.curvature, (scores - jnp.mean(scores, axis=0)).T).T @ root.T,
+            jacobian(jax.grad(penalty), point),
+            jacobian(numbers, point),
+            sampling_se(losses, estimate, functional, rows.rows.dependence, penalty=penalty),
+            functional(point, estimate.curvature, estimate.variance),
+        )
+
+    start = jnp.asarray(centre, jnp.result_type(float))
+    at_centre = np.asarray(run_differentiated(hessian, start, instead=instead), np.float64)
+    root = jnp.asarray(_root(at_centre, float(jnp.finfo(start.dtype).eps)), start.dtype)
+    return jax.device_get(run_differentiated(compute, start, root, instead=instead))
+
+
+def _root(hessian: np.ndarray, eps: float) -> np.ndarray:
+    """Coordinates in which a Hessian is the identity; scaled to its diagonal where it is not definite."""
+    size = np.abs(np.diag(hessian))
+    scale = np.sqrt(np.where(np.isfinite(size) & (size > 0), size, 1.0))
+    scaled = hessian / np.outer(scale, scale)
+    if not np.all(np.isfinite(scaled)) or np.linalg.eigvalsh(scaled)[0] <= len(scale) * eps:
+        return np.diag(1.0 / scale)
+    return np.linalg.solve(np.linalg.cholesky(scaled).T, np.eye(len(scale))) / scale[:, None]
+
+
+def _covariances(parts: Parts, num_data: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sandwich covariance and the inverse of the Hessian, ``(d, d)`` each, in double precision."""
+    hessian, variance, root = (
+        np.asarray(part, np.float64)
+        for part in (parts.estimate.minimum.hessian, parts.estimate.variance, parts.root)
+    )
+    half = np.linalg.solve(hessian, root.T).T
+    inverse = half @ root.T
+    return half @ (num_data * variance) @ half.T, 0.5 * (inverse + inverse.T)
+
+
+def _draws(rng_key: Array, q: LocationScale, target: Target, num_draws: int) -> np.ndarray:
+    """Numbers at draws of a Gaussian whose covariance may be singular, ``(num_draws, K)``."""
+    values, axes = np.linalg.eigh(q.cov)
+    root = axes * np.sqrt(np.maximum(values, 0.0))
+    noise = np.asarray(jax.random.normal(rng_key, (num_draws, len(q.loc))), np.float64)
+    z = jnp.asarray(q.loc + noise @ root.T, jnp.result_type(float))
+    numbers = run_program(lambda z: map_batches(lambda one: ravel_pytree(target.constrain(one))[0], z, BATCH), z)
+    return np.asarray(numbers, np.float64)
