@@ -12,8 +12,6 @@ import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from numpyro_tempered.core.batching import map_batches
-from numpyro_tempered.core.differentiation import hessian_product
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, PyTree
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
@@ -22,8 +20,6 @@ from numpyro_tempered.infer.mode import find_mode
 
 # Modes nearer than this, in standard deviations at the better one, are one.
 _SAME = 0.5
-# Eigenvalues of a Hessian above minus this, of the largest, are rounding.
-_FLAT = 1e-3
 # Components that share a mode start this much narrower, about draws of it.
 _SHARED = 0.7
 
@@ -94,29 +90,6 @@ def prior_draw(
         return flatten({name: biject_to(site["fn"].support).inv(site["value"]) for name, site in sites.items()})
 
     return draw
-
-
-def is_convex(potential: Callable[[Array, PyTree], Array], points: np.ndarray, data: PyTree) -> bool:
-    """Whether minus a log-density bends upwards at many points, and between the first and the others.
-
-    Between two modes it bends downwards somewhere. A density that does so nowhere has one.
-    """
-    ways = np.linspace(0.0, 1.0, len(points), dtype=points.dtype)[:, None]
-    between = points[:1] + ways * (points - points[:1])
-
-    def lowest(point: Array, data: PyTree) -> tuple[Array, Array]:
-        slopes = jax.grad(lambda theta: potential(theta, data))
-        basis = jnp.eye(point.shape[0], dtype=point.dtype)
-        hessian = map_batches(lambda v: hessian_product(slopes, point, v), basis, 32)
-        scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(point.dtype).tiny))
-        values = jnp.linalg.eigvalsh(hessian / scale / scale[:, None])
-        return values[0], values[-1]
-
-    def all_of_them(points: Array, data: PyTree) -> tuple[Array, Array]:
-        return jax.lax.map(lambda point: lowest(point, data), points)
-
-    least, most = (np.asarray(part) for part in run_program(all_of_them, np.concatenate([points, between]), data))
-    return bool(np.all(least >= -_FLAT * np.maximum(most, 1.0)))
 
 
 def find_modes(potential: Callable[[Array, PyTree], Array], points: np.ndarray, data: PyTree) -> Modes:

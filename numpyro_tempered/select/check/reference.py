@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, dense
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT
@@ -50,7 +50,14 @@ class Reference(NamedTuple):
 
 def curvature(target: Target, at: np.ndarray) -> np.ndarray:
     """The Hessian of the potential, ``(d, d)``."""
-    return np.asarray(run_program(jax.hessian(target.potential), jnp.asarray(at)), np.float64)
+    (matrix,) = curvatures(target, jnp.asarray(at)[None])
+    return matrix
+
+
+def curvatures(target: Target, points: Array) -> np.ndarray:
+    """The Hessians at several points ``(S, d)``, ``(S, d, d)``, by the program for one."""
+    program = compile_once(jax.hessian(target.potential), points[0])
+    return np.stack([np.asarray(program(point), np.float64) for point in points])
 
 
 def has_chi_square(hessian: np.ndarray, q: LocationScale) -> bool:
