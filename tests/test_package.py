@@ -35,6 +35,7 @@ BRIDGES = {"ppca/model.py"}
 LAZY = {
     "core": {"pyarrow"},
     "handlers": {"funsor"},
+    "infer": {"optax"},
     "report": {"arviz", "arviz_stats", "xarray"},
     "theory": {"scipy"},
     "select": {"arviz", "arviz_stats", "scipy", "xarray"},

@@ -1,17 +1,20 @@
-"""AutoGuides that start at the prior, for the online rules, and one for sparse priors."""
+"""AutoGuides that start at the prior for the online rules, and others for networks and for sparse priors."""
 
 from numpyro_tempered.infer.guides.any_family import AutoOnlineGuide, AutoOnlineLowRankNormal
 from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
+from numpyro_tempered.infer.guides.network import AutoNetworkNormal, init_by_fan_in
 from numpyro_tempered.infer.guides.online import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 
 __all__ = [
     "NUM_PRIOR_DRAWS",
+    "AutoNetworkNormal",
     "AutoOnlineDiagonalNormal",
     "AutoOnlineGuide",
     "AutoOnlineLowRankNormal",
     "AutoOnlineMultivariateNormal",
     "AutoSpikeAndSlab",
     "LowRankPrecisionNormal",
+    "init_by_fan_in",
 ]
