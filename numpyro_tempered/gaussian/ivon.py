@@ -140,9 +140,9 @@ def step(
     prior_precision: PyTree = 0.0,
     b1: float = 0.9,
     b2: Scalar = 0.99999,
-    clip_radius: Scalar = jnp.inf,
-    clip_deviations: Scalar = jnp.inf,
-    clip_change: Scalar = jnp.inf,
+    clip_radius: Scalar = math.inf,
+    clip_deviations: Scalar = math.inf,
+    clip_change: Scalar = math.inf,
 ) -> tuple[PyTree, IvonState]:
     r"""The direction to subtract from the mean, times the step size, and the next state.
 
@@ -163,12 +163,12 @@ def step(
 
     def leaf(g: Array, product: Array, u: Array, p: Array, s: Array, pull: Array) -> tuple[Array, Array, Array]:
         change = (1.0 - jnp.asarray(b2, p.dtype)) * (product * p + s - p)
-        if clip_change is not jnp.inf:
+        if not _is_infinite(clip_change):
             change = jnp.clip(change, -clip_change * p, clip_change * p)
         precision = p + change + 0.5 * change * change / p
         momentum = b1 * u + (1.0 - b1) * g
         direction = (momentum / debias.astype(p.dtype) + pull) / precision
-        if clip_radius is not jnp.inf or clip_deviations is not jnp.inf:
+        if not (_is_infinite(clip_radius) and _is_infinite(clip_deviations)):
             radius = jnp.minimum(clip_radius, clip_deviations * jax.lax.rsqrt(precision))
             direction = jnp.clip(direction, -radius, radius)
         return direction, momentum, precision
@@ -185,13 +185,17 @@ def step(
     return direction, IvonState(num_steps, momentum, precision)
 
 
+def _is_infinite(clip: Scalar) -> bool:
+    return isinstance(clip, float) and math.isinf(clip)
+
+
 def at(schedule: Schedule, count: Array) -> Scalar:
     """The value of a number or a callable at a count."""
     return schedule(count) if callable(schedule) else schedule
 
 
-def check_rates(b1: float, b2: Schedule, clip_radius: float) -> None:
-    """Refuse rates out of range.
+def check_rates(b1: float, b2: Schedule, **clips: float) -> None:
+    """Refuse rates and largest steps out of range.
 
     Raises:
         TypeError: If one is not a number.
@@ -200,4 +204,5 @@ def check_rates(b1: float, b2: Schedule, clip_radius: float) -> None:
     check_number(b1, "b1", "[0, 1)")
     if not callable(b2):
         check_number(b2, "b2", "[0, 1)")
-    check_number(clip_radius, "clip_radius", "(0, inf]")
+    for name, value in clips.items():
+        check_number(value, name, "(0, inf]")

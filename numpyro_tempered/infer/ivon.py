@@ -53,7 +53,7 @@ class IVON(NumPyroOptim):
         b2: :math:`\beta_2`, a number or a callable of the count of steps; None for a window
             :math:`1/(1 - \beta_2)` of ten passes over the data, by the guide's subsampling plates, and at least
             100 steps and a quarter of those so far. The paper's 0.99999 leaves scales as they are for 10⁵ steps.
-        clip: The largest entry of :math:`\sigma' u'`: a mean moves at most ρ times as many standard deviations.
+        clip_deviations: The largest entry of :math:`\sigma' u'`: a mean moves at most ρ times as many standard deviations.
 
     Raises:
         TypeError: If the guide is another, or, at the first update, for the loss ``ExpectedNLL``.
@@ -85,7 +85,7 @@ class IVON(NumPyroOptim):
         *,
         b1: float = 0.9,
         b2: Schedule | None = None,
-        clip: float = 0.3,
+        clip_deviations: float = 0.3,
     ) -> None:
         if not isinstance(guide, AutoNormal | AutoDiagonalNormal):
             raise TypeError(
@@ -94,7 +94,7 @@ class IVON(NumPyroOptim):
             )
         if not callable(step_size):
             check_number(step_size, "step_size", "(0, inf)")
-        ivon.check_rates(b1, 0.0 if b2 is None else b2, clip)
+        ivon.check_rates(b1, 0.0 if b2 is None else b2, clip_deviations=clip_deviations)
         transform = biject_to(guide.scale_constraint)
 
         def init(params: Params) -> tuple[Params, IvonState, Params]:
@@ -124,7 +124,7 @@ class IVON(NumPyroOptim):
                 inner,
                 b1=b1,
                 b2=rate,
-                clip_deviations=clip,
+                clip_deviations=clip_deviations,
                 clip_change=CHANGE,
             )
             size = ivon.at(step_size, count)
@@ -203,6 +203,7 @@ def scale_by_ivon(
     b1: float = 0.9,
     b2: Schedule = 0.99999,
     clip_radius: float = math.inf,
+    clip_deviations: float = math.inf,
 ) -> GradientTransformationExtraArgs:
     r"""IVON (Shen24) as a gradient transformation of optax, for a loss that is a mean over data.
 
@@ -223,6 +224,7 @@ def scale_by_ivon(
         b2: :math:`\beta_2`, of the average of curvatures; a number or a callable of the count of steps. The
             variances are those of the start for the first 1/(1 - b2) steps.
         clip_radius: The largest entry of the direction.
+        clip_deviations: The same in standard deviations of the posterior: 0.3 is the default of :class:`IVON`.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs``, whose state is an :class:`IvonState`. It holds momentum and
@@ -257,7 +259,7 @@ def scale_by_ivon(
 
     weight = alpha * check_number(num_data, "num_data", "(0, inf)")
     check_number(weight, "alpha", "[0, inf)")
-    ivon.check_rates(b1, b2, clip_radius)
+    ivon.check_rates(b1, b2, clip_radius=clip_radius, clip_deviations=clip_deviations)
     for name, prior in (("prior_precision", prior_precision), ("init_precision", init_precision)):
         if not callable(prior):
             jax.tree.map(lambda value, name=name: check_numbers(value, name, "[0, inf)"), prior)
@@ -291,6 +293,7 @@ def scale_by_ivon(
             b1=b1,
             b2=ivon.at(b2, state.num_steps),
             clip_radius=clip_radius,
+            clip_deviations=clip_deviations,
         )
 
     return GradientTransformationExtraArgs(init, update)
