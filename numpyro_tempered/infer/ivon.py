@@ -53,7 +53,8 @@ class IVON(NumPyroOptim):
         b2: :math:`\beta_2`, a number or a callable of the count of steps; None for a window
             :math:`1/(1 - \beta_2)` of ten passes over the data, by the guide's subsampling plates, and at least
             100 steps and a quarter of those so far. The paper's 0.99999 leaves scales as they are for 10⁵ steps.
-        clip_deviations: The largest entry of :math:`\sigma' u'`: a mean moves at most ρ times as many standard deviations.
+        clip_deviations: The largest entry of :math:`\sigma' u'`: a mean moves at most ρ times as many standard
+            deviations.
 
     Raises:
         TypeError: If the guide is another, or, at the first update, for the loss ``ExpectedNLL``.
