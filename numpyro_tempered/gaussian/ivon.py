@@ -97,8 +97,8 @@ def quick_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.f
 
     Example:
         >>> import jax
-        >>> from numpyro_tempered.optim import quick_noise
-        >>> noise = quick_noise(jax.random.key(0), (100_000,))
+        >>> import numpyro_tempered as nt
+        >>> noise = nt.optim.quick_noise(jax.random.key(0), (100_000,))
         >>> print(abs(noise.mean()) < 0.01, abs(noise.var() - 1.0) < 0.01)
         True True
     """

@@ -30,7 +30,8 @@ from numpyro_tempered.gaussian.ivon import quick_noise
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.elbo import require_expected_nll
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
-from numpyro_tempered.infer.ivon import IVON, sample_ivon, scale_by_ivon
+from numpyro_tempered.infer.ivon import IVON
+from numpyro_tempered.infer.optax_ivon import sample_ivon, scale_by_ivon
 from numpyro_tempered.online import ngvi, sva, svb
 from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
 from numpyro_tempered.online.stream import accept_finite

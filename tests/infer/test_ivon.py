@@ -210,6 +210,7 @@ def test_a_resumed_run_has_the_bits_of_the_whole(tmp_path):
     assert jnp.array_equal(whole.rng_key, resumed.rng_key)
 
 
+@pytest.mark.full
 def test_alpha_zero_is_the_prior():
     _, result = by_svi(AutoNormal, TraceMeanField_ELBO(), 0.0, num_steps=2000)
     np.testing.assert_allclose(result.params["theta_auto_loc"], 0.5, atol=0.02)
@@ -290,9 +291,13 @@ def test_one_pass_over_digits_learns_them():
     assert np.mean(np.argmax(classify(means, x[900:]), 1) == y[900:]) > 0.87
 
 
-def test_guides_and_losses_that_it_cannot_step():
+def test_guides_that_it_cannot_step():
     with pytest.raises(TypeError, match=r"AutoDiagonalNormal or nt\.guides\.AutoNetworkNormal, got"):
         nt.optim.IVON(AutoMultivariateNormal(regression))
+
+
+@pytest.mark.full
+def test_a_loss_without_a_prior_is_refused():
     guide = nt.guides.AutoOnlineDiagonalNormal(regression)
     svi = SVI(regression, guide, nt.optim.IVON(guide), nt.ExpectedNLL())
     x, y = data_of(4)
@@ -336,6 +341,7 @@ def test_an_update_needs_its_draw():
         nt.optim.sample_ivon(jax.random.key(0), jnp.zeros(2), optax.adam(0.1).init(jnp.zeros(2)))
 
 
+@pytest.mark.full
 def test_the_start_fits_the_layers():
     def model(x):
         wide = numpyro.sample("wide", dist.Normal(3.0, 10.0).expand([100, 50]).to_event())
