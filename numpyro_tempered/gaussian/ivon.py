@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from numpyro_tempered.core.checks import check_number
+from numpyro_tempered.core.checks import check_number, key_first
 from numpyro_tempered.core.typing import Array, PyTree, Scalar
 
 # A number, a callable of the count of steps, which is 0 at the first.
@@ -82,6 +82,7 @@ def draw(rng_key: Array, mean: PyTree, precision: PyTree, noise: Noise = jax.ran
     return jax.tree.unflatten(structure, draws)
 
 
+@key_first
 def quick_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
     r"""Noise of mean 0, variance 1 and nearly normal, at a tenth of the price of ``jax.random.normal``.
 

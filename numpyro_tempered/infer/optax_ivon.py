@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers, describe
+from numpyro_tempered.core.checks import check_count, check_number, check_numbers, describe, key_first
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.gaussian import ivon
 from numpyro_tempered.gaussian.ivon import IvonState, Noise, Schedule
@@ -123,6 +123,7 @@ def scale_by_ivon(
     return GradientTransformationExtraArgs(init, update)
 
 
+@key_first
 def sample_ivon(
     rng_key: Array,
     params: PyTree,
