@@ -36,6 +36,7 @@ LAZY = {
     "core": {"pyarrow"},
     "gaussian": {"scipy"},
     "handlers": {"funsor"},
+    "infer": {"optax"},
     "report": {"arviz", "arviz_stats", "xarray"},
     "theory": {"scipy"},
     "select": {"arviz", "arviz_stats", "scipy", "xarray"},

@@ -64,6 +64,26 @@ def require_expected_nll(objective: Callable[..., object], optimiser: str) -> It
         )
 
 
+@contextlib.contextmanager
+def refuse_expected_nll(optimiser: str) -> Iterator[None]:
+    """Refuse an objective, evaluated within, that is an :class:`ExpectedNLL`, which has no prior.
+
+    Raises:
+        TypeError: At the end, if such a loss was evaluated.
+    """
+    evaluations: list[str] = []
+    token = _EVALUATIONS.set(evaluations)
+    try:
+        yield
+    finally:
+        _EVALUATIONS.reset(token)
+    if evaluations:
+        raise TypeError(
+            f"nt.optim.{optimiser} takes the gradients of an ELBO, got {evaluations[0]}, in which the prior does "
+            "not count: use Trace_ELBO() or TraceMeanField_ELBO()."
+        )
+
+
 def _counted(evaluate: Callable[..., R]) -> Callable[..., R]:
     """A loss that tells :func:`require_expected_nll` of its evaluation."""
 

@@ -26,14 +26,27 @@ from numpyro_tempered.gaussian.descent import Method, forward_backward, natural_
 from numpyro_tempered.gaussian.descent.objective import add, derivatives_of, of_evaluation, of_gaussian
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, curvature_from_root, family_of
+from numpyro_tempered.gaussian.ivon import quick_noise
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.elbo import require_expected_nll
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_guide
+from numpyro_tempered.infer.ivon import IVON
+from numpyro_tempered.infer.optax_ivon import sample_ivon, scale_by_ivon
 from numpyro_tempered.online import ngvi, sva, svb
 from numpyro_tempered.online.base import Box, OnlineState, Rule, StepSize, advance, check_prior, start
 from numpyro_tempered.online.stream import accept_finite
 
-__all__ = ["NGVI", "SVA", "SVB", "ForwardBackward", "NaturalGradient"]
+__all__ = [
+    "IVON",
+    "NGVI",
+    "SVA",
+    "SVB",
+    "ForwardBackward",
+    "NaturalGradient",
+    "quick_noise",
+    "sample_ivon",
+    "scale_by_ivon",
+]
 
 
 class _RuleOptim(NumPyroOptim):

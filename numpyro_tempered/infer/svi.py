@@ -36,17 +36,17 @@ from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
 from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
 from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
-from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
+from numpyro_tempered.infer.guides.gaussian_mixture import NO_DERIVATIVE, AutoGaussianMixture
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.infer.priors import refuse_moving_supports
 from numpyro_tempered.infer.settle import Convergence, settle, warn_unless_settled
 from numpyro_tempered.report.draws import name_of, one_chain, plain_params
 
-# None, an optimiser of NumPyro's or optax's gradient transformation, a pair of functions.
-Optim: TypeAlias = NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | None
+# None, an optimiser of NumPyro's, optax's pair of functions, or a callable from guide to optimiser.
+Optim: TypeAlias = (
+    NumPyroOptim | tuple[Callable[..., PyTree], Callable[..., PyTree]] | Callable[[Guide], NumPyroOptim] | None
+)
 
-_NO_MIXTURE = """draws of AutoGaussianMixture have no derivative in its weights, which SVI needs: take \
-fit_gaussian(..., AutoMultivariateNormal, num_components=...)."""
 _NO_ENUMERATION = """fit_svi evaluates no ELBO with enumerated latents: sum them out by nt.marginalize, and \
 leave loss out, or run NumPyro's SVI with TraceEnum_ELBO on nt.temper(model, alpha)."""
 # The most steps of the default optimiser, and the steps of another.
@@ -167,8 +167,9 @@ def fit_svi(
             ``kl`` of the ELBO then counts theirs times ``alpha``.
         num_steps: The most steps, 20,000 by default: a fit ends where it has converged. An ``optim`` takes all of
             its own, 3,000 by default.
-        optim: NumPyro or optax optimiser, for a start and steps of your own: those of SVI, with no more evidence
-            than whether the loss still fell. ``AutoSpikeAndSlab``, and guides and models that keep a state, take
+        optim: NumPyro or optax optimiser, or a callable from the guide to one, such as ``nt.optim.IVON``, for a
+            start and steps of your own: those of SVI, with no more evidence than whether the loss still fell.
+            ``AutoSpikeAndSlab``, and guides and models that keep a state, take
             Adam with step size 0.05 for three fifths of the steps and falling to 0.0005 over the rest.
         loss: ELBO of NumPyro to optimise; by default that of ``Trace_ELBO`` by antithetic pairs of draws,
             ``TraceMeanField_ELBO()`` for ``AutoSpikeAndSlab``.
@@ -212,7 +213,7 @@ def fit_svi(
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)
     if isinstance(instance, AutoGaussianMixture):
-        raise ValueError(_NO_MIXTURE)
+        raise ValueError(NO_DERIVATIVE)
     check_count(num_particles, "num_particles", 2)
     check_number(tolerance, "tolerance", "(0, inf)")
     _check_steps(guide, optim, num_steps, num_restarts)
@@ -238,7 +239,7 @@ def fit_svi(
         )
     if fitted is None:
         steps = NUM_STEPS_GIVEN if num_steps is None else num_steps
-        optimiser = default_optim(steps) if optim is None else optim
+        optimiser = optim(instance) if callable(optim) else optim or default_optim(steps)
         svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
         result = svi.run(fit_key, steps, *args, progress_bar=bool(progress_bar), **kwargs)
         fitted = instance, result.params, result.losses, judge_losses(np.asarray(result.losses), optim)

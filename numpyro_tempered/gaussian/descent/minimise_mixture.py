@@ -43,7 +43,7 @@ class _Carry(NamedTuple):
 def minimise_mixture(
     potential: Potential,
     init: GaussianMixture,
-    noise: Numbers,
+    standard_points: Numbers,
     data: PyTree = (),
     *,
     tolerance: float = 1e-4,
@@ -58,8 +58,8 @@ def minimise_mixture(
     Each component takes the forward-backward step of a single Gaussian for f_k in the Bures-Wasserstein metric,
     in coordinates in which it is standard: the term -log r_k keeps components apart. The weights take a step of
     mirror descent, :math:`w_k' \propto w_k \exp(-h\, E_k[f + \log q])`, which lowers F for h up to 1.
-    Expectations are averages over ``noise`` mapped to each component, and derivatives those of the averages. A
-    step that does not lower F by a quarter of what they promise is halved. The run stops where
+    Expectations are averages over ``standard_points`` mapped to each component, and derivatives those of the
+    averages. A step that does not lower F by a quarter of what they promise is halved. The run stops where
 
     .. math:: \sum_k w_k \big(\tfrac12 g_k^\top V_k g_k + \tfrac14 \|R_k^\top H_k R_k - I\|_F^2
               + \tfrac12 (E_k[f + \log q] - F)^2\big) \le \mathrm{tolerance},
@@ -72,7 +72,7 @@ def minimise_mixture(
     Args:
         potential: ``(theta, data) -> f``, minus the log of the target density, ``theta`` of shape ``(d,)``.
         init: The first mixture. Its roots decide the family: ``(K, d, d)``, or ``(K, d)`` for diagonals.
-        noise: Standard normal points, shape ``(S, d)``, in antithetic pairs.
+        standard_points: Standard normal points, shape ``(S, d)``, in antithetic pairs.
         data: Arrays that the potential takes.
         tolerance: On the stationarity, in nats.
         max_evaluations: Of the free energy.
@@ -103,13 +103,16 @@ def minimise_mixture(
         [0.3 0.7]
     """
     q = _check(init)
-    noise = jnp.asarray(noise, q.loc.dtype)
-    if noise.ndim != 2 or noise.shape[1] != q.loc.shape[1] or len(noise) < 2:
-        raise ValueError(f"noise must have shape (S, {q.loc.shape[1]}) with S at least 2, got {noise.shape}.")
+    standard_points = jnp.asarray(standard_points, q.loc.dtype)
+    if standard_points.ndim != 2 or standard_points.shape[1] != q.loc.shape[1] or len(standard_points) < 2:
+        raise ValueError(
+            f"standard_points must have shape (S, {q.loc.shape[1]}) with S at least 2, got "
+            f"{standard_points.shape}."
+        )
     check_count(max_evaluations, "max_evaluations")
     check_number(tolerance, "tolerance", "(0, inf]")
     loop = partial(_loop, potential, max_evaluations)
-    result: Result = run_program(loop, q, noise, data, jnp.asarray(tolerance, q.loc.dtype))
+    result: Result = run_program(loop, q, standard_points, data, jnp.asarray(tolerance, q.loc.dtype))
     if not is_traced(result.status) and int(result.status) == LOST:
         raise ValueError(
             "the ELBO is not finite at the start: check the data for NaN, or start at narrower components."
@@ -142,7 +145,7 @@ def _loop(
     potential: Potential,
     max_evaluations: int,
     init: GaussianMixture,
-    noise: Array,
+    standard_points: Array,
     data: PyTree,
     tolerance: Array,
 ) -> Result:
@@ -153,7 +156,7 @@ def _loop(
         # The start too is evaluated in the loop: the density is compiled once.
         mixture, promise = step(current, carry.share)
         trial_q = jax.tree.map(partial(jnp.where, is_first), init, mixture)
-        trial = evaluate(potential, trial_q, noise, data)
+        trial = evaluate(potential, trial_q, standard_points, data)
         rounding = 8.0 * jnp.finfo(dtype).eps * (jnp.sum(jnp.abs(current.at.value)) + jnp.abs(current.energy))
         enough = trial.energy <= current.energy - _ENOUGH * promise + rounding
         accept = jnp.isfinite(trial.energy) & (is_first | enough)

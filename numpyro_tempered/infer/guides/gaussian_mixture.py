@@ -15,6 +15,10 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.typing import Array, ArrayLike, Model, Params
 from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
 
+NO_DERIVATIVE = (
+    "draws of AutoGaussianMixture have no derivative in its weights, which SVI needs: take fit_gaussian(..., "
+    "AutoMultivariateNormal, num_components=...)."
+)
 # Halvings of the interval that holds a quantile.
 _HALVINGS = 60
 
