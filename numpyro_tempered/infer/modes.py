@@ -24,6 +24,8 @@ from numpyro_tempered.infer.mode import find_mode
 _SAME = 0.5
 # Eigenvalues of a Hessian above minus this, of the largest, are rounding.
 _FLAT = 1e-3
+# Slopes on the way from one point to another, and the share of it to the nearest of them.
+_NUM_SLOPES, _NEAREST = 32, 1e-5
 # Components that share a mode start this much narrower, about draws of it.
 _SHARED = 0.7
 
@@ -68,7 +70,7 @@ def starting_points(rng_key: Array, draw: Callable[[Array], Array], start: Array
     with handlers.block(), numpyro.validation_enabled(False):
         try:
             box, prior = run_program(both, rng_key)
-        except NotImplementedError:  # of a prior that cannot be sampled
+        except Exception:  # of a prior that cannot be sampled: distributions raise what they like
             box = prior = run_program(in_box, rng_key)
     points = np.array(box)
     finite = np.all(np.isfinite(prior[:half]), axis=1, keepdims=True)
@@ -97,26 +99,29 @@ def prior_draw(
 
 
 def is_convex(potential: Callable[[Array, PyTree], Array], points: np.ndarray, data: PyTree) -> bool:
-    """Whether minus a log-density bends upwards at many points, and between the first and the others.
+    """Whether minus a log-density bends upwards at many points, and its slope rises from the first to each.
 
-    Between two modes it bends downwards somewhere. A density that does so nowhere has one.
+    Between two modes it does not. It may bend downwards in a narrow place, but beyond it the slope has fallen.
     """
-    ways = np.linspace(0.0, 1.0, len(points), dtype=points.dtype)[:, None]
-    between = points[:1] + ways * (points - points[:1])
+    # Modes may be nearer to the first point than the others by any factor.
+    shares = np.geomspace(_NEAREST, 1.0, _NUM_SLOPES).astype(points.dtype)
 
-    def lowest(point: Array, data: PyTree) -> tuple[Array, Array]:
-        slopes = jax.grad(lambda theta: potential(theta, data))
+    def lowest(point: Array, first: Array, data: PyTree) -> tuple[Array, Array, Array]:
+        gradient = jax.grad(lambda theta: potential(theta, data))
         basis = jnp.eye(point.shape[0], dtype=point.dtype)
-        hessian = map_batches(lambda v: hessian_product(slopes, point, v), basis, 32)
+        hessian = map_batches(lambda v: hessian_product(gradient, point, v), basis, 32)
         scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(point.dtype).tiny))
         values = jnp.linalg.eigvalsh(hessian / scale / scale[:, None])
-        return values[0], values[-1]
+        way = point - first
+        return values[0], values[-1], jax.vmap(lambda t: jnp.sum(gradient(first + t * way) * way))(shares)
 
-    def all_of_them(points: Array, data: PyTree) -> tuple[Array, Array]:
-        return jax.lax.map(lambda point: lowest(point, data), points)
+    def all_of_them(points: Array, data: PyTree) -> tuple[Array, Array, Array]:
+        return jax.lax.map(lambda point: lowest(point, points[0], data), points)
 
-    least, most = (np.asarray(part) for part in run_program(all_of_them, np.concatenate([points, between]), data))
-    return bool(np.all(least >= -_FLAT * np.maximum(most, 1.0)))
+    least, most, slopes = (np.asarray(part, np.float64) for part in run_program(all_of_them, points, data))
+    before, after = slopes[:, :-1], slopes[:, 1:]
+    rises = after - before >= -_FLAT * np.maximum(np.abs(before), np.abs(after))
+    return bool(np.all(least >= -_FLAT * np.maximum(most, 1.0)) and np.all(rises))
 
 
 def find_modes(potential: Callable[[Array, PyTree], Array], points: np.ndarray, data: PyTree) -> Modes:
