@@ -213,7 +213,7 @@ def prior_on_data(target: Target) -> list[str]:
         except _UNTRACEABLE:
             # Such rows are none to this model, as where groups are missing.
             return []
-        return [name for name in first if not _are_equal(first[name], second[name])]
+        return [name for name in first if not _same_values(first[name], second[name])]
     return [name for name, flags in depends.items() if any(flags)]
 
 
@@ -222,11 +222,11 @@ def _half(rows: Array, sizes: set[int], which: int) -> Array:
     array = np.asarray(rows)
     axis = next(i for i, size in enumerate(array.shape) if size in sizes)
     size = array.shape[axis]
-    taken = np.arange(size) % max(size // 2, 1) + which * (size // 2)
-    return jnp.asarray(np.take(array, np.minimum(taken, size - 1), axis=axis))
+    places = np.arange(size) % max(size // 2, 1) + which * (size // 2)
+    return jnp.asarray(np.take(array, np.minimum(places, size - 1), axis=axis))
 
 
-def _are_equal(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
+def _same_values(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
     """Whether parameters are, as far as they have one shape: a number of groups is no value of the data."""
     pairs = zip(one, other, strict=True)
     return all(np.shape(a) != np.shape(b) or np.array_equal(a, b, equal_nan=True) for a, b in pairs)
