@@ -64,7 +64,7 @@ def starting_points(rng_key: Array, draw: Callable[[Array], Array], start: Array
     with handlers.block(), numpyro.validation_enabled(False):
         try:
             box, prior = run_program(both, rng_key)
-        except NotImplementedError:  # of a prior that cannot be sampled
+        except Exception:  # of a prior that cannot be sampled: distributions raise what they like
             box = prior = run_program(in_box, rng_key)
     points = np.array(box)
     finite = np.all(np.isfinite(prior[:half]), axis=1, keepdims=True)

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal, AutoNormal
 from scipy import integrate, optimize, stats
 
@@ -109,6 +109,58 @@ def test_a_check_says_which_fit_misses_a_mode(fit):
     share = float(check.advice.split("% of the mass")[0].split()[-1])
     assert share == pytest.approx(missed, abs=3)
     assert nt.check_fit(jax.random.key(1), fit).status != "unreliable"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("mode", "sd", "wide"), [(3.0, 0.5, 100.0), (30.0, 1.0, 100.0), (3e-4, 1e-5, 0.01)])
+def test_modes_far_apart_with_little_between_them_are_missed_in_words(mode, sd, wide):
+    """They bend downwards in a narrow place alone, which no point hits."""
+
+    def model(mode, sd, wide, y):
+        x = numpyro.sample("x", dist.Normal(0.0, wide).expand([2]).to_event(1))
+        shift = jnp.sum(jnp.square((x - mode * jnp.array([[-1.0], [1.0]])) / sd), axis=1)
+        density = jax.nn.logsumexp(-0.5 * shift, b=jnp.array([0.97, 0.03]))
+        numpyro.sample("y", dist.Delta(y, log_density=density), obs=y)
+
+    def guide(model):
+        return AutoMultivariateNormal(
+            model, init_loc_fn=init_to_value(values={"x": jnp.full(2, -mode)}), init_scale=sd
+        )
+
+    fit = nt.fit_gaussian(jax.random.key(0), model, guide, mode, sd, wide, 0.0)
+    check = nt.check_fit(jax.random.key(1), fit)
+    assert check.status == "unreliable"
+    assert "with 3% of the mass" in check.advice
+
+
+class Unsampled(dist.Distribution):
+    """A flat density of one's own, whose sampler is somebody else's."""
+
+    support = dist.constraints.real
+
+    def __init__(self):
+        super().__init__((), ())
+
+    def log_prob(self, value):
+        return -0.5 * jnp.square(value / 3.0)
+
+    def sample(self, key, sample_shape=()):
+        raise ValueError("no sampler")
+
+
+@pytest.mark.full
+def test_a_prior_that_cannot_be_sampled_is_searched_in_a_box():
+    def model(y):
+        z = numpyro.sample("z", Unsampled())
+        numpyro.sample("y", dist.Normal(z**2, 1.0), obs=y)
+
+    def guide(model):
+        return AutoNormal(model, init_loc_fn=init_to_value(values={"z": jnp.array(2.0)}))
+
+    single = nt.fit_gaussian(jax.random.key(0), model, guide, jnp.asarray(4.0))
+    assert "a mode that no draw comes near" in nt.check_fit(jax.random.key(1), single).advice
+    both = nt.fit_gaussian(jax.random.key(0), model, guide, jnp.asarray(4.0), num_components=2)
+    assert mass_above_zero(both) == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.full

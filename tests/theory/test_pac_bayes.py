@@ -220,6 +220,7 @@ def test_the_tempered_posterior_has_the_smallest_bound_at_its_inverse_temperatur
         ({"delta": 1.0}, "delta"),
         ({"num_draws": 0}, "num_draws"),
         ({"num_draws": 10, "delta_draws": 0.0}, "delta_draws"),
+        ({"num_draws": 10, "delta_draws": 0.6, "delta": 0.5}, "either fails"),
         ({"grid_size": 0}, "grid_size"),
         ({"log_prior": 0.5}, "log_prior"),
         ({"method": "hoeffding"}, "method"),

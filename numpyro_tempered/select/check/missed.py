@@ -20,6 +20,8 @@ _NUM_POINTS, _NUM_DRAWS = 24, 512
 _EVERY = 2
 # Eigenvalues of a scaled Hessian above minus this for each coordinate are rounding.
 _FLAT = 1e-4
+# Slopes on the way from one point to another, the share of it to the nearest, and what rounding makes of a rise.
+_NUM_SLOPES, _NEAREST, _FALL = 32, 1e-5, 1e-3
 # How far a point may be from a Gaussian's mean, in its standard deviations, beyond the root of the dimension.
 _BEYOND = 4.0
 # The least share of the posterior's mass that counts.
@@ -81,13 +83,24 @@ def missed_modes(rng_key: Array, draws: Draws, log_evidence: float, target: Targ
 
 
 def bends_upwards(target: Target, points: np.ndarray) -> bool:
-    """Whether minus the log-density does, at all points and on the ways to them from the first.
+    """Whether minus the log-density bends upwards at many points, and its slope rises from the first to each.
 
-    Between two modes it bends downwards somewhere; a density that does so nowhere has one.
+    Between two modes it does not. It may bend downwards in a narrow place, but beyond it the slope has fallen.
     """
-    ways = np.linspace(0.0, 1.0, len(points), dtype=points.dtype)[1:-1, None]
-    between = points[:1] + ways * (points[1:-1] - points[:1])
-    for hessian in curvatures(target, jnp.asarray(np.concatenate([points, between]))):
+    # Modes may be nearer to the first point than the others by any factor.
+    shares = np.geomspace(_NEAREST, 1.0, _NUM_SLOPES).astype(points.dtype)
+
+    def slopes_to(way: Array, first: Array) -> Array:
+        return jax.lax.map(lambda t: jnp.sum(jax.grad(target.potential)(first + t * way) * way), shares)
+
+    def all_of_them(points: Array) -> Array:
+        return jax.lax.map(lambda point: slopes_to(point - points[0], points[0]), points)
+
+    slopes = np.asarray(run_program(all_of_them, points), np.float64)
+    before, after = slopes[:, :-1], slopes[:, 1:]
+    if not np.all(after - before >= -_FALL * np.maximum(np.abs(before), np.abs(after))):
+        return False
+    for hessian in curvatures(target, jnp.asarray(points)):
         scale = np.sqrt(np.maximum(np.abs(np.diag(hessian)), np.finfo(float).tiny))
         scaled = hessian / scale / scale[:, None]
         if not np.all(np.isfinite(scaled)) or np.linalg.eigvalsh(scaled)[0] < -_FLAT * len(scale):

@@ -21,6 +21,8 @@ from numpyro_tempered.select.check.target import BATCH, Target, law_of_guide, ta
 from numpyro_tempered.theory.bounds import RiskCertificate, pac_bayes
 
 Loss = Callable[..., Array]
+# What a model that reads values of its data raises.
+_UNTRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError, ValueError)
 
 
 @key_first
@@ -105,10 +107,11 @@ def certify_risk(
     draws = sample_posterior(fit, rng_key, num_draws)
     risk, num_data = _average(function, draws, target, (lower, upper))
     check_rows(target, num_data)
+    check_masks(target, num_data)
     kl = gaussian_kl(target, fit)
     return pac_bayes(
         risk,
-        fit.elbo.kl if kl is None else kl,
+        max(fit.elbo.kl, 0.0) if kl is None else kl,  # an average over draws may fall below
         num_data,
         lower=lower,
         upper=upper,
@@ -169,12 +172,30 @@ def check_rows(target: Target, num_data: int) -> None:
                 )
 
 
+def check_masks(target: Target, num_data: int) -> None:
+    """Refuse masked rows, of which the losses would be averaged and counted as if they were data.
+
+    Raises:
+        ValueError: With the site, and what to do.
+    """
+    for name, site in likelihood.observed_sites(target.trace).items():
+        if likelihood.is_masked(site["fn"]) and num_data in np.shape(site["value"]):
+            raise ValueError(
+                f"observed site {name!r} is masked, and the loss has a value for each of its {num_data} rows, "
+                "those without data too: leave these rows out of the data."
+            )
+
+
 def prior_on_data(target: Target) -> list[str]:
-    """Latent sites whose prior is computed from an array of rows, as far as tracing can tell."""
+    """Latent sites whose prior is computed from an array of rows.
+
+    As far as tracing can tell, and, of a model that reads values of its data, as far as other rows can: the first
+    half of them twice, and the second.
+    """
     observed = likelihood.observed_sites(target.trace).values()
     sizes = {np.shape(site["value"])[0] for site in observed if np.ndim(site["value"])}
     leaves, structure = jax.tree.flatten((target.args, target.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if np.ndim(leaf) and np.shape(leaf)[0] in sizes]
+    places = [i for i, leaf in enumerate(leaves) if sizes.intersection(np.shape(leaf))]
     values = {name: site["value"] for name, site in target.latents.items()}
 
     def parameters(rows: list[Array]) -> dict[str, tuple[Array, ...]]:
@@ -186,10 +207,29 @@ def prior_on_data(target: Target) -> list[str]:
 
     try:
         depends = which_depend(parameters, [jnp.asarray(leaves[i]) for i in places])
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError, ValueError):
-        # A model that reads values of its data cannot be traced over them.
-        return []
+    except _UNTRACEABLE:
+        try:
+            first, second = (parameters([_half(leaves[i], sizes, which) for i in places]) for which in (0, 1))
+        except _UNTRACEABLE:
+            # Such rows are none to this model, as where groups are missing.
+            return []
+        return [name for name in first if not _same_values(first[name], second[name])]
     return [name for name, flags in depends.items() if any(flags)]
+
+
+def _half(rows: Array, sizes: set[int], which: int) -> Array:
+    """An array with one half of its rows twice."""
+    array = np.asarray(rows)
+    axis = next(i for i, size in enumerate(array.shape) if size in sizes)
+    size = array.shape[axis]
+    places = np.arange(size) % max(size // 2, 1) + which * (size // 2)
+    return jnp.asarray(np.take(array, np.minimum(places, size - 1), axis=axis))
+
+
+def _same_values(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
+    """Whether parameters are, as far as they have one shape: a number of groups is no value of the data."""
+    pairs = zip(one, other, strict=True)
+    return all(np.shape(a) != np.shape(b) or np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
 def gaussian_kl(target: Target, fit: TemperedFit) -> float | None:
@@ -264,7 +304,10 @@ def _average(loss: Loss, draws: Params, target: Target, interval: tuple[float, f
         return jnp.asarray(loss(latents, *target.args, **target.kwargs))
 
     first = {name: draw[0] for name, draw in draws.items()}
-    shape = jax.eval_shape(losses, first).shape
+    form = jax.eval_shape(losses, first)
+    shape = form.shape
+    if jnp.issubdtype(form.dtype, jnp.complexfloating):
+        raise ValueError(f"losses must be real numbers, got {form.dtype}.")
     observed = {name: np.shape(site["value"]) for name, site in likelihood.observed_sites(target.trace).items()}
     if len(shape) != 1 or not any(shape[0] in of_site for of_site in observed.values()):
         raise ValueError(

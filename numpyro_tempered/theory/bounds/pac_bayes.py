@@ -140,6 +140,7 @@ def pac_bayes(
     if num_draws is not None:
         expected = invert_kl(share, math.log(2.0 * grid_size / delta_draws) / num_draws)
         total += delta_draws
+        check_number(total, "delta + delta_draws", "(0, 1)", hint="It is the probability that either fails.")
         assumptions.append(
             f"the {num_draws} draws are independent, of this Q, and were looked at once: no key was chosen"
         )

@@ -115,6 +115,7 @@ def test_categories_are_classified_by_the_most_probable():
         (lambda latents, x, y: brier(latents, x, y) * jnp.nan, "nan"),
         (lambda latents, x, y: brier(latents, x, y).mean(), r"shape \(n,\)"),
         (lambda latents, x, y: jnp.zeros(7), r"shape \(n,\)"),
+        (lambda latents, x, y: y * 1j, "must be real"),
         ("z", "observed sites"),
     ],
 )
@@ -130,6 +131,12 @@ def test_other_results_are_refused(fit):
 
 def scaled_by_data(x, y):
     weights = numpyro.sample("weights", dist.Normal(0.0, 1.0 / x.std(axis=0)).to_event(1))
+    with numpyro.plate("n", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
+
+
+def scaled_by_numpy(x, y):
+    weights = numpyro.sample("weights", dist.Normal(0.0, float(np.std(np.asarray(x)))).expand([2]).to_event(1))
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
@@ -171,6 +178,7 @@ def continuous(x, y):
     ("model", "words"),
     [
         (scaled_by_data, "computed from the data"),
+        (scaled_by_numpy, "computed from the data"),
         (with_param, "fitted params"),
         (with_effects, "a new row has a value of its own"),
         (with_scaled_prior, "have a scale"),
@@ -215,3 +223,47 @@ def test_other_guides_and_priors_have_an_estimate():
 @pytest.mark.full
 def test_a_prior_of_an_argument_is_fixed():
     assert not nt.certify_risk(KEY, fit_of(logistic, args=(X, Y, 0.7)), "y", num_draws=100).estimate
+
+
+@pytest.mark.full
+def test_a_prior_of_columns_of_rows_is_of_the_data():
+    def model(x, y):
+        weights = numpyro.sample("weights", dist.Normal(0.0, x.std(axis=1)).to_event(1))
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Bernoulli(logits=weights @ x), obs=y)
+
+    with pytest.raises(ValueError, match="computed from the data"):
+        nt.certify_risk(KEY, fit_of(model, args=(X.T, Y)), "y", num_draws=10)
+
+
+@pytest.mark.full
+def test_a_model_that_reads_its_data_for_something_else_has_a_certificate():
+    def model(x, y, group):
+        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        scale, num_groups = float(np.std(np.asarray(x))), int(np.max(group)) + 1
+        effects = numpyro.sample("effects", dist.Normal(jnp.zeros(num_groups), 1.0).to_event(1))
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ weights / scale + effects[group]), obs=y)
+
+    for group in (np.arange(len(X)) % 3, np.arange(len(X)) // 60):
+        assert not nt.certify_risk(KEY, fit_of(model, args=(X, Y, group)), "y", num_draws=10).estimate
+
+
+@pytest.mark.full
+def test_masked_rows_are_no_data():
+    def model(x, y):
+        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", len(x)), handlers.mask(mask=jnp.arange(len(x)) < 20):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
+
+    def loss(latents, x, y):
+        return (x @ latents["weights"] > 0) != (y == 1)
+
+    with pytest.raises(ValueError, match="leave these rows out of the data"):
+        nt.certify_risk(KEY, fit_of(model), loss, num_draws=10)
+
+
+@pytest.mark.full
+def test_an_average_of_kl_below_0_is_0():
+    fit = fit_of(logistic, AutoIAFNormal, kl=-1e-9)
+    assert nt.certify_risk(KEY, fit, "y", num_draws=10).kl == 0.0
