@@ -102,6 +102,18 @@ def find_modes(potential: Callable[[Array, PyTree], Array], points: np.ndarray, 
         return modes.loc, modes.root, modes.is_mode, jax.vmap(f)(modes.loc)
 
     loc, root, is_mode, f = (np.asarray(part) for part in run_program(climb, points, data))
+    return distinct_modes(loc, root, f, is_mode)
+
+
+def distinct_modes(loc: np.ndarray, root: np.ndarray, f: np.ndarray, is_mode: np.ndarray) -> Modes:
+    """Those of points ``(S, d)`` that are modes of exp(-f), each once.
+
+    Args:
+        loc: The points.
+        root: Roots of the inverse Hessians there, ``(S, d, d)``.
+        f: The values there, ``(S,)``.
+        is_mode: Which are modes, ``(S,)``.
+    """
     which: list[int] = []
     is_mode = is_mode & np.isfinite(f) & np.all(np.isfinite(root), axis=(1, 2))
     for i in np.argsort(np.where(is_mode, f, np.inf), kind="stable")[: int(is_mode.sum())]:
