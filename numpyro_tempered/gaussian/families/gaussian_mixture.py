@@ -6,10 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
 
 
+@add_repr
 class GaussianMixture(NamedTuple):
     r"""The density Σ_k w_k N(m_k, S_k S_kᵀ).
 
