@@ -64,8 +64,8 @@ class AutoGaussianMixture(AutoContinuous):
         ...     theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
         ...     numpyro.sample("y", dist.Normal(theta**2, 1.0), obs=y)
         >>> fit = nt.fit_gaussian(jax.random.key(0), model, AutoNormal, jnp.array(9.0), num_components=2)
-        >>> print(fit.guide.get_posterior(fit.params).mixing_distribution.probs.round(2))
-        [0.5 0.5]
+        >>> print(" ".join(f"{weight:.2f}" for weight in jnp.exp(fit.params["auto_logits"])))
+        0.50 0.50
     """
 
     def __init__(
