@@ -16,7 +16,7 @@ from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.report.arviz import Coords, Dims, versions
 from numpyro_tempered.select.check.bars import covariances, error_bars, wasserstein_bounds
 from numpyro_tempered.select.check.divergence import divergences
-from numpyro_tempered.select.check.fits import fit_of
+from numpyro_tempered.select.check.fits import fit_of, has_labels
 from numpyro_tempered.select.check.missed import missed_modes
 from numpyro_tempered.select.check.moments import bound_mean
 from numpyro_tempered.select.check.numbers import number_labels
@@ -163,7 +163,8 @@ def check_fit(
     base, covers = _base(other_key, of_fit, target, reference)
     status = _status(base, covers)
     missed = None
-    if draws.flat.shape[1] <= MAX_DIM:
+    # Other modes of a mixture are its components in another order.
+    if draws.flat.shape[1] <= MAX_DIM and not has_labels(fit):
         missed = missed_modes(modes_key, base.draws, base.divergences.log_evidence, target)
         status = status if missed is None else "unreliable"
     bars = error_bars(draws, base, status)
