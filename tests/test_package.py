@@ -160,7 +160,7 @@ def test_modules_import_jax_numpy_and_numpyro_alone(path):
     assert outside(imports(path, inside_functions=True)) <= allowed | lazy
 
 
-FAMILIES = {"MeanField", "FullRank", "LowRank", "SpikeSlab"}
+FAMILIES = {"MeanField", "FullRank", "LowRank", "SpikeSlab", "GaussianMixture"}
 # Guides that stand for a family, and the fields that tell one from another.
 GUIDES = {"AutoOnlineDiagonalNormal", "AutoOnlineMultivariateNormal", "AutoOnlineLowRankNormal"}
 FIELDS = {"scale", "factor", "scale_tril", "precision_diag", "precision_factor", "probs"}

@@ -37,6 +37,17 @@ _EVALUATIONS: ContextVar[list[str] | None] = ContextVar("_EVALUATIONS", default=
 
 
 @contextlib.contextmanager
+def _watched() -> Iterator[list[str]]:
+    """The names of the losses of :class:`ExpectedNLL`'s kind that are evaluated within."""
+    evaluations: list[str] = []
+    token = _EVALUATIONS.set(evaluations)
+    try:
+        yield evaluations
+    finally:
+        _EVALUATIONS.reset(token)
+
+
+@contextlib.contextmanager
 def require_expected_nll(objective: Callable[..., object], optimiser: str) -> Iterator[None]:
     """Refuse an objective, evaluated within, that is no :class:`ExpectedNLL`.
 
@@ -47,12 +58,8 @@ def require_expected_nll(objective: Callable[..., object], optimiser: str) -> It
     Raises:
         TypeError: At the end, if no such loss was evaluated.
     """
-    evaluations: list[str] = []
-    token = _EVALUATIONS.set(evaluations)
-    try:
+    with _watched() as evaluations:
         yield
-    finally:
-        _EVALUATIONS.reset(token)
     if not evaluations:
         cells = [cell.cell_contents for cell in getattr(objective, "__closure__", None) or ()]
         name = next((type(value).__name__ for value in cells if isinstance(value, ELBO)), "another loss")
@@ -71,12 +78,8 @@ def refuse_expected_nll(optimiser: str) -> Iterator[None]:
     Raises:
         TypeError: At the end, if such a loss was evaluated.
     """
-    evaluations: list[str] = []
-    token = _EVALUATIONS.set(evaluations)
-    try:
+    with _watched() as evaluations:
         yield
-    finally:
-        _EVALUATIONS.reset(token)
     if evaluations:
         raise TypeError(
             f"nt.optim.{optimiser} takes the gradients of an ELBO, got {evaluations[0]}, in which the prior does "

@@ -141,7 +141,9 @@ def mixture_at(modes: Modes, num_components: int, seed: int, *, diagonal: bool) 
             loc.append(mean + is_shared * factor @ rng.normal(size=len(mean)))
             scaled = (_SHARED if is_shared else 1.0) * factor
             # The conditional deviations, as a mean field has.
-            root.append(1.0 / np.linalg.norm(np.linalg.inv(scaled), axis=0) if diagonal else scaled)
+            root.append(
+                1.0 / np.linalg.norm(np.linalg.solve(scaled, np.eye(len(mean))), axis=0) if diagonal else scaled
+            )
             weights.append(mass / times)
     logits = np.log(weights) - np.log(np.sum(weights))
     dtype = modes.loc.dtype

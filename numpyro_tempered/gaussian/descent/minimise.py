@@ -16,7 +16,7 @@ from numpyro_tempered.gaussian.descent.natural_gradient import natural_gradient
 from numpyro_tempered.gaussian.descent.objective import Evaluate, Objective
 from numpyro_tempered.gaussian.families.base import Gaussian, Q, family_of, square_root
 from numpyro_tempered.gaussian.families.full_rank import FullRank
-from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, draw
 
 # A run whose step is this much shorter than the longest has stalled.
 MIN_SHARE = 2.0**-24
@@ -92,7 +92,7 @@ class Result(NamedTuple):
         key = check_run_arguments(self, data, rng_key)
         return Run(
             model=None,
-            samples={"theta": _sample(key, self.posterior, num_samples)[None]},
+            samples={"theta": draw(key, self.posterior, num_samples)[None]},
             groups={"variational": {f"{name}_trace": column for name, column in self.trace._asdict().items()}},
             attrs={
                 "algorithm": "gaussian_vi",
@@ -108,12 +108,6 @@ class Result(NamedTuple):
     def reason(self) -> str:
         """Why the run ended, in words."""
         return REASONS[int(self.status)]
-
-
-def _sample(rng_key: Array, q: Gaussian | GaussianMixture, num_samples: int) -> Array:
-    if isinstance(q, GaussianMixture):
-        return q.sample(rng_key, (num_samples,))
-    return family_of(q).sample(rng_key, q, (num_samples,))
 
 
 class _Point(NamedTuple):

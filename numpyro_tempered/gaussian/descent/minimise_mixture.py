@@ -21,7 +21,7 @@ from numpyro_tempered.gaussian.descent.minimise import (
     Trace,
 )
 from numpyro_tempered.gaussian.descent.mixture_energy import Point, Potential, evaluate, floored, step
-from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, triangular
+from numpyro_tempered.gaussian.families.gaussian_mixture import GaussianMixture, check, triangular
 
 # How a step grows after a success: a failure halves it.
 _GROWTH = 1.25
@@ -102,7 +102,8 @@ def minimise_mixture(
         >>> print(" ".join(f"{weight:.2f}" for weight in jnp.exp(result.posterior.logits)))
         0.30 0.70
     """
-    q = _check(init)
+    q = check(init, "init")
+    q = q._replace(logits=floored(q.logits))
     standard_points = jnp.asarray(standard_points, q.loc.dtype)
     if standard_points.ndim != 2 or standard_points.shape[1] != q.loc.shape[1] or len(standard_points) < 2:
         raise ValueError(
@@ -118,27 +119,6 @@ def minimise_mixture(
             "the ELBO is not finite at the start: check the data for NaN, or start at narrower components."
         )
     return result
-
-
-def _check(q: GaussianMixture) -> GaussianMixture:
-    """The mixture as floating arrays of one dtype.
-
-    Raises:
-        TypeError: If it is none.
-        ValueError: If shapes disagree.
-    """
-    if not isinstance(q, GaussianMixture):
-        raise TypeError(f"init must be a GaussianMixture, got {type(q).__name__}.")
-    shapes = tuple(jnp.shape(leaf) for leaf in q)
-    is_fitting = len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and 0 not in shapes[1]
-    if not is_fitting or shapes[2] not in (shapes[1], (*shapes[1], shapes[1][1])):
-        raise ValueError(
-            "init must have logits (K,), loc (K, d) and root (K, d) or (K, d, d), got "
-            f"{', '.join(map(str, shapes))}."
-        )
-    dtype = jnp.result_type(*q, float)
-    q = GaussianMixture(*(jnp.asarray(leaf, dtype) for leaf in q))
-    return q._replace(logits=floored(q.logits))
 
 
 def _loop(

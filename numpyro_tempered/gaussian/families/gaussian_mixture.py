@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.gaussian.families.base import Gaussian, as_floating, family_of
 
 
 @add_repr
@@ -59,6 +61,32 @@ class GaussianMixture(NamedTuple):
         return self.loc[which] + spread
 
 
+def check(q: GaussianMixture, name: str) -> GaussianMixture:
+    """The argument of that name as floating arrays of one dtype.
+
+    Raises:
+        TypeError: If it is no mixture.
+        ValueError: If shapes disagree.
+    """
+    if not isinstance(q, GaussianMixture):
+        raise TypeError(f"{name} must be a GaussianMixture, got {type(q).__name__}.")
+    shapes = tuple(jnp.shape(leaf) for leaf in q)
+    is_fitting = len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and 0 not in shapes[1]
+    if not is_fitting or shapes[2] not in (shapes[1], (*shapes[1], shapes[1][1])):
+        raise ValueError(
+            f"{name} must have logits (K,), loc (K, d) and root (K, d) or (K, d, d), got "
+            f"{', '.join(map(str, shapes))}."
+        )
+    return GaussianMixture(*as_floating(*q))
+
+
+def draw(rng_key: Array, q: Gaussian | GaussianMixture, num_samples: int) -> Array:
+    """Draws ``(num_samples, d)`` of a Gaussian of any family, or of a mixture."""
+    if isinstance(q, GaussianMixture):
+        return q.sample(rng_key, (num_samples,))
+    return family_of(q).sample(rng_key, q, (num_samples,))
+
+
 def dense(root: Array) -> Array:
     """A root as a matrix ``(d, d)``."""
     return jnp.diag(root) if root.ndim == 1 else root
@@ -72,8 +100,10 @@ def component_log_prob(q: GaussianMixture, theta: Array) -> Array:
         if root.ndim == 1:
             z, log_volume = shift / root, jnp.sum(jnp.log(root))
         else:
-            # One inverse for all points: many right sides at once are slow to solve for.
-            z, log_volume = matmul(shift, jnp.linalg.inv(root).T), jnp.linalg.slogdet(root)[1]
+            # The triangular root of the same covariance: |z| is that of any.
+            lower = jnp.linalg.qr(root.T, mode="r").T
+            z = solve_triangular(lower, shift.T, lower=True).T
+            log_volume = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lower))))
         return -0.5 * jnp.sum(jnp.square(z), axis=-1) - log_volume - 0.5 * len(loc) * math.log(2.0 * math.pi)
 
     return jax.vmap(one, out_axes=-1)(q.loc, q.root)

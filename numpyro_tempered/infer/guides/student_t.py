@@ -1,5 +1,6 @@
 """Guides with the tails of Student's t."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -42,17 +43,21 @@ class StudentTGuide(AutoContinuous):
         self.init_scale = check_number(init_scale, "init_scale", "(0, inf)")
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
+    @abstractmethod
     def start_df(self) -> Array:
         """Degrees of freedom that are learned, at the start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start_scale(self) -> Array:
         """The parameter of the scale at the start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def distribution(self, df: Scalar, loc: Array, scale: Array) -> dist.Distribution:
         """The distribution on the flat unconstrained scale."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def marginal_scale(self, params: Params) -> Array:
+        """Scales of the coordinates, each of which is a Student's t, ``(d,)``."""
 
     def get_df(self, params: Params) -> Scalar:
         """Degrees of freedom of a fit: the number that was given, or what was learned."""
@@ -86,10 +91,6 @@ class StudentTGuide(AutoContinuous):
                 "the parameters, or the guide a fixed df, as NeuTraReparam asks for."
             )
         return self.get_df(params)
-
-    def marginal_scale(self, params: Params) -> Array:
-        """Scales of the coordinates, each of which is a Student's t, ``(d,)``."""
-        raise NotImplementedError
 
     def median(self, params: Params) -> Params:
         """The median of each site."""

@@ -118,6 +118,7 @@ def bends_upwards(target: Target, slopes: Slopes, points: np.ndarray) -> bool:
 
 def climb(target: Target, slopes: Slopes, points: np.ndarray, root: np.ndarray) -> Modes:
     """The modes that a quasi-Newton method reaches from points, in coordinates with this root of a covariance."""
+    from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
     first = points[0].astype(np.float64)
@@ -141,7 +142,7 @@ def climb(target: Target, slopes: Slopes, points: np.ndarray, root: np.ndarray) 
     for i, hessian in enumerate(curvatures(target, jnp.asarray(loc.astype(points.dtype)))):
         if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0.0:
             continue
-        roots[i] = np.linalg.inv(np.linalg.cholesky(hessian)).T
+        roots[i] = solve_triangular(np.linalg.cholesky(hessian), np.eye(len(first)), lower=True).T
         step = roots[i].T @ np.linalg.solve(root.T, at[i][1])
         # A Newton step takes what is left of the way.
         is_mode[i], loc[i] = 0.5 * step @ step <= NEAR, loc[i] - roots[i] @ step
