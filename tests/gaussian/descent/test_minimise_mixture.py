@@ -1,9 +1,12 @@
 """Mixtures of Gaussians by Bures-Wasserstein steps: the free energy, its derivatives, known optima."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import enable_x64
 from scipy import stats
 
 import numpyro_tempered as nt
@@ -71,7 +74,7 @@ def test_the_free_energy_is_that_of_scipys_densities(diagonal):
 @pytest.mark.full
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_derivatives_are_those_of_the_average(diagonal):
-    with jax.enable_x64(True):
+    with enable_x64():
         q, noise, data = other_mixture(diagonal), jnp.asarray(normal_nodes(0, 16, 2)), target()
         q = GaussianMixture(*(jnp.asarray(np.asarray(part), float) for part in q))
         point = evaluate(of_mixture, q, noise, data)
@@ -103,7 +106,7 @@ def test_derivatives_are_those_of_the_average(diagonal):
 
 @pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_mixture_is_fitted_exactly(x64):
-    with jax.enable_x64(x64):
+    with enable_x64() if x64 else contextlib.nullcontext():
         roots = jnp.broadcast_to(jnp.eye(2), (2, 2, 2))
         init = GaussianMixture(jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-2.0, 0.0], [2.0, 0.0]]), roots)
         result = nt.descent.minimise_mixture(
