@@ -61,14 +61,20 @@ def require_expected_nll(objective: Callable[..., object], optimiser: str) -> It
     with _watched() as evaluations:
         yield
     if not evaluations:
-        cells = [cell.cell_contents for cell in getattr(objective, "__closure__", None) or ()]
-        name = next((type(value).__name__ for value in cells if isinstance(value, ELBO)), "another loss")
+        loss = loss_of(objective)
+        name = "another loss" if loss is None else type(loss).__name__
         raise TypeError(
             f"nt.optim.{optimiser} holds the prior itself and takes the gradients of nt.ExpectedNLL, got {name}, "
             "with which the prior would count twice. Use "
             f"SVI(model, guide, nt.optim.{optimiser}(guide, ...), nt.ExpectedNLL(...)), or an optimiser of "
             f"numpyro.optim with {name}."
         )
+
+
+def loss_of(objective: Callable[..., object]) -> ELBO | None:
+    """The loss of which SVI has made this objective, a closure; None for another objective."""
+    cells = [cell.cell_contents for cell in getattr(objective, "__closure__", None) or ()]
+    return next((value for value in cells if isinstance(value, ELBO)), None)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
+from numpyro.infer import RenyiELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoNormal
 
 from numpyro_tempered.core.checks import check_number, describe
@@ -12,7 +13,7 @@ from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.gaussian import ivon
 from numpyro_tempered.gaussian.ivon import Estimate, IvonState, Schedule
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
-from numpyro_tempered.infer.elbo import refuse_expected_nll
+from numpyro_tempered.infer.elbo import loss_of, refuse_expected_nll
 
 # The window of the curvature is the longest of these: passes over the data, steps, and a share of all steps.
 PASSES, FEWEST, SHARE = 10.0, 100.0, 0.25
@@ -51,7 +52,8 @@ class IVON(NumPyroOptim):
 
     Raises:
         TypeError: If the guide is another, or, at the first update, for the loss ``ExpectedNLL``.
-        ValueError: If an option is out of range, or at ``init`` if model or guide have other params.
+        ValueError: If an option is out of range, at ``init`` if model or guide have other params, or, at the
+            first update, for a ``RenyiELBO`` of an order above 1.
 
     References:
         Shen24.
@@ -139,7 +141,9 @@ class IVON(NumPyroOptim):
 
         Raises:
             TypeError: When traced, if it is an ``ExpectedNLL``.
+            ValueError: When traced, if it is a ``RenyiELBO`` of an order above 1.
         """
+        _refuse_high_orders(fn)
         with refuse_expected_nll("IVON"):
             return super().eval_and_update(fn, state, forward_mode_differentiation)
 
@@ -150,9 +154,28 @@ class IVON(NumPyroOptim):
 
         Raises:
             TypeError: When traced, if it is an ``ExpectedNLL``.
+            ValueError: When traced, if it is a ``RenyiELBO`` of an order above 1.
         """
+        _refuse_high_orders(fn)
         with refuse_expected_nll("IVON"):
             return super().eval_and_stable_update(fn, state, forward_mode_differentiation)
+
+
+def _refuse_high_orders(objective: Callable[..., object]) -> None:
+    """Refuse Rényi's bounds which, far from their optimum, are highest at a standard deviation near 0.
+
+    The steps of the means are in standard deviations, so that they would end there too.
+
+    Raises:
+        ValueError: If the objective is one.
+    """
+    loss = loss_of(objective)
+    if isinstance(loss, RenyiELBO) and loss.alpha > 1.0:
+        raise ValueError(
+            f"nt.optim.IVON takes a RenyiELBO of an order alpha below 1, got {loss.alpha}: far from its optimum "
+            "a bound of an order above 1 shrinks the standard deviations, by which IVON measures its steps, to "
+            "nothing. Use an order below 1, or numpyro.optim.Adam from the params of a fit with Trace_ELBO()."
+        )
 
 
 def _scale_of(loc: str) -> str:

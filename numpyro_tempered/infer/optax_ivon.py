@@ -139,8 +139,8 @@ def sample_ivon(
         params: The means, which are what the optimiser updates.
         state: The state of :func:`scale_by_ivon`, or one of ``optax.chain`` that holds it.
         num_samples: Number of draws, as a leading axis of each leaf; None for one draw without.
-        noise: From key, shape and type to standard normal noise. In training, :func:`quick_noise` takes a tenth
-            of the time, and the whole step hardly more than that of Adam.
+        noise: From key, shape and type to standard normal noise. In training, :func:`quick_noise` takes a
+            twentieth of the time, and the whole step hardly more than that of Adam.
 
     Returns:
         The weights, as ``params``.

@@ -64,7 +64,7 @@ def adam_step(loss, step_size):
     """The start and the step of Adam on the weights alone."""
     optimiser = optax.adam(step_size)
 
-    def step(carry, x, y):
+    def step(carry, x, y, _key):
         params, state = carry
         updates, state = optimiser.update(jax.grad(loss)(params, x, y), state, params)
         return optax.apply_updates(params, updates), state
@@ -78,14 +78,13 @@ def ivon_step(loss, num_data, noise):
         nt.optim.scale_by_ivon(num_data, clip_deviations=0.3), optax.scale_by_learning_rate(0.1)
     )
 
-    def step(carry, x, y):
-        params, state, key = carry
-        key, subkey = jax.random.split(key)
-        draw = nt.optim.sample_ivon(subkey, params, state, noise=noise)
+    def step(carry, x, y, key):
+        params, state = carry
+        draw = nt.optim.sample_ivon(key, params, state, noise=noise)
         updates, state = optimiser.update(jax.grad(loss)(draw, x, y), state, params, weights=draw)
-        return optax.apply_updates(params, updates), state, key
+        return optax.apply_updates(params, updates), state
 
-    return lambda params: (params, optimiser.init(params), jax.random.key(0)), step
+    return lambda params: (params, optimiser.init(params)), step
 
 
 def svi_of(model, make_optim):
@@ -118,7 +117,7 @@ def time_steps():
         "IVON, optax, quick_noise": ivon_step(loss, 60_000, nt.optim.quick_noise),
         "IVON, optax, jax.random.normal": ivon_step(loss, 60_000, jax.random.normal),
     }.items():
-        calls[name] = partial(jax.jit(step), begin(params), x, y)
+        calls[name] = partial(jax.jit(step), begin(params), x, y, jax.random.key(0))
     for name, make_optim in {
         "Adam, SVI": lambda guide: numpyro.optim.Adam(1e-3),
         "IVON, SVI": nt.optim.IVON,
@@ -162,10 +161,16 @@ def passes():
 
     def on_the_weights(begin, step):
         @jax.jit
-        def learn(carry):
-            return jax.lax.scan(lambda carry, row: (step(carry, *row), None), carry, rows)[0]
+        def learn(start):
+            carry, key = start
+            inputs = *rows, jax.random.split(key, NUM_TRAIN)
+            return jax.lax.scan(lambda carry, row: (step(carry, *row), None), carry, inputs)[0]
 
-        return (lambda seed: begin(fan_in_start(jax.random.key(seed), SMALL)), learn, lambda carry: carry[0])
+        def start(seed):
+            key, key_start = jax.random.split(jax.random.key(seed))
+            return begin(fan_in_start(key_start, SMALL)), key
+
+        return start, learn, lambda carry: carry[0]
 
     contestants = {"IVON, SVI": by_svi(nt.optim.IVON)}
     loss = mean_loss(small_network)

@@ -112,6 +112,23 @@ def test_a_check_says_which_fit_misses_a_mode(fit):
 
 
 @pytest.mark.full
+def test_modes_with_heavy_tails_are_covered_by_heavy_components():
+    """One Student's t over both modes, six standard deviations off, is far from the posterior."""
+
+    def model():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 20.0).expand([2]).to_event(1))
+        components = dist.MultivariateStudentT(6.0, jnp.array([[-6.0, 0.0], [6.0, 0.0]]), jnp.eye(2))
+        modes = dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.6, 0.4])), components)
+        numpyro.factor("modes", modes.log_prob(theta))
+
+    heavy = nt.fit_gaussian(jax.random.key(0), model, AutoMultivariateNormal, num_components=2)
+    check = nt.check_fit(jax.random.key(1), heavy)
+    assert check.divergences.pareto_k > 0.7
+    assert check.status == "bounded"
+    assert check.reference_divergences.d2_bound < 0.1
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("mode", "sd", "wide"), [(3.0, 0.5, 100.0), (30.0, 1.0, 100.0), (3e-4, 1e-5, 0.01)])
 def test_modes_far_apart_with_little_between_them_are_missed_in_words(mode, sd, wide):
     """They bend downwards in a narrow place alone, which no point hits."""

@@ -12,8 +12,8 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from conftest import enable_x64
-from numpyro.contrib.module import random_nnx_module
-from numpyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.contrib.module import random_flax_module, random_nnx_module
+from numpyro.infer import SVI, Predictive, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 
 import numpyro_tempered as nt
@@ -184,7 +184,7 @@ def by_svi(guide_class, loss, alpha, batch=None, num_steps=3000, **options):
         (nt.guides.AutoNetworkNormal, TraceMeanField_ELBO(num_particles=4), 1.0, None, 0.25),
         (nt.guides.AutoNetworkNormal, Trace_ELBO(), 0.5, None, 0.4),
         (AutoNormal, Trace_ELBO(num_particles=2), 0.5, 15, 1.0),
-        (AutoDiagonalNormal, Trace_ELBO(), 1.0, None, 0.4),
+        (AutoDiagonalNormal, TraceGraph_ELBO(), 1.0, None, 0.4),
     ],
 )
 def test_svi_finds_the_mean_field_posterior(guide_class, loss, alpha, batch, tolerance):
@@ -230,6 +230,74 @@ def test_a_fit_draws_predicts_and_becomes_inference_data():
     np.testing.assert_allclose(posterior.std(0) / scale, 1.0, atol=0.1)
     predict = Predictive(fit.guide, params=fit.params, num_samples=10)
     assert predict(jax.random.key(2), x, y)["theta"].shape == (10, 2)
+
+
+@pytest.mark.full
+def test_a_check_of_a_fit_covers_its_error():
+    x, y = data_of()
+    x = x.at[:, 1].divide(20.0)
+    fit = nt.fit_svi(
+        jax.random.key(0), regression, nt.guides.AutoNetworkNormal, x, y, alpha=0.5, optim=nt.optim.IVON
+    )
+    check = nt.check_fit(jax.random.key(1), fit)
+    assert check.status == "bounded"
+    # The exact posterior, which is not mean field.
+    precision = 0.5 * np.asarray(x.T @ x, float) / 0.64 + np.eye(2) / 4
+    mean = np.linalg.solve(precision, 0.5 * np.asarray(x.T @ y, float) / 0.64 + 0.5 / 4)
+    errors = np.abs(fit.params["theta_auto_loc"] - mean)
+    assert np.all(errors <= np.asarray(nt.table(check, "check")["mean_bound"]))
+
+
+@pytest.mark.full
+def test_a_renyi_bound_is_highest_at_its_fit():
+    x, y = data_of()
+    # Correlated, so that the bound's optimum is not that of the ELBO.
+    x = jnp.column_stack([x[:, 0], 0.5 * x[:, 0] + x[:, 1] / 20.0])
+    guide = nt.guides.AutoNetworkNormal(regression)
+    svi = SVI(regression, guide, nt.optim.IVON(guide), RenyiELBO(alpha=0.5, num_particles=8))
+    params = svi.run(jax.random.key(0), 4000, x, y, progress_bar=False).params
+    loc, scale = (np.asarray(params[f"theta_auto_{name}"], float) for name in ("loc", "scale"))
+    precision = np.asarray(x.T @ x, float) / 0.64 + np.eye(2) / 4
+    mean = np.linalg.solve(precision, np.asarray(x.T @ y, float) / 0.64 + 0.5 / 4)
+    noise = np.random.default_rng(0).normal(size=(100_000, 8, 2))
+
+    def bound(scale):
+        # Around the mean, where the wandering of IVON's means does not count.
+        log_weights = 0.5 * np.sum(noise**2, -1) + np.sum(np.log(scale))
+        log_weights -= 0.5 * np.einsum("nki,ij,nkj->nk", scale * noise, precision, scale * noise)
+        return 2.0 * np.mean(np.log(np.mean(np.exp(0.5 * log_weights), 1)))
+
+    assert bound(scale) > bound(mean_field_of(x, y, 1.0)[1])
+    assert bound(scale) > max(bound(0.8 * scale), bound(1.25 * scale)) + 0.01
+    np.testing.assert_allclose((loc - mean) / scale, 0.0, atol=0.5)
+
+
+@pytest.mark.full
+def test_a_renyi_bound_of_a_high_order_is_refused():
+    guide = nt.guides.AutoNetworkNormal(regression)
+    svi = SVI(regression, guide, nt.optim.IVON(guide), RenyiELBO(alpha=2.0))
+    x, y = data_of(4)
+    with pytest.raises(ValueError, match=r"an order alpha below 1, got 2\.0"):
+        svi.update(svi.init(jax.random.key(0), x, y), x, y)
+
+
+@pytest.mark.full
+def test_a_linen_network_with_priors_learns():
+    linen = pytest.importorskip("flax.linen")
+    x = jnp.linspace(-2, 2, 64)[:, None]
+    y = jnp.sin(2 * x[:, 0])
+    layers = [linen.Dense(32), jnp.tanh, linen.Dense(1)]
+
+    def model(x, y=None):
+        predict = random_flax_module("net", linen.Sequential(layers), dist.Normal(0.0, 2.0), input_shape=x.shape)
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("y", dist.Normal(predict(x)[:, 0], 0.1), obs=y)
+
+    guide = nt.guides.AutoNetworkNormal(model)
+    svi = SVI(model, guide, nt.optim.IVON(guide), Trace_ELBO())
+    result = svi.run(jax.random.key(0), 3000, x, y, progress_bar=False)
+    predictions = Predictive(model, guide=guide, params=result.params, num_samples=50)(jax.random.key(1), x)["y"]
+    assert np.sqrt(np.mean((predictions.mean(0) - y) ** 2)) < 0.15
 
 
 @pytest.mark.full
