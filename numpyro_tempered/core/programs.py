@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.extend.core
@@ -23,6 +23,7 @@ from numpyro_tempered.core.operations import compiler_options, count_operations
 from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
+P = ParamSpec("P")
 
 _SIZE = 64
 _AHEAD: set[Hashable] = set()
@@ -127,6 +128,27 @@ def share_trace(function: Callable[..., Values], *examples: PyTree) -> Callable[
     if any(isinstance(leaf, jax.core.Tracer | np.ndarray) for leaf in leaves):
         return function
     return _shared_trace(function, tree, forms, tuple(settings))
+
+
+def one_for_equal(maker: Callable[P, Values]) -> Callable[P, Values]:
+    """A maker of values that returns the same one for equal arguments.
+
+    Compiled functions are looked up by the functions in a value; one that is made anew is traced anew, in a tenth
+    of a second, before an equal trace is looked up.
+    """
+    remembered = functools.lru_cache(maxsize=256, typed=True)(maker)
+
+    @functools.wraps(maker)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Values:
+        if is_traced(args, kwargs):
+            return maker(*args, **kwargs)
+        try:
+            hash((args, tuple(kwargs.values())))
+        except TypeError:
+            return maker(*args, **kwargs)
+        return remembered(*args, **kwargs)  # type: ignore[arg-type]
+
+    return make
 
 
 def first_row(rows: PyTree) -> PyTree:

@@ -24,9 +24,10 @@ from numpyro_tempered.infer.guides.online import StartsAtPrior
 from numpyro_tempered.infer.online_checks import check_batch, set_up_guide, support_check
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_run import run_of
+from numpyro_tempered.infer.online_service import service_of
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
-from numpyro_tempered.online import Losses, Rule, drivers, run_chunks, rvga, stream
+from numpyro_tempered.online import Losses, Rule, Service, drivers, run_chunks, rvga, stream
 
 # One for all, so that compiled rounds are shared.
 _DEFAULT_RULE = rvga()
@@ -336,6 +337,10 @@ class OnlineVI:
         flat = family_of(state.posterior).sample(rng_key, state.posterior, (num_samples,))
         samples = unpack_and_constrain(self.guide, flat, self.get_params(state))
         return {k: samples[k] for k in latent_sites(self.guide.prototype_trace)}
+
+    def service(self, state: OnlineVIState, *args: object, **options: Any) -> Service:
+        """Rounds and predictions one at a time, in microseconds: :func:`service_of`."""
+        return service_of(self, state, args, **options)
 
     def as_run(self, *data: object, **options: Any) -> Run:
         """Draws of an online posterior, for :func:`to_inference_data`: :func:`run_of`."""

@@ -18,6 +18,7 @@ from numpyro_tempered.online.experts.state import (
     weights,
 )
 from numpyro_tempered.online.experts.windows import aggregate_windows
+from numpyro_tempered.online.predictions import Prediction, class_probabilities, predict, sample_predictor
 from numpyro_tempered.online.rates import (
     doubling,
     ewa_rate,
@@ -34,6 +35,7 @@ from numpyro_tempered.online.rules.oga import oga, oga_el
 from numpyro_tempered.online.rules.rvga import rvga
 from numpyro_tempered.online.rules.sva import sva
 from numpyro_tempered.online.rules.svb import svb
+from numpyro_tempered.online.service import Service
 from numpyro_tempered.online.streams.average import average, with_average
 from numpyro_tempered.online.streams.clip import Clipping, clip
 from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
@@ -59,7 +61,9 @@ __all__ = [
     "Losses",
     "OnlineState",
     "Pending",
+    "Prediction",
     "Rule",
+    "Service",
     "Skipping",
     "Standardisation",
     "StreamWarning",
@@ -68,6 +72,7 @@ __all__ = [
     "aggregate",
     "aggregate_windows",
     "average",
+    "class_probabilities",
     "clip",
     "detect_changes",
     "diagnose",
@@ -90,6 +95,7 @@ __all__ = [
     "pending",
     "point_kl",
     "power",
+    "predict",
     "random_walk",
     "recall",
     "regret",
@@ -100,6 +106,7 @@ __all__ = [
     "run",
     "run_chunks",
     "rvga",
+    "sample_predictor",
     "save",
     "skip",
     "standardise",

@@ -110,6 +110,7 @@ class Rule(NamedTuple):
             again at posteriors that it leads to; None for others. Its losses enter the sums of the state.
         box: The box that the rule projects on, or None; also where it projects on a ball.
         holds_evidence: Whether the posterior holds a number of data, so that those of two streams merge.
+        features: Which of the data arrays :func:`standardise` changes, or None.
         calibrated: Whether its scales measure uncertainty. The moves of other rules, of points and by gradient
             steps, are measured in the scales of the prior.
     """
@@ -125,6 +126,7 @@ class Rule(NamedTuple):
     holds_evidence: bool = False
     box: Box | None = None
     calibrated: bool = True
+    features: int | None = None
 
 
 # A number, or a function of the count or of the count and q.

@@ -73,11 +73,14 @@ class Predictors(NamedTuple):
         mean: Their values at θ, ``(n,)`` or ``(n, K)``.
         jacobian: Their derivatives, ``(n, d)`` or ``(n, K, d)``.
         moments: ``(mean, variance) -> Moments`` for Gaussian predictors of these data.
+        losses: ``u -> (n,)``, the untempered losses of predictors of the shape of ``mean``; None where they
+            depend on more.
     """
 
     mean: Array
     jacobian: Array
     moments: Callable[[Array, Array], Moments]
+    losses: Callable[[Array], Array] | None = None
 
 
 class Options(NamedTuple):

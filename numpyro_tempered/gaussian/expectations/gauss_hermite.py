@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations import base
 from numpyro_tempered.gaussian.expectations.differentiate import LossesOfPredictors, slopes
@@ -17,6 +18,7 @@ from numpyro_tempered.gaussian.expectations.outputs import average, product_rule
 MAX_NODES = 350
 
 
+@one_for_equal
 def gauss_hermite(
     loss: base.Loss | None = None,
     *,

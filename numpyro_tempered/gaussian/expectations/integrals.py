@@ -86,7 +86,10 @@ def bound(model: base.ModelLoss, integral: Integral, *, needs_key: bool) -> base
         mean, jacobian = with_jacobian(lambda theta: predict(theta, *data), theta)
         options = options._replace(mask=base.rows_of(options.mask, mean.shape[0]))
         if model.shared is None:
-            return base.Predictors(mean, jacobian, functools.partial(integrate, theta, data, options))
+            moments = functools.partial(integrate, theta, data, options)
+            return base.Predictors(
+                mean, jacobian, moments, lambda u: jnp.sum(losses_at(u, theta, *data)[0], axis=0)
+            )
         integral_at = functools.partial(integrate, data=data, options=options)
         at_mean = jnp.sum(losses_at(mean, theta, *data)[0], axis=0)
         return _beside_shared(model.shared, integral_at, theta, (mean, jacobian), at_mean, options)

@@ -67,7 +67,9 @@ def linearised(predict: Callable[[Array, Array], ArrayLike], expectation: base.E
         x, y = _batch(theta, *data)
         mean = jax.vmap(one, (None, 0))(theta, x)
         jacobian = jax.vmap(jax.jacrev(one), (None, 0))(theta, x)
-        return base.Predictors(mean, jacobian, lambda mean, spread: moments(mean, spread, y, options))
+        return base.Predictors(
+            mean, jacobian, lambda mean, spread: moments(mean, spread, y, options), lambda u: loss(u, y)
+        )
 
     def of_theta(theta: Array, *data: PyTree) -> Array:
         x, y = _batch(theta, *data)

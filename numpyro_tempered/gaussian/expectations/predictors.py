@@ -16,8 +16,8 @@ from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 
 def evaluate_predictors(q: Gaussian, predictors: base.Predictors, mask: Array | None) -> base.Evaluation:
     """The evaluation of a batch by its predictors at the mean of q; ``mask`` is that of their moments."""
-    mean, jacobian, moments = predictors
-    of_u = moments(mean, predictor_covariance(q, jacobian))
+    mean, jacobian = predictors.mean, predictors.jacobian
+    of_u = predictors.moments(mean, predictor_covariance(q, jacobian))
     leaves = (of_u.at_mean, of_u.expected, of_u.first, of_u.second, of_u.objective)
     at_mean, expected, first, second, tempered = (base.zero_where_off(leaf, mask) for leaf in leaves)
     grad_loc = jnp.sum(jacobian * first[..., None], axis=tuple(range(first.ndim)))
@@ -150,7 +150,10 @@ def linear(
             eye = jnp.eye(num_outputs, dtype=x.dtype)
             jacobian = jnp.reshape(eye[None, :, :, None] * x[:, None, None, :], (x.shape[0], num_outputs, -1))
         return base.Predictors(
-            predict(theta, x), jacobian, lambda mean, spread: moments(mean, spread, y, options)
+            predict(theta, x),
+            jacobian,
+            lambda mean, spread: moments(mean, spread, y, options),
+            lambda u: loss(u, y),
         )
 
     def of_theta(theta: Array, *data: PyTree) -> Array:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_numbers
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gain, Gaussian, family_of, is_gaussian, require
@@ -12,6 +13,7 @@ from numpyro_tempered.online.experts.aggregate import aggregate
 from numpyro_tempered.online.experts.grid import grid
 
 
+@one_for_equal
 def ewa(step_size: rules.StepSize) -> rules.Rule:
     r"""Exponentially weighted averages, :math:`p_{t+1} \propto p_t \exp(-\eta\, l_t)`, without approximation.
 

@@ -3,6 +3,7 @@
 import math
 
 from numpyro_tempered.core.checks import check_choice, check_number, is_traced
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Curvature, Gain, Gaussian, family_of, require
@@ -10,6 +11,7 @@ from numpyro_tempered.online import base as rules
 from numpyro_tempered.online.rules.forgetting import Forgetting, to_prior
 
 
+@one_for_equal
 def ngvi(
     step_size: rules.StepSize = 1.0,
     evidence: float = math.inf,

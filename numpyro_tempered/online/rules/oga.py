@@ -1,10 +1,12 @@
 """Online gradient descent on a point and on a Gaussian (CA19, section 5)."""
 
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of, require
 from numpyro_tempered.online import base as rules
 
 
+@one_for_equal
 def oga(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
     r"""Online gradient algorithm on a point: :math:`\theta \leftarrow \Pi(\theta - \eta\nabla l_t)`.
 
@@ -44,6 +46,7 @@ def oga(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) ->
     return rules.in_box(rules.Rule(init, update, curvature="none", name="oga", point=True, calibrated=False), box)
 
 
+@one_for_equal
 def oga_el(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
     r"""Online gradient on the expected loss, :math:`\mu \leftarrow \Pi(\mu - \eta\nabla\bar L_t)`.
 

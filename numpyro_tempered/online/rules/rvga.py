@@ -6,6 +6,7 @@ from typing import cast
 import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import matmul
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Predictors, rows_of
 from numpyro_tempered.gaussian.expectations.predictors import evaluate_predictors, predictor_covariance
@@ -17,6 +18,7 @@ from numpyro_tempered.online.rules.forgetting import Forgetting
 from numpyro_tempered.online.rules.ngvi import as_forgetting, gain_of, ngvi
 
 
+@one_for_equal
 def rvga(
     step_size: rules.StepSize = 1.0,
     *,
@@ -141,7 +143,7 @@ def _natural_steps(
     anchor = family.canonical(anchor)
     start = anchor
     if datum.predictors is not None:
-        _, jacobian, _ = datum.predictors(q.loc)
+        jacobian = datum.predictors(q.loc).jacobian
         start = _narrow(anchor, jnp.reshape(jacobian, (-1, q.loc.shape[0])))
     p, at_p, converged = descent.search(anchor, start, datum, rate, before)
     # Gradients at a point which is no solution would lead elsewhere: NaN has the round rejected.

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.online import ball as balls
 from numpyro_tempered.online import base as rules
 
 
+@one_for_equal
 def sva(step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None) -> rules.Rule:
     r"""Sequential variational approximation: summed gradients, with a penalty for leaving the prior.
 

@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 
 from numpyro_tempered.core.checks import check_number, is_traced
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Scalar
 from numpyro_tempered.gaussian.expectations.base import Evaluation
 from numpyro_tempered.gaussian.families.base import Gain, Gaussian, Q, able, family_of, require, supports
@@ -12,6 +13,7 @@ from numpyro_tempered.online import ball as balls
 from numpyro_tempered.online import base as rules
 
 
+@one_for_equal
 def svb(
     step_size: rules.StepSize, box: rules.Box | rules.Ball | None = None, *, evidence: float = math.inf
 ) -> rules.Rule:

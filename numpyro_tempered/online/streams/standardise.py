@@ -2,6 +2,7 @@ r"""Running standardisation of features inside the stream."""
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_tempered.core.precision import CompensatedSum
@@ -9,7 +10,7 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Evaluation, Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, square_root, supports
 from numpyro_tempered.gaussian.families.full_rank import FullRank, canonical
-from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, choose, memory_of
+from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, choose, layers, memory_of
 from numpyro_tempered.online.stream import step as one_round
 
 
@@ -106,7 +107,12 @@ def standardise(rule: Rule, *, intercept: int | None = None, argument: int = 0) 
         raise TypeError("a standardised rule changes the features of a round: use run or update, not its parts.")
 
     return rule._replace(
-        init=init, update=update, step=step, name=f"{rule.name}, standardised", holds_evidence=False
+        init=init,
+        update=update,
+        step=step,
+        name=f"{rule.name}, standardised",
+        holds_evidence=False,
+        features=argument,
     )
 
 
@@ -133,6 +139,32 @@ def transform(memory: Standardisation, x: Array) -> Array:
     loc, scale = location_and_scale(memory)
     rows = (jnp.reshape(x, (-1, x.shape[-1])) - loc[None, :]) / scale[None, :]
     return jnp.reshape(rows, x.shape)
+
+
+def features_of(state: object, x: Array) -> Array:
+    """New features ``(d,)`` or ``(n, d)`` on the scale of a state's posterior, which may be their own.
+
+    Each row counts in its own statistics, as in its round.
+
+    Raises:
+        TypeError: If experts of the state standardise, each on a scale of its own.
+    """
+    memories = [memory for memory in layers(state) if isinstance(memory, Standardisation)]  # type: ignore[arg-type]
+    if not memories:
+        leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Standardisation))
+        if any(isinstance(leaf, Standardisation) for leaf in leaves):
+            raise TypeError(
+                "experts that standardise have a scale each, on which one posterior does not predict: "
+                "standardise the aggregate instead, standardise(aggregate(...))."
+            )
+        return x
+    (memory,) = memories
+
+    def one(row: Array) -> Array:
+        return transform(memory._replace(moments=observe(memory.moments, row)), row)
+
+    rows = jnp.reshape(x, (-1, x.shape[-1])).astype(memory.moments.mean.value.dtype)
+    return jnp.reshape(jax.vmap(one)(rows), x.shape)
 
 
 def location_and_scale(memory: Standardisation) -> tuple[Array, Array]:

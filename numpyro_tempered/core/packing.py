@@ -1,0 +1,79 @@
+"""Pytrees in few flat arrays, for programs that are called so often that each argument counts."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tempered.core.typing import Array, PyTree
+
+# Larger leaves stay as they are: to copy them would cost more than an argument does.
+MAX_SIZE = 4096
+
+
+class Slot(NamedTuple):
+    """Where a leaf is: the number of its array, its first entry there, its shape, the kind of a random key."""
+
+    array: int
+    start: int
+    shape: tuple[int, ...]
+    impl: str | None = None
+
+
+class Packing(NamedTuple):
+    """How the leaves of a pytree lie in flat arrays; hashable.
+
+    Attributes:
+        tree: The structure.
+        slots: One for each leaf.
+        kinds: Shape and dtype of each array.
+    """
+
+    tree: jax.tree_util.PyTreeDef
+    slots: tuple[Slot, ...]
+    kinds: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+def packing_of(tree: PyTree, max_size: float = MAX_SIZE) -> Packing:
+    """The packing of arrays or their shapes: one array for all small leaves of a dtype, one for each large."""
+    leaves, structure = jax.tree.flatten(tree)
+    sizes: dict[object, int] = {}
+    slots: list[tuple[object, int, tuple[int, ...], str | None]] = []
+    for number, leaf in enumerate(leaves):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+        impl = str(jax.random.key_impl(leaf)) if is_key else None
+        size, dtype = math.prod(data.shape), np.dtype(data.dtype)
+        # A number for large leaves.
+        where: object = dtype if size <= max_size else (number, data.shape, dtype)
+        slots.append((where, sizes.get(where, 0), data.shape, impl))
+        sizes[where] = sizes.get(where, 0) + size
+    order = {where: position for position, where in enumerate(sizes)}
+    kinds = tuple(
+        (where[1], where[2]) if isinstance(where, tuple) else ((size,), where) for where, size in sizes.items()
+    )
+    return Packing(structure, tuple(Slot(order[where], *rest) for where, *rest in slots), kinds)  # type: ignore[arg-type]
+
+
+def pack(packing: Packing, tree: PyTree) -> tuple[Array, ...]:
+    """The flat arrays of a tree of this packing."""
+    parts: list[list[Array]] = [[] for _ in packing.kinds]
+    for slot, leaf in zip(packing.slots, jax.tree.leaves(tree), strict=True):
+        shape, dtype = packing.kinds[slot.array]
+        data = jnp.asarray(leaf if slot.impl is None else jax.random.key_data(leaf), dtype)
+        parts[slot.array].append(data if len(shape) != 1 else jnp.ravel(data))
+    return tuple(part[0] if len(part) == 1 else jnp.concatenate(part) for part in parts)
+
+
+def unpack(packing: Packing, arrays: tuple[Array, ...]) -> PyTree:
+    """The tree of flat arrays."""
+
+    def leaf(slot: Slot) -> Array:
+        data = arrays[slot.array]
+        if data.shape != slot.shape:
+            data = data[slot.start : slot.start + math.prod(slot.shape)].reshape(slot.shape)
+        return data if slot.impl is None else jax.random.wrap_key_data(data, impl=slot.impl)
+
+    return jax.tree.unflatten(packing.tree, [leaf(slot) for slot in packing.slots])
