@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 
 # Larger leaves stay as they are: to copy them would cost more than an argument does.
 MAX_SIZE = 4096
@@ -77,3 +77,35 @@ def unpack(packing: Packing, arrays: tuple[Array, ...]) -> PyTree:
         return data if slot.impl is None else jax.random.wrap_key_data(data, impl=slot.impl)
 
     return jax.tree.unflatten(packing.tree, [leaf(slot) for slot in packing.slots])
+
+
+class Inputs:
+    """Buffers of NumPy's that take the arrays of a call, one for each dtype; ``arrays`` are views of them."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing = packing
+        self.buffers = tuple(np.zeros(shape, dtype) for shape, dtype in packing.kinds)
+        self.arrays = tuple(
+            self.buffers[slot.array]
+            .reshape(-1)[slot.start : slot.start + math.prod(slot.shape)]
+            .reshape(slot.shape)
+            for slot in packing.slots
+        )
+
+    def fill(self, values: tuple[ArrayLike, ...]) -> tuple[np.ndarray, ...]:
+        """The buffers with these values.
+
+        Raises:
+            TypeError: If there are more or fewer.
+            ValueError: If one is of another shape; a first axis of 1 may be left out.
+        """
+        if len(values) != len(self.arrays):
+            raise TypeError(f"the call takes {len(self.arrays)} arrays, as at the start, got {len(values)}.")
+        for number, (value, place) in enumerate(zip(values, self.arrays, strict=True)):
+            array = np.asarray(value)
+            if array.shape != place.shape and (1, *array.shape) != place.shape:
+                raise ValueError(
+                    f"array {number} must have shape {place.shape}, as at the start, got {array.shape}."
+                )
+            place[...] = array
+        return self.buffers

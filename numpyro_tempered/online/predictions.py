@@ -92,7 +92,7 @@ def class_probabilities(
 
     Raises:
         TypeError: If the expectation has no predictor.
-        ValueError: If the inputs do not fit, or there are fewer than two labels.
+        ValueError: If the inputs do not fit, there are fewer than two labels, or the loss does not admit one.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -103,8 +103,10 @@ def class_probabilities(
         >>> print(f"{negative:.3f} {positive:.3f}")
         0.387 0.613
     """
-    arrays = _checked(expectation, state, inputs)
-    return probabilities_of(predictors_of(expectation), as_labels(labels), state, *arrays)
+    arrays, values = _checked(expectation, state, inputs), as_labels(labels)
+    if expectation.check is not None:
+        expectation.check(np.zeros(1), np.asarray(values))
+    return probabilities_of(predictors_of(expectation), values, state, *arrays)
 
 
 @key_first

@@ -1,6 +1,7 @@
 """One datum at a time, for services: a compiled round with a state that stays on the device."""
 
 import functools
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import describe, is_traced
 from numpyro_tempered.core.model_arguments import stream_arrays
-from numpyro_tempered.core.packing import Packing, pack, packing_of, unpack
+from numpyro_tempered.core.packing import Inputs, Packing, pack, packing_of, unpack
 from numpyro_tempered.core.programs import share_trace
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation
@@ -33,44 +34,12 @@ from numpyro_tempered.online.stream import Rounds, RoundStep, Step, single
 ONE = np.int32(1)
 # Outcomes that have been checked are remembered, up to as many.
 MAX_CHECKED = 1000
-# Added to the number of draws, so that no draw has the key of a round.
+# The number of the first draw, so that no draw has the key of a round.
 FIRST_DRAW = 2**30
 
 Buffers: TypeAlias = tuple[Array, ...]
 # A pure function of a state, a key, and inputs.
 Answer: TypeAlias = Callable[..., PyTree]
-
-
-class Inputs:
-    """Buffers of NumPy's that take the arrays of a call, one for each dtype; ``arrays`` are views of them."""
-
-    def __init__(self, packing: Packing) -> None:
-        self.packing = packing
-        self.buffers = tuple(np.zeros(shape, dtype) for shape, dtype in packing.kinds)
-        self.arrays = tuple(
-            self.buffers[slot.array]
-            .reshape(-1)[slot.start : slot.start + math.prod(slot.shape)]
-            .reshape(slot.shape)
-            for slot in packing.slots
-        )
-
-    def fill(self, values: tuple[ArrayLike, ...]) -> tuple[np.ndarray, ...]:
-        """The buffers with these values.
-
-        Raises:
-            TypeError: If there are more or fewer.
-            ValueError: If one is of another shape; a first axis of 1 may be left out.
-        """
-        if len(values) != len(self.arrays):
-            raise TypeError(f"the service takes {len(self.arrays)} arrays, as at its start, got {len(values)}.")
-        for number, (value, place) in enumerate(zip(values, self.arrays, strict=True)):
-            array = np.asarray(value)
-            if array.shape != place.shape and (1, *array.shape) != place.shape:
-                raise ValueError(
-                    f"array {number} of the service has shape {place.shape}, as at its start, got {array.shape}."
-                )
-            place[...] = array
-        return self.buffers
 
 
 class Parts(NamedTuple):
@@ -167,7 +136,7 @@ class Service:
         check_data(parts.expectation, arrays)
         self._parts, self._labels, self._arrays = parts, as_labels(labels), arrays
         self._outcomes = [n for n in range(len(arrays)) if n not in parts.inputs]
-        self._lock, self._checked, self._draws = threading.Lock(), set[float](), 0
+        self._lock, self._checked, self._draws = threading.Lock(), set[float](), itertools.count(FIRST_DRAW)
         self._packing = packing_of((state, rng_key))
         self._buffers = _pack(self._packing, (state, rng_key))
         self._inputs = Inputs(packing_of(arrays, math.inf))
@@ -253,8 +222,7 @@ class Service:
         Raises:
             ValueError: If the service started without a key.
         """
-        self._draws += 1
-        return self._answer("draw", inputs, np.int32(FIRST_DRAW + self._draws))
+        return self._answer("draw", inputs, np.int32(next(self._draws)))
 
     def _answer(self, kind: str, inputs: tuple[ArrayLike, ...], *options: np.generic) -> PyTree:
         shapes = kind, *map(np.shape, inputs)
@@ -282,6 +250,10 @@ class Service:
             ),
             "draw": lambda state, key, *inputs: draw_of(at, key, state, *inputs, features=features),
         }
+        if kind == "class_probabilities":
+            for label in self._labels:
+                outcomes = {n: np.full(self._arrays[n].shape, label) for n in self._outcomes}
+                check_data(self._parts.expectation, tuple(outcomes.get(n, a) for n, a in enumerate(self._arrays)))
         if kind == "draw" and rng_key is None:
             raise ValueError("a service that draws needs a key: start it with rng_key=.")
         answer = share_trace(answers[kind], state, rng_key, *arrays)

@@ -171,10 +171,10 @@ def test_equal_parts_compile_nothing(service):
 def test_what_is_wrong_leaves_the_state(service):
     before = service.state
     wrong = [
-        ((X[0][:2], 1.0), ValueError, r"array 0 of the service has shape \(3,\), as at its start, got \(2,\)"),
+        ((X[0][:2], 1.0), ValueError, r"array 0 must have shape \(3,\), as at the start, got \(2,\)"),
         ((X[:1], 1.0), ValueError, r"got \(1, 3\)"),
         ((np.ones(1), 1.0), ValueError, r"got \(1,\)"),
-        ((X[0],), TypeError, "takes 2 arrays, as at its start, got 1"),
+        ((X[0],), TypeError, "takes 2 arrays, as at the start, got 1"),
         ((X[0], "one"), ValueError, "could not convert string to float"),
     ]
     for data, kind, message in wrong:
@@ -322,6 +322,18 @@ def test_probabilities_of_several_classes():
     u = np.einsum("skd,nd->nsk", draws.reshape(-1, 3, 2), X[:2, :2])
     np.testing.assert_allclose(found, special.softmax(u, axis=-1).mean(1), atol=0.01)
     np.testing.assert_allclose(found.sum(-1), 1.0, rtol=1e-5)
+
+
+def test_labels_of_another_loss_are_refused():
+    rule = nt.online.ngvi(0.1)
+    state = rule.init(mean_field())
+    service = nt.online.Service(rule, nt.expectations.hinge(), state, X[0], 1.0, labels=(0, 1))
+    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0"):
+        service.class_probabilities(X[0])
+    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0"):
+        nt.online.class_probabilities(nt.expectations.hinge(), state, X[0], labels=(0, 1))
+    with pytest.raises(ValueError, match="needs labels y in"):
+        nt.online.class_probabilities(nt.expectations.softmax(3), rule.init(mean_field()), X[0, :1])
 
 
 def test_draws_are_those_of_the_posterior():
