@@ -210,8 +210,7 @@ for ax, (title, picture) in zip(axes, pictures.items(), strict=True):
     drawn = ax.imshow(np.asarray(picture).reshape(28, 28), cmap="viridis", vmin=0, vmax=1)
     ax.set_title(title)
     ax.set_axis_off()
-fig.colorbar(drawn, ax=axes, shrink=0.8)
-plt.show()
+_ = fig.colorbar(drawn, ax=axes, shrink=0.8)
 
 # %% [markdown]
 # *Dark is known.* Where digits are, even the best known weights have more than half of the prior's standard
@@ -245,7 +244,6 @@ for (top, bottom), row in zip(axes.T, [*least[:6], least[-1]], strict=True):
     bottom.set(ylim=(0, 1), xticks=range(10), yticks=[0, 1])
     bottom.tick_params(labelsize=8)
     bottom.grid(False)
-plt.show()
 
 # %% [markdown]
 # *Orange is the answer.* These are digits of which people would be unsure too.
@@ -300,8 +298,7 @@ left.legend()
 boxes = last.boxplot(list(strange.values()), tick_labels=list(strange), medianprops={"color": "black"})
 for box, colour in zip(boxes["boxes"], colours.values(), strict=True):
     box.set(color=colour, linewidth=2)
-last.set(title="Entropy of letters, bits", ylim=(0, np.log2(10)))
-plt.show()
+_ = last.set(title="Entropy of letters, bits", ylim=(0, np.log2(10)))
 
 # %% [markdown]
 # *All doubt more where they know less, and at T = 1 the network doubts everything.* What counts is whether
@@ -402,8 +399,7 @@ for ax, values, places, label in paths:
     ax.minorticks_off()
 middle.set_title("Log score, nats a digit")
 last.set_title("Log score, nats a digit")
-middle.legend(loc="lower right")
-plt.show()
+_ = middle.legend(loc="lower right")
 
 # %% [markdown]
 # *Left: on the dotted line a network is right as often as it says. Middle and right: the posterior of Bayes is
