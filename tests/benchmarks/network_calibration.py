@@ -178,24 +178,22 @@ LOOKS = {
 def short(table):
     """The table of the page: means and standard errors, and times over that of an epoch of Adam."""
 
-    def cells(name, digits):
-        pairs = zip(table[name], table[f"{name} se"], strict=True)
+    def cells(name, digits, factor=1.0):
+        pairs = zip(factor * table[name], factor * table[f"{name} se"], strict=True)
         sign = "+" if name == "over Adam" else ""
-        return [f"{value:{sign}.{digits}f} ± {error:.{digits}f}" for value, error in pairs]
+        # Spaces at which no line breaks.
+        return [f"{value:{sign}.{digits}f}\u00a0±\u00a0{error:.{digits}f}" for value, error in pairs]
 
     return pd.DataFrame(
         {
-            "wrong labels": [f"{noise:.0%}" for noise in table["noise"]],
+            "wrong": [f"{noise:.0%}" for noise in table["noise"]],
             "contestant": table["contestant"],
-            "accuracy": cells("accuracy", 4),
+            "accuracy, %": cells("accuracy", 1, 100.0),
             "log score": cells("log score", 3),
             "over Adam": cells("over Adam", 3),
-            "Brier": cells("Brier", 4),
-            "ECE": cells("ECE", 4),
-            "calibrated": table["calibrated"].map("{:.4f}".format),
-            "epochs": table["epochs"].map("{:.0f}".format),
-            "epoch over Adam's": table["epoch over Adam's"].map("{:.1f}".format),
-            "options": table["options"],
+            "ECE, %": cells("ECE", 1, 100.0),
+            "calibrated": (100.0 * table["calibrated"]).map("{:.1f}".format),
+            "time": table["epoch over Adam's"].map("{:.1f}".format),
         }
     )
 
