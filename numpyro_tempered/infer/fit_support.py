@@ -87,11 +87,11 @@ def fit_support(
     .. math:: q = \prod_{j \in A} N(m_j, \sigma_j^2) \prod_{j \notin A} \delta_0
 
     Where weights need each other, as in networks, a draw with a few of them off is of another function, and
-    relaxed gates end in a fit that can bear such draws. Here no gate is ever undecided. All are on at first, and
-    the slabs are fitted from the guide's ``init_loc_fn``, with the scales that the curvature there asks for. Then
-    those weights are switched off that the ELBO at the means needs least, with all that has no effect without
-    them, a fifth of the weights at once. The slabs are fitted again, and where the ELBO is smaller than before,
-    fewer are tried. Every loss is a negative ELBO.
+    relaxed gates end in a fit that can bear such draws. Here no gate is ever undecided. All are on at first, but
+    those of weights without effect at the start, and the slabs are fitted from the guide's ``init_loc_fn``, with
+    the scales that the curvature there asks for. Then those weights are switched off that the ELBO at the means
+    needs least, with all that has no effect without them, a fifth of the weights at once. The slabs are fitted
+    again, and where the ELBO is smaller than before, fewer are tried. Every loss is a negative ELBO.
 
     Where the posterior is undecided about many weights, as with few data, gates between 0 and 1 have the greater
     ELBO: compare with :func:`fit_svi`.
@@ -186,7 +186,14 @@ def _eliminate(
         tail = losses[-1][-max(1, len(each) // 10) :]
         return _Support(-float(np.mean(tail)), params, on, gates)
 
-    best = _Support(-math.inf, params, np.ones(flat.size, bool), gates)
+    on = np.ones(flat.size, bool)
+    excess = None if num_weights is None else flat.size - num_weights
+    scores = programs.scores(params, gates)
+    idle = np.asarray(scores[-1])
+    # Slabs without effect are as wide as their prior: noise, once others move.
+    if idle.any() and excess != 0:
+        on = ~_switch_off(on, scores, 1, excess, ~idle)
+    best = _Support(-math.inf, params, on, gates)
     for part in range(_NUM_DENSE):
         best = descend(best.params, best.on, 0.01 if part == _NUM_DENSE - 1 else 1.0)
     share, scores, tried = _SHARE, programs.scores(best.params, best.gates), np.zeros((0, flat.size), bool)
@@ -219,17 +226,18 @@ def _switch_off(
     """
     loss, saved, idle, is_idle = map(np.asarray, scores)
     # Without effect already: together they go at no loss, but one alone may bring the others back.
-    groups = np.where(is_idle[:, None], is_idle, (idle & ~is_idle) | np.eye(len(on), dtype=bool)) & on
+    alone = np.eye(len(on), dtype=bool)
+    groups = np.where(is_idle[:, None], is_idle, (idle & ~is_idle) | alone) & on
+    if excess is not None:
+        most = min(most, excess)
+        groups = np.where(groups.sum(1, keepdims=True) > excess, alone, groups)
     rank = (groups @ saved - np.where(is_idle, 0.0, loss)) / np.maximum(groups.sum(1), 1)
     rank = np.where(tried, np.min(rank) - 1.0, rank)
     off = np.zeros(len(on), bool)
     for j in sorted(np.flatnonzero(on), key=lambda j: -rank[j]):
-        group = groups[j]
-        if excess is not None and group.sum() > excess:
-            group = np.arange(len(on)) == j
-        if off.any() and (off | group).sum() > most:
+        if off.any() and (off | groups[j]).sum() > most:
             break
-        off |= group
+        off |= groups[j]
     return off
 
 

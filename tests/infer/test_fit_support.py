@@ -145,6 +145,8 @@ def test_groups_go_by_what_they_gain():
     assert off(4) == [0, 1, 2, 4]
     assert off(1, tried=np.eye(5, dtype=bool)[4]) == [0, 1]
     assert off(1, excess=1, tried=np.eye(5, dtype=bool)[4]) == [0]
+    # No more than must go.
+    assert off(4, excess=3) == [0, 1, 4]
     # Both go at no loss, and one of them alone might not.
     assert off(4, is_idle=np.array([False, False, False, True, True])) == [0, 1, 3, 4]
 
@@ -187,6 +189,21 @@ def test_other_sites_and_precisions(key, x64):
     assert fit.params["shift_auto_probs"] == 1.0
     assert np.exp(fit.params["noise_auto_loc"]) == pytest.approx(NOISE, rel=0.3)
     assert fit.params["w_auto_probs"][:3].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.full
+def test_weights_without_effect_at_the_start_are_off_and_sizes_are_exact(key):
+    """Two covariates of zeros: their slabs would be as wide as the prior."""
+    x, y = data()
+    x = np.concatenate([x, np.zeros((30, 2), np.float32)], axis=1)
+    for size in (3, 7):
+        fit = nt.fit_support(
+            key, linear, nt.guides.AutoSpikeAndSlab, x, y, num_weights=size, num_steps=100, num_particles=10
+        )
+        gates = np.asarray(fit.params["w_auto_probs"])
+        assert gates.sum() == size
+        assert np.all(gates[:3] == 1.0)
+        assert gates[6:].sum() == max(0, size - 6)
 
 
 @pytest.mark.full
