@@ -491,14 +491,8 @@ print(missed.to_string(index=False))
 # The network by hand has a greater ELBO than the best of twenty with relaxed gates, and about half the risk:
 # there the search is the limit, not the theorem. By elimination each start beats the one by hand, in seconds.
 #
-# ## Several inputs
-#
-# Slopes of risks, of networks by elimination, in the logarithms of the theorem's rate and of n:
-
-# %%
-slopes = pd.read_csv(RESULTS / "sparse_networks_inputs_slopes.csv")
-columns = ["target", "d", "draws on r_n", "draws on r_n, se", "draws on n", "draws on n, se", "-2β/(2β+d)"]
-print(slopes[columns].to_string(index=False))
+# `tests/benchmarks/sparse_networks_inputs.py` does this for one, two and five inputs and up to 10,000 data; its
+# tables are on the page of this experiment.
 
 # %%
 if is_script:

@@ -11,7 +11,6 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.optim import Adam
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_count, check_number, key_first
@@ -24,6 +23,7 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.powers import Powers
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
+from numpyro_tempered.infer.fixed_steps import adam_in_units
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.support_prior import given_size, sparse_priors
 from numpyro_tempered.infer.svi import TemperedFit, finish
@@ -34,6 +34,8 @@ _NUM_DENSE = 4
 _SHARE = 0.2
 # Groups that are tried one by one before the end.
 _PATIENCE = 3
+# Standard deviations of a slab.
+_FAR = 20.0
 
 
 class _Problem(NamedTuple):
@@ -107,7 +109,7 @@ def fit_support(
         num_weights: S, if exactly S weights are to be on. The ELBO is then that under the prior given that S are
             on, uniform over the supports of size S, as in :func:`round_and_refit`.
         num_steps: Steps of Adam after each change of the support; four times as many before the first.
-        step_size: Its step size, which falls to a hundredth, in units of the weights.
+        step_size: Its step size, which falls to a hundredth, in standard deviations of the slabs' priors.
         num_particles: Draws for the ELBO.
         **kwargs: Keyword arguments of the model.
 
@@ -116,8 +118,9 @@ def fit_support(
 
     Raises:
         TypeError: If the guide is not an ``AutoSpikeAndSlab``.
-        ValueError: If an option is out of range, the model subsamples its data, or ``num_weights`` is given and
-            the prior has not one fixed probability for all weights.
+        ValueError: If an option is out of range, the model subsamples its data, the start is more than 20
+            standard deviations of a slab away, or ``num_weights`` is given and the prior has not one fixed
+            probability for all weights.
 
     References:
         CA-DNN, whose family this is. Optimal brain damage (LeCun, Denker, Solla 1990) for the elimination.
@@ -156,6 +159,7 @@ def fit_support(
         check_count(num_weights, "num_weights", 1, sum(value.size for value in probs.values()))
     for site in probs:
         del params[problem.name(site, "probs")]
+    _check_start(problem, params)
     params |= _scales(problem, params)
     programs = _compile(fit_key, problem, params, num_steps)
     params, gates, losses = _eliminate(fit_key, programs, problem, params, num_weights, step_size=step_size)
@@ -267,6 +271,18 @@ def _priors(problem: _Problem, params: Params) -> dict[str, SpikeSlab]:
     return sparse_priors(problem.tempered, 0, values, problem.args, problem.kwargs)
 
 
+def _check_start(problem: _Problem, params: Params) -> None:
+    """Refuse means that a descent, whose steps are in units of the priors, will not bring near them."""
+    locs = problem.values(params, "loc")
+    for site, prior in _priors(problem, params).items():
+        away = float(jnp.max(jnp.abs(locs[site] - prior.loc) / prior.scale))
+        if away > _FAR:
+            raise ValueError(
+                f"site {site!r} starts {away:.3g} standard deviations of its slab from its mean, too far: give "
+                "AutoSpikeAndSlab an init_loc_fn in the units of the prior, such as NumPyro's init_to_median."
+            )
+
+
 def _scales(problem: _Problem, params: Params) -> Params:
     """Scales of the slabs to start at: of the conditional posteriors at the start, by the curvature."""
 
@@ -285,14 +301,16 @@ def _scales(problem: _Problem, params: Params) -> Params:
 def _compile(rng_key: Array, problem: _Problem, params: Params, num_steps: int) -> _Programs:
     """The programs of a fit."""
     tempered, guide, args, kwargs = problem
+    # Of means the scales of their priors, and of scales, by whose softplus they are held, what these start at.
+    units = {problem.name(site, "loc"): prior.scale for site, prior in _priors(problem, params).items()}
+    units |= {
+        problem.name(site, "scale"): jnp.maximum(scale, 1.0)
+        for site, scale in problem.values(params, "scale").items()
+    }
 
     def descend(params: Params, gates: Params, key: Array, sizes: Array) -> tuple[Params, Array]:
-        svi = SVI(
-            tempered,
-            tempered.guide(guide.with_gates(gates)),
-            Adam(lambda step: sizes[0] * sizes[1] ** (step / num_steps)),
-            TraceMeanField_ELBO(),
-        )
+        optim = adam_in_units(lambda step: sizes[0] * sizes[1] ** (step / num_steps), units)
+        svi = SVI(tempered, tempered.guide(guide.with_gates(gates)), optim, TraceMeanField_ELBO())
         state = svi.init(key, *args, init_params=params, **kwargs)
         state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=num_steps)
         return svi.get_params(state), losses

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import init_to_value
+from numpyro.infer import init_to_median, init_to_value
 from numpyro.infer.autoguide import AutoNormal
 from scipy import special, stats
 
@@ -22,8 +22,8 @@ from numpyro_tempered.infer.svi import finish
 NOISE, INCLUSION, SLAB, ALPHA = 0.5, 0.25, 2.0, 0.5
 
 
-def linear(x, y=None, probs=INCLUSION):
-    prior = nt.distributions.SpikeAndSlab(probs, 0.0, SLAB)
+def linear(x, y=None, probs=INCLUSION, unit=1.0):
+    prior = nt.distributions.SpikeAndSlab(probs, 0.0, unit * SLAB)
     w = numpyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
     with numpyro.plate("n", len(x)):
         numpyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
@@ -155,12 +155,13 @@ def test_groups_go_by_what_they_gain():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num_weights", [None, 2, 5])
-def test_the_support_is_the_best_of_all(key, num_weights):
+@pytest.mark.parametrize(("num_weights", "unit"), [(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)])
+def test_the_support_is_the_best_of_all(key, num_weights, unit):
+    """In whatever units coefficients are."""
     x, y = data()
-    fit = nt.fit_support(
-        key, linear, nt.guides.AutoSpikeAndSlab, x, y, alpha=ALPHA, num_weights=num_weights, num_steps=500
-    )
+    options = {"alpha": ALPHA, "num_weights": num_weights, "num_steps": 500, "unit": unit}
+    guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
+    fit = nt.fit_support(key, linear, guide, x / np.float32(unit), y, **options)
     elbos = {}
     for gates in itertools.product([False, True], repeat=6):
         size = sum(gates)
@@ -220,6 +221,8 @@ def test_fit_support_refuses(key):
     x, y = data()
     with pytest.raises(TypeError, match="takes an AutoSpikeAndSlab guide, got AutoNormal"):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
+    with pytest.raises(ValueError, match=r"site 'w' starts .* deviations of its slab"):
+        nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
     for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)
