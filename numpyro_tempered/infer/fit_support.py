@@ -23,6 +23,7 @@ from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.powers import Powers
 from numpyro_tempered.handlers.temper import check_alpha, temper
 from numpyro_tempered.infer.build_guide import build_guide
+from numpyro_tempered.infer.elbo import trace_model
 from numpyro_tempered.infer.fixed_steps import adam_in_units
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.support_prior import given_size, sparse_priors
@@ -152,7 +153,8 @@ def fit_support(
     trace = handlers.trace(handlers.seed(instance, start_key)).get_trace(*args, **kwargs)
     if likelihood.subsamples(instance.prototype_trace):
         raise ValueError("fit_support needs all data at once: leave subsample_size out.")
-    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    sites = {**trace, **trace_model(start_key, tempered, trace, {}, args, kwargs)}
+    params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
     problem = _Problem(tempered, instance, args, kwargs)
     probs = problem.values(params, "probs")
     if num_weights is not None:
