@@ -277,10 +277,10 @@ def _check_start(problem: _Problem, params: Params) -> None:
     """Refuse means that a descent, whose steps are in units of the priors, will not bring near them."""
     locs = problem.values(params, "loc")
     for site, prior in _priors(problem, params).items():
-        away = float(jnp.max(jnp.abs(locs[site] - prior.loc) / prior.scale))
-        if away > _FAR:
+        distance = float(jnp.max(jnp.abs(locs[site] - prior.loc) / prior.scale))
+        if distance > _FAR:
             raise ValueError(
-                f"site {site!r} starts {away:.3g} standard deviations of its slab from its mean, too far: give "
+                f"site {site!r} starts {distance:.3g} standard deviations of its slab from its mean, too far: give "
                 "AutoSpikeAndSlab an init_loc_fn in the units of the prior, such as NumPyro's init_to_median."
             )
 

@@ -182,12 +182,15 @@ def test_other_sites_and_precisions(key, x64):
         w = numpyro.sample("w", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0).expand([6]).to_event(1))
         shift = numpyro.sample("shift", nt.distributions.SpikeAndSlab(0.25, 0.0, 2.0))
         with numpyro.plate("n", len(x)):
-            numpyro.sample("y", dist.Normal(x @ w + shift, noise), obs=y)
+            mean = numpyro.param("offset", jnp.array(2.0)) + shift + x @ w
+            numpyro.sample("y", dist.Normal(mean, noise), obs=y)
 
     x, y = (part.astype(float) for part in data())
-    fit = nt.fit_support(key, model, nt.guides.AutoSpikeAndSlab, x, y + 3.0, num_steps=1000, step_size=0.02)
+    fit = nt.fit_support(key, model, nt.guides.AutoSpikeAndSlab, x, y + 5.0, num_steps=1000, step_size=0.02)
     assert {leaf.dtype for leaf in jax.tree.leaves(fit.params)} == {jnp.dtype("float64")}
-    assert fit.params["shift_auto_probs"] == 1.0
+    # A param has no prior, and so the site has nothing to explain.
+    assert fit.params["offset"] == pytest.approx(5.0, abs=0.5)
+    assert fit.params["shift_auto_probs"] == 0.0
     assert np.exp(fit.params["noise_auto_loc"]) == pytest.approx(NOISE, rel=0.3)
     assert fit.params["w_auto_probs"][:3].tolist() == [1.0, 1.0, 1.0]
 
