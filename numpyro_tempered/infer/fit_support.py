@@ -280,7 +280,7 @@ def _check_start(problem: _Problem, params: Params) -> None:
         distance = float(jnp.max(jnp.abs(locs[site] - prior.loc) / prior.scale))
         if distance > _FAR:
             raise ValueError(
-                f"site {site!r} starts {distance:.3g} standard deviations of its slab from its mean, too far: give "
+                f"site {site!r} starts {distance:.3g} deviations of its slab away, which is too far: give "
                 "AutoSpikeAndSlab an init_loc_fn in the units of the prior, such as NumPyro's init_to_median."
             )
 

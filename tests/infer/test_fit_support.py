@@ -224,7 +224,7 @@ def test_fit_support_refuses(key):
     x, y = data()
     with pytest.raises(TypeError, match="takes an AutoSpikeAndSlab guide, got AutoNormal"):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
-    with pytest.raises(ValueError, match=r"site 'w' starts .* deviations of its slab"):
+    with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away"):
         nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
     for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
