@@ -157,12 +157,11 @@ def log_binomial(total, size):
     return lgamma(total + 1) - lgamma(size + 1) - lgamma(total - size + 1)
 
 
-def run_inputs(targets, sizes, shapes, num_steps, save):
-    """One fit of each shape on each data set; ``sizes`` has how many there are by number of data."""
+def run_inputs(targets, sizes, shapes, num_sets, num_steps, save):
+    """One fit of each shape on each data set."""
     began, rows = time.perf_counter(), []
     shared = {depth: sum(len(s) == depth for s in shapes) for depth in map(len, shapes)}
-    sets = [(n, data) for n, num_sets in sizes.items() for data in range(num_sets)]
-    for (n, data), (target, d), widths in itertools.product(sets, targets, shapes):
+    for n, data, (target, d), widths in itertools.product(sizes, range(num_sets), targets, shapes):
         key, total = jax.random.key(data), num_weights(d, widths)
         if total > n:
             continue
@@ -321,9 +320,9 @@ def main():
     options.output.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore", FutureWarning)
     sizes, shapes, num_sets, num_steps = (
-        ({70: 1}, [(16,)], 1, 10)
+        ([70], [(16,)], 1, 10)
         if options.small
-        else ({100: 3, 300: 3, 1000: 3, 3000: 3, 10_000: 2}, [(8,), (16,), (32,), (64,), (8, 8)], 3, 300)
+        else ([100, 300, 1000, 3000, 10_000], [(8,), (16,), (32,), (64,), (8, 8)], 3, 300)
     )
     began = time.perf_counter()
 
@@ -336,13 +335,17 @@ def main():
     of_size = run_sizes(50, (16,), longer) if options.small else run_sizes(1600, (32,), longer)
     write(of_size, "size", "%.5g", index=False)
     targets = [key for key in TARGETS if key[1] < 5 or not options.small]
-    fits = run_inputs(targets, sizes, shapes, num_steps, lambda table: write(table, "inputs", index=False))
-    write(fits, "inputs", index=False)
+
+    def save(table):
+        write(table, "inputs", index=False)
+
+    fits = run_inputs(targets, sizes, shapes, num_sets, num_steps, save)
+    save(fits)
     found = select(fits)
     write(summarise(found, fits), "inputs_summary", "%.3g", index=False)
     write(fit_slopes(found), "inputs_slopes", "%.2f", index=False)
     draw_figure(found).savefig(options.output / "sparse_networks_inputs.png", dpi=110)
-    words = f"data sets by n {sizes}, widths {shapes}, {num_steps} steps a support"
+    words = f"n = {sizes}, widths {shapes}, {num_sets} data sets, {num_steps} steps a support"
     text = provenance.describe(words)
     (options.output / "sparse_networks_inputs.txt").write_text(
         f"{text}seconds: {time.perf_counter() - began:.0f}\n"
