@@ -11,6 +11,7 @@ from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer import distributions, guides, optim
 from numpyro_tempered.infer.elbo import ExpectedNLL
 from numpyro_tempered.infer.evidence import LinearResponse
+from numpyro_tempered.infer.fit_support import fit_support
 from numpyro_tempered.infer.gaussian import fit_gaussian
 from numpyro_tempered.infer.linear_response import linear_response
 from numpyro_tempered.infer.online import OnlineVI
@@ -65,6 +66,7 @@ __all__ = [
     "expectations",
     "families",
     "fit_gaussian",
+    "fit_support",
     "fit_svi",
     "guides",
     "hindsight",

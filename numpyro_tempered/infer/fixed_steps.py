@@ -1,12 +1,15 @@
 """Adam of a fixed number of steps, for what has no stopping rule, and what losses tell of a run's end."""
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.example_libraries.optimizers import adam
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.typing import Array, Params
+from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.settle import Convergence
 
 # Share of the steps that the default optimiser takes at its full step size.
@@ -21,6 +24,22 @@ def default_optim(num_steps: int | Array) -> Adam:
         return 0.05 * 0.01**falling
 
     return Adam(step_size)
+
+
+def adam_in_units(step_size: Callable[[Array], Array], units: Params) -> NumPyroOptim:
+    """Adam with steps in units of the parameters, by name; of others the unit is 1."""
+    init, update, get = adam(step_size)
+
+    def scaled(tree: Params) -> Params:
+        return {name: value * units.get(name, 1.0) for name, value in tree.items()}
+
+    return NumPyroOptim(
+        lambda: (
+            lambda params: init({name: value / units.get(name, 1.0) for name, value in params.items()}),
+            lambda step, grads, state: update(step, scaled(grads), state),
+            lambda state: scaled(get(state)),
+        )
+    )
 
 
 def full_size_steps(losses: np.ndarray, optim: object) -> np.ndarray:

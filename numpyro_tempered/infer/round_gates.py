@@ -1,15 +1,19 @@
 """Gates of a fit, rounded to 0 and 1."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.optim import Adam
 
-from numpyro_tempered.core.checks import check_number, key_first
-from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.checks import check_count, check_number, key_first
+from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
+from numpyro_tempered.infer.support_prior import given_size
 from numpyro_tempered.infer.svi import Optim, TemperedFit, finish
 
 
@@ -19,6 +23,7 @@ def round_and_refit(
     fit: TemperedFit,
     *,
     threshold: float = 0.5,
+    num_weights: int | None = None,
     num_steps: int = 1000,
     optim: Optim = None,
     loss: ELBO | None = None,
@@ -41,6 +46,11 @@ def round_and_refit(
         rng_key: Key of the refit.
         fit: Result of :func:`fit_svi` with an ``AutoSpikeAndSlab`` guide. Its means and scales are the start.
         threshold: Probability φ at and above which a gate becomes 1, in (0, 1).
+        num_weights: S, for the S gates of the greatest φ in place of a threshold; of gates that are equal, those
+            with the greatest ratio of mean to scale. The ELBO is then that under the prior given that S weights
+            are on, which is uniform over the supports of size S:
+            :math:`\log \binom{T}{S} + \sum_{j \in S} \mathrm{KL}(N(m_j, \sigma_j^2), \mathrm{slab})` is its KL.
+            The ``model`` of the fit still has independent gates.
         num_steps: Steps of the optimiser; 0 only rounds and evaluates.
         optim: NumPyro or optax optimiser; by default Adam, with a step size that falls from 0.02 to 0.0002.
         loss: ``TraceMeanField_ELBO()`` by default, which may be given with more particles.
@@ -51,7 +61,8 @@ def round_and_refit(
 
     Raises:
         TypeError: If ``fit`` is not such a result.
-        ValueError: If ``threshold`` is not in (0, 1), or the refit ends in NaN.
+        ValueError: If an option is out of range, the refit ends in NaN, or ``num_weights`` is given and the prior
+            has not one fixed probability for all weights.
 
     References:
         CA-DNN, whose family has gates of 0 and 1.
@@ -78,10 +89,16 @@ def round_and_refit(
     check_number(threshold, "threshold", "(0, 1)")
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     params, gates, rounded = dict(fit.params), {}, {}
+    sizes = {name: fit.params[f"{name}_{guide.prefix}_probs"].size for name in guide.sparse_sites}
+    if num_weights is not None:
+        check_count(num_weights, "num_weights", 1, sum(sizes.values()))
+        gates = _most_probable(fit.params, guide, num_weights)
     for name in guide.sparse_sites:
         param = f"{name}_{guide.prefix}_probs"
         probs = params.pop(param)
-        gates[name] = rounded[param] = jnp.greater_equal(probs, threshold).astype(probs.dtype)
+        if num_weights is None:
+            gates[name] = jnp.greater_equal(probs, threshold).astype(probs.dtype)
+        rounded[param] = gates[name]
     model: temper = fit.model  # type: ignore[assignment]
     args, kwargs, losses = fit.args, fit.kwargs, jnp.zeros(0)
     if num_steps:
@@ -91,4 +108,17 @@ def round_and_refit(
         result = svi.run(fit_key, num_steps, *args, progress_bar=False, init_params=params, **kwargs)
         params, losses = result.params, result.losses
     keys, params = (elbo_key, later_key), params | rounded
-    return finish(keys, model, guide, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    result = finish(keys, model, guide, params, losses, args, kwargs=kwargs, num_particles=num_particles)
+    return result if num_weights is None else given_size(result)
+
+
+def _most_probable(params: Params, guide: AutoSpikeAndSlab, num_weights: int) -> Params:
+    """Gates of 1 for so many weights, over all sites."""
+
+    def flat(field: str) -> tuple[Array, Callable[[Array], Params]]:
+        return ravel_pytree({name: params[f"{name}_{guide.prefix}_{field}"] for name in guide.sparse_sites})
+
+    probs, unravel = flat("probs")
+    ratio = jnp.abs(flat("loc")[0]) / flat("scale")[0]
+    order = jnp.lexsort((ratio, probs))
+    return unravel(jnp.zeros_like(probs).at[order[-num_weights:]].set(1.0))

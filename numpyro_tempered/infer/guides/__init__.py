@@ -6,6 +6,7 @@ from numpyro_tempered.infer.guides.low_rank_normal import LowRankPrecisionNormal
 from numpyro_tempered.infer.guides.network import AutoNetworkNormal, init_by_fan_in
 from numpyro_tempered.infer.guides.online import AutoOnlineDiagonalNormal, AutoOnlineMultivariateNormal
 from numpyro_tempered.infer.guides.prior import NUM_PRIOR_DRAWS
+from numpyro_tempered.infer.guides.relu_network import start_relu_network
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab
 from numpyro_tempered.infer.guides.student_t import AutoDiagonalStudentT, AutoMultivariateStudentT
 
@@ -22,4 +23,5 @@ __all__ = [
     "AutoSpikeAndSlab",
     "LowRankPrecisionNormal",
     "init_by_fan_in",
+    "start_relu_network",
 ]
