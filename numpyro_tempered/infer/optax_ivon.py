@@ -28,6 +28,7 @@ def scale_by_ivon(
     b2: Schedule = 0.99999,
     clip_radius: float = math.inf,
     clip_deviations: float = math.inf,
+    clip_change: float = math.inf,
 ) -> GradientTransformationExtraArgs:
     r"""IVON (Shen24) as a gradient transformation of optax, for a loss that is a mean over data.
 
@@ -49,6 +50,8 @@ def scale_by_ivon(
             variances are those of the start for the first 1/(1 - b2) steps.
         clip_radius: The largest entry of the direction.
         clip_deviations: The same in standard deviations of the posterior: 0.3 is the default of :class:`IVON`.
+        clip_change: The largest change of a precision in a step, as a share of it: 0.1 is that of :class:`IVON`.
+            For short windows, whose noisy steps would else push precisions up.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs``, whose state is an :class:`IvonState`. It holds momentum and
@@ -83,7 +86,7 @@ def scale_by_ivon(
 
     weight = alpha * check_number(num_data, "num_data", "(0, inf)")
     check_number(weight, "alpha", "[0, inf)")
-    ivon.check_rates(b1, b2, clip_radius=clip_radius, clip_deviations=clip_deviations)
+    ivon.check_rates(b1, b2, clip_radius=clip_radius, clip_deviations=clip_deviations, clip_change=clip_change)
     for name, prior in (("prior_precision", prior_precision), ("init_precision", init_precision)):
         if not callable(prior):
             jax.tree.map(lambda value, name=name: check_numbers(value, name, "[0, inf)"), prior)
@@ -118,6 +121,7 @@ def scale_by_ivon(
             b2=ivon.at(b2, state.num_steps),
             clip_radius=clip_radius,
             clip_deviations=clip_deviations,
+            clip_change=clip_change,
         )
 
     return GradientTransformationExtraArgs(init, update)

@@ -122,6 +122,15 @@ def test_precision_is_positive_whatever_the_gradient():
     assert np.all(after.precision >= 0.5 * state.precision)
 
 
+def test_a_clipped_change_is_a_share_of_the_precision():
+    optimiser = nt.optim.scale_by_ivon(5.0, b2=0.1, clip_change=0.2)
+    mean = jnp.zeros(2)
+    state = optimiser.init(mean)
+    _, after = optimiser.update(jnp.array([-1e4, 1e4]), state, mean, weights=jnp.array([1.0, 1.0]))
+    # 1 + c + c²/2 at c = -.2 and .2.
+    np.testing.assert_allclose(after.precision / state.precision, [0.82, 1.22], rtol=1e-6)
+
+
 def test_priors_by_layer():
     params = {"dense": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}, "out": jnp.zeros(4)}
     by_layer = nt.optim.scale_by_ivon(1.0, prior_precision={"dense": 2.0, "out": 5.0}).init(params)
@@ -393,6 +402,7 @@ def test_params_without_a_scale_are_refused():
         ({"num_data": 1.0, "b2": 1.5}, r"b2 must be in \[0, 1\)"),
         ({"num_data": 1.0, "prior_precision": {"w": -1.0}}, "prior_precision must be at least 0"),
         ({"num_data": 1.0, "clip_radius": 0.0}, "clip_radius must be positive"),
+        ({"num_data": 1.0, "clip_change": 0.0}, "clip_change must be positive"),
     ],
 )
 def test_options_out_of_range(options, message):
