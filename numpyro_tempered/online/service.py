@@ -65,9 +65,9 @@ class Service:
 
     A compiled program each for learning and for each kind of prediction, whose state is a few flat arrays that
     stay on the device and are updated in place: between calls nothing but the new data move. Numbers are those
-    of :func:`update` bit for bit. Data may be NumPy's arrays, lists or numbers, of the shapes at the start and of
-    any dtype. An outcome that the loss does not admit raises; what is not finite rejects the round, and is
-    counted. Several threads may share a service: calls take turns.
+    of :func:`update`, to units in the last place. Data may be NumPy's arrays, lists or numbers, of the shapes at
+    the start and of any dtype. An outcome that the loss does not admit raises; what is not finite rejects the
+    round, and is counted. Several threads may share a service: calls take turns.
 
     Args:
         rule: An online rule.
@@ -142,7 +142,7 @@ class Service:
         self._inputs = Inputs(packing_of(arrays, math.inf))
         step = Step(parts.rule, parts.expectation)
         one_round: RoundStep = share_trace(step, state, arrays, rng_key, None)  # type: ignore[arg-type]
-        self._learn = _learner(one_round, self._packing, self._inputs.packing)
+        self._learn = _learner(one_round, self._packing, self._inputs.packing, state.posterior.loc.dtype)
         self._answers: dict[object, tuple[Callable[..., Array], Inputs, PyTree]] = {}
 
     @property
@@ -230,7 +230,7 @@ class Service:
             if shapes not in self._answers:
                 self._answers[shapes] = self._prepare(kind, inputs, options)
             program, buffers, rebuild = self._answers[shapes]
-            return rebuild(np.asarray(program(self._buffers, buffers.fill(inputs), *options)))
+            return rebuild(np.asarray(program(self._buffers, buffers.fill(inputs), ONE, *options)))
 
     def _prepare(
         self, kind: str, inputs: tuple[ArrayLike, ...], options: tuple[np.generic, ...]
@@ -296,13 +296,20 @@ def _unpack(packing: Packing, buffers: Buffers) -> PyTree:
 
 
 @functools.lru_cache(maxsize=64)
-def _learner(one_round: RoundStep, packing: Packing, form: Packing) -> Callable[..., tuple[Buffers, Array]]:
+def _learner(
+    one_round: RoundStep, packing: Packing, form: Packing, dtype: np.dtype
+) -> Callable[..., tuple[Buffers, Array]]:
     """A round on buffers, one program for equal rules. JAX finds it by its function alone, the quickest way."""
 
     def learn(buffers: Buffers, inputs: Buffers, number: Array) -> tuple[Buffers, Array]:
-        (state, rng_key), data = unpack(packing, buffers), unpack(form, inputs)
-        after, losses = single(one_round, state, Rounds(data, None, number), rng_key)
-        return pack(packing, (after, rng_key)), jnp.stack([losses.at_mean, losses.expected])
+        def body(_: Array, carry: tuple[Buffers, Array]) -> tuple[Buffers, Array]:
+            (state, rng_key), data = unpack(packing, carry[0]), unpack(form, inputs)
+            after, losses = single(one_round, state, Rounds(data, None, number), rng_key)
+            return pack(packing, (after, rng_key)), jnp.stack([losses.at_mean, losses.expected])
+
+        # A loop of one round around the round's own, in which the buffers are taken apart: outside of loops XLA
+        # runs the copies on several threads, which takes longer than the round.
+        return jax.lax.fori_loop(0, number, body, (buffers, jnp.zeros(2, dtype)))
 
     return jax.jit(learn, donate_argnums=0)
 
@@ -311,10 +318,15 @@ def _learner(one_round: RoundStep, packing: Packing, form: Packing) -> Callable[
 def _answerer(answer: Answer, packing: Packing, form: Packing) -> Callable[..., Array]:
     """What a posterior says of inputs, as flat numbers."""
 
-    def run(buffers: Buffers, inputs: Buffers, *number: Array) -> Array:
+    def flat(buffers: Buffers, inputs: Buffers, *draw: Array) -> Array:
         state, rng_key = unpack(packing, buffers)
-        key = jax.random.fold_in(rng_key, number[0]) if number else rng_key
+        key = jax.random.fold_in(rng_key, draw[0]) if draw else rng_key
         values = answer(state, key, *unpack(form, inputs))
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(values)])
+
+    def run(buffers: Buffers, inputs: Buffers, number: Array, *draw: Array) -> Array:
+        # In a loop as the rounds are.
+        like = jax.eval_shape(flat, buffers, inputs, *draw)
+        return jax.lax.fori_loop(0, number, lambda *_: flat(buffers, inputs, *draw), jnp.zeros_like(like))
 
     return jax.jit(run)

