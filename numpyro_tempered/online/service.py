@@ -18,15 +18,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data, check_parts
-from numpyro_tempered.online.predictions import (
-    Prediction,
-    PredictorsOf,
-    as_labels,
-    draw_of,
-    prediction_of,
-    predictors_of,
-    probabilities_of,
-)
+from numpyro_tempered.online.predictions import Answer, Prediction, PredictorsOf, as_labels, predictors_of
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, single
 
 # The number of rounds in a call, an argument as in :func:`update`, so that the compiler builds the same loop.
@@ -37,8 +29,6 @@ MAX_CHECKED = 1000
 FIRST_DRAW = 2**30
 
 Buffers: TypeAlias = tuple[Array, ...]
-# A pure function of a state, a key, and inputs.
-Answer: TypeAlias = Callable[..., PyTree]
 
 
 class Inputs:
@@ -275,16 +265,11 @@ class Service:
         state, rng_key = _unpack(self._packing, self._buffers)
         number = self._parts.rule.features
         features = self._parts.inputs.index(number) if number in self._parts.inputs else None
-        answers: dict[str, Answer] = {
-            "predict": lambda state, _, *inputs: prediction_of(at, state, *inputs, features=features),
-            "class_probabilities": lambda state, _, *inputs: probabilities_of(
-                at, self._labels, state, *inputs, features=features
-            ),
-            "draw": lambda state, key, *inputs: draw_of(at, key, state, *inputs, features=features),
-        }
         if kind == "draw" and rng_key is None:
             raise ValueError("a service that draws needs a key: start it with rng_key=.")
-        answer = share_trace(answers[kind], state, rng_key, *arrays)
+        # Equal for equal services, so that one that is made anew is not traced anew.
+        whole = Answer(kind, at, self._labels, features)
+        answer: Callable[..., PyTree] = share_trace(whole, state, rng_key, *arrays)  # type: ignore[arg-type]
         shapes = jax.eval_shape(answer, state, rng_key, *arrays)
         buffers = Inputs(packing_of(arrays, math.inf))
         return _answerer(answer, self._packing, buffers.packing), buffers, _rebuild(shapes)
@@ -336,7 +321,7 @@ def _learner(one_round: RoundStep, packing: Packing, form: Packing) -> Callable[
 
 
 @functools.lru_cache(maxsize=256)
-def _answerer(answer: Answer, packing: Packing, form: Packing) -> Callable[..., Array]:
+def _answerer(answer: Callable[..., PyTree], packing: Packing, form: Packing) -> Callable[..., Array]:
     """What a posterior says of inputs, as flat numbers."""
 
     def run(buffers: Buffers, inputs: Buffers, *number: Array) -> Array:
