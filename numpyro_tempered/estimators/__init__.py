@@ -28,6 +28,6 @@ def __getattr__(name: str) -> Any:
         import_module("sklearn")
     except ImportError as error:
         raise ImportError(
-            f"nt.estimators.{name} needs scikit-learn: pip install 'numpyro_tempered[estimators]'."
+            f"nt.estimators.{name} needs scikit-learn: pip install 'numpyro_tempered[sklearn]'."
         ) from error
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

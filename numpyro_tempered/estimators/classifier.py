@@ -26,8 +26,8 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
     is learned against the rest, and the K probabilities are divided by their sum. Probabilities are averages over
     the posterior. Computed in double precision, whatever the type of the data.
 
-    ``partial_fit`` of many rows, in pieces of any size, and ``learn_one`` of each are the same rounds, bit for
-    bit, on the scales of the rows so far. ``fit`` starts anew, and as it has all rows at hand, takes them in a
+    ``partial_fit`` of many rows, in pieces of any size, and ``learn_one`` of each are the same rounds, on
+    the scales of the rows so far. ``fit`` starts anew, and as it has all rows at hand, takes them in a
     random order on the scales of all, which stay; with ``stream=True`` it is one ``partial_fit``.
 
     Rows of ``learn_one`` are dictionaries, whose names may come and go, or arrays. A feature that is absent

@@ -215,12 +215,12 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         """Learn the noise from the losses of rounds, (y - m·z)²/2 and half the variance of the predictor more."""
         at_mean, expected = (np.atleast_1d(np.asarray(leaf)) for leaf in losses)
         alpha, (a, b) = self.alpha, self._noise
-        taken = np.isfinite(at_mean + expected)
-        if taken.any() and self._is_first:
+        is_finite = np.isfinite(at_mean + expected)
+        if is_finite.any() and self._is_first:
             # The outcome that all are counted from tells nothing of the noise.
-            taken[np.argmax(taken)], self._is_first = False, False
-        square = 2.0 * np.maximum(at_mean - LOG_NORMAL, 0.0)[taken]
-        variance = 2.0 * np.maximum(expected - at_mean, 0.0)[taken]
+            is_finite[np.argmax(is_finite)], self._is_first = False, False
+        square = 2.0 * np.maximum(at_mean - LOG_NORMAL, 0.0)[is_finite]
+        variance = 2.0 * np.maximum(expected - at_mean, 0.0)[is_finite]
         terms = 0.5 * alpha * square / (1.0 + alpha * variance)
         # One after the other, as single rows are added.
         self._noise = (

@@ -79,9 +79,10 @@ def test_batches_pieces_and_single_rows_agree(kind):
     for row, outcome in zip(X[1:], y[1:], strict=True):
         single.learn_one(row, outcome)
     for model in (pieces, single):
-        np.testing.assert_array_equal(answers_of(model, X), answers_of(whole, X))
+        # To the last bit with the compiler of today's jax.
+        np.testing.assert_allclose(answers_of(model, X), answers_of(whole, X), rtol=1e-10)
         for leaf, same in zip(jax.tree.leaves(model.states_), jax.tree.leaves(whole.states_), strict=True):
-            np.testing.assert_array_equal(leaf, same)
+            np.testing.assert_allclose(leaf, same, rtol=1e-9, atol=1e-12)
     if kind is OnlineClassifier:
         assert single.predict_one(X[3]) == whole.predict(X)[3]
         by_label = single.predict_proba_one(X[3])
