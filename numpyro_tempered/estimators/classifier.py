@@ -21,14 +21,16 @@ from numpyro_tempered.online.base import OnlineState
 class OnlineClassifier(ClassifierMixin, OnlineEstimator):
     r"""Bayesian logistic regression of a stream, one row at a time, for scikit-learn and river.
 
-    Each row is one round of :func:`numpyro_tempered.online.rvga` on features that are standardised by their
-    running means and scales, so that columns may come in raw units; an intercept is added. Of K > 2 classes each
-    is learned against the rest, and the K probabilities are divided by their sum. Probabilities are averages over
-    the posterior. Computed in double precision, whatever the type of the data.
+    Each row is one round of :func:`numpyro_tempered.online.rvga` on standardised features, so that columns may
+    come in raw units; an intercept is added. Scales are those of the rows so far, fixed anew each time that their
+    number has doubled or a column changes that was constant; the posterior's evidence follows them, and the prior
+    is that of the new scales. Of K > 2 classes each is learned against the rest, and the K probabilities are
+    divided by their sum. Probabilities are averages over the posterior. Computed in double precision, whatever
+    the type of the data.
 
-    ``partial_fit`` of many rows, in pieces of any size, and ``learn_one`` of each are the same rounds, on
-    the scales of the rows so far. ``fit`` starts anew, and as it has all rows at hand, takes them in a
-    random order on the scales of all, which stay; with ``stream=True`` it is one ``partial_fit``.
+    ``partial_fit`` of many rows, in pieces of any size, and ``learn_one`` of each are the same rounds. ``fit``
+    starts anew, and as it has all rows at hand, takes them in a random order on the scales of all; with
+    ``stream=True`` it is one ``partial_fit``.
 
     Rows of ``learn_one`` are dictionaries, whose names may come and go, or arrays. A feature that is absent
     counts 0, and one that comes for the first time has been 0 so far. A row that is not finite is rejected and
@@ -40,7 +42,8 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
         prior_scale: Prior standard deviation of coefficients of standardised features; that of the intercept is 5
             times as large.
         covariance: "full", "diag", or None for "full" up to 200 columns at the start and "diag" beyond.
-        rule: An online rule in the place of ``nt.online.rvga(alpha)``, not standardised.
+        rule: An online rule in the place of ``nt.online.rvga(alpha)``, not standardised; its scales are those of
+            :func:`numpyro_tempered.online.standardise` in a stream, and those of ``fit``.
         stream: Whether ``fit`` takes the rows in their order, on the scales of those so far.
         random_state: For the random order: an integer, a ``RandomState`` of NumPy, or None.
 
@@ -127,9 +130,7 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
             order = check_random_state(self.random_state).permutation(len(rows))
             rows, keys = rows[order], [keys[number] for number in order]
         full = self._with_intercept(rows)
-        if is_table:
-            self._fix_scales(full)
-        self._learners.run(full, np.array([self._outcomes(key) for key in keys]))
+        self._learners.run(full, np.array([self._outcomes(key) for key in keys]), is_table=is_table)
         return self
 
     def learn_one(self, x: Row, y: Hashable) -> None:

@@ -12,9 +12,11 @@ from numpyro_tempered.core.precision import CompensatedSum, double_precision
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array, Numbers, PyTree
 from numpyro_tempered.estimators.base import on_host
+from numpyro_tempered.estimators.scales import Scales, move
 from numpyro_tempered.gaussian import families
 from numpyro_tempered.gaussian.expectations import gauss_hermite, squared
 from numpyro_tempered.gaussian.expectations.base import Expectation
+from numpyro_tempered.gaussian.families.base import Gaussian, family_of, square_root
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.predictions import Prediction, class_probabilities, predict
 from numpyro_tempered.online.service import Service
@@ -43,20 +45,37 @@ class Form(NamedTuple):
         rule: A rule that standardises, with the intercept first.
         is_full: Whether the covariance is full.
         scale: The prior standard deviation of a coefficient.
+        moves: Whether scales are fixed and the posterior follows them, not those of the last row; for the default
+            rule, whose posterior is its evidence and a prior.
     """
 
     rule: Rule
     is_full: bool
     scale: float
+    moves: bool
 
     def start(self, size: int) -> OnlineState:
         """The state before any datum, of an intercept and ``size - 1`` coefficients, on the host."""
+        scale = self._prior(size)
+        return self._at(np.zeros(size), np.diag(scale) if self.is_full else scale)
+
+    def move(self, state: OnlineState, old: Scales, new: Scales) -> tuple[Gaussian, PyTree, float]:
+        """Posterior and memory of the rule on new scales, and the gain of energy."""
+        q = jax.tree.map(jnp.asarray, state.posterior)
+        root = np.asarray(square_root(q) if self.is_full else family_of(q).marginal_scale(q))
+        on_new = move(np.asarray(q.loc), root, self._prior(len(q.loc)), old, new)
+        after = self._at(on_new.loc, on_new.root)
+        return after.posterior, after.memory.memory, on_new.energy
+
+    def _prior(self, size: int) -> np.ndarray:
         scale = np.full(size, self.scale)
         scale[0] *= INTERCEPT
+        return scale
+
+    def _at(self, loc: np.ndarray, root: np.ndarray) -> OnlineState:
+        family = families.FullRank if self.is_full else families.MeanField
         with double_precision():
-            loc, spread = jnp.zeros(size), jnp.asarray(scale)
-            prior = families.FullRank(loc, jnp.diag(spread)) if self.is_full else families.MeanField(loc, spread)
-            return on_host(self.rule.init(prior))
+            return on_host(self.rule.init(family(jnp.asarray(loc), jnp.asarray(root))))
 
     def widen(self, state: OnlineState, size: int) -> OnlineState:
         """The state with more coefficients, as if their columns had been 0 so far."""
@@ -83,8 +102,12 @@ class Learners:
     Pickled and copied as NumPy arrays, without the rule, which estimators make anew.
     """
 
-    def __init__(self, form: Form, expectation: Expectation, states: Sequence[OnlineState]) -> None:
-        self.form, self.expectation = form, expectation
+    def __init__(
+        self, form: Form, expectation: Expectation, states: Sequence[OnlineState], scales: Scales
+    ) -> None:
+        self.form, self.expectation, self.scales = form, expectation, scales
+        # What a regression's noise gains where scales change.
+        self.energy = 0.0
         self._states: list[OnlineState] | None = list(states)
         self._services: list[Service] = []
 
@@ -100,39 +123,79 @@ class Learners:
         """Go on from these states, also more of them or of another size."""
         self._states, self._services = list(states), []
 
-    def run(self, rows: np.ndarray, outcomes: np.ndarray) -> list[Losses]:
-        """Learn rows ``(n, d)`` in their order, with outcomes ``(n, L)``; losses ``(n,)`` of each learner."""
-        states, losses, num_rows = [], [], len(rows)
+    def run(self, rows: np.ndarray, outcomes: np.ndarray, *, is_table: bool = False) -> Losses:
+        """Learn rows ``(n, d)`` in their order, with outcomes ``(n, L)``; the first learner's losses ``(n,)``.
+
+        With ``is_table`` on the scales of all of them.
+        """
+        losses, start, num_rows = [], 0, len(rows)
         # A program for each power of two. Where rows end is an argument, so that rounds are those of a service.
-        missing = (1 << max(num_rows - 1, 1).bit_length()) - num_rows
-        rows, outcomes = (np.pad(a, ((0, missing), (0, 0))) for a in (rows, outcomes))
+        size = 1 << max(num_rows - 1, 1).bit_length()
+        if is_table:
+            self.fix_scales(rows)
+        while start < num_rows:
+            stop = num_rows if is_table else start + self._advance(rows[start:])
+            losses.append(self._run(rows[start:stop], outcomes[start:stop], size))
+            start = stop
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *losses)
+
+    def _run(self, rows: np.ndarray, outcomes: np.ndarray, size: int) -> Losses:
+        states, losses = [], []
+        padding = (0, size - len(rows)), (0, 0)
         with double_precision():
-            for state, outcome in zip(self.states, outcomes.T, strict=True):
-                data = jnp.asarray(rows), jnp.asarray(outcome)
-                rounds = Rounds(data, None, jnp.asarray(num_rows, jnp.int32))
+            x, number = jnp.asarray(np.pad(rows, padding)), jnp.asarray(len(rows), jnp.int32)
+            for state, outcome in zip(self.states, np.pad(outcomes, padding).T, strict=True):
+                rounds = Rounds((x, jnp.asarray(outcome)), None, number)
                 after, loss = compiled_loop(
                     self.form.rule, self.expectation, jax.tree.map(jnp.asarray, state), rounds, None
                 )
                 states.append(on_host(after))
-                losses.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:num_rows], loss))
+                losses.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: len(rows)], loss))
         self.load(states)
-        return losses
+        return losses[0]
 
     def fix_scales(self, rows: np.ndarray) -> None:
-        """Standardise by the statistics of these rows from now on."""
-        mean = rows.mean(axis=0)
-        variance = np.mean(np.square(rows - mean), axis=0)
-        # Rounding leaves a constant column a spread.
-        is_constant = np.sqrt(variance) <= 16.0 * np.finfo(np.float64).eps * np.abs(mean)
-        values = mean, FIXED * np.where(is_constant, 1.0, variance)
-        states = self.states
+        """Begin on the scales of these rows."""
+        self.scales = self.scales.add(rows).fix()
+        self._move(Scales.start(rows.shape[1]))
+
+    @property
+    def can_widen(self) -> bool:
+        """Whether a column may come later: not where another rule has the scales of a table."""
+        return self.form.moves or int(self.states[0].memory.moments.count) < FIXED
+
+    def widen(self, size: int) -> None:
+        """More columns, which have been 0 so far."""
+        self.scales = self.scales.widen(size)
+        self.load([self.form.widen(state, size) for state in self.states])
+
+    def _advance(self, rows: np.ndarray) -> int:
+        """How many of the rows can be learned on the present scales, after a change of them where it is due."""
+        before = self.scales
+        self.scales, number = before.advance(rows)
+        if self.scales.fixed != before.fixed and self.form.moves:
+            self._move(before)
+        return number if self.form.moves else len(rows)
+
+    def _move(self, before: Scales) -> None:
+        states, scales = self.states, self.scales
         with double_precision():
-            sums = [CompensatedSum.start(jnp.asarray(value)) for value in values]
+            sums = [CompensatedSum.start(jnp.asarray(v)) for v in (scales.loc, FIXED * np.square(scales.scale))]
             moments = on_host(Moments(jnp.asarray(FIXED, states[0].count.dtype), *sums))
-        self.load([state._replace(memory=state.memory._replace(moments=moments)) for state in states])
+            after = []
+            for number, state in enumerate(states):
+                memory = state.memory._replace(moments=moments)
+                if before.count:
+                    posterior, inner, energy = self.form.move(state, before, scales)
+                    state, memory = state._replace(posterior=posterior), memory._replace(memory=inner)
+                    self.energy += energy if number == 0 else 0.0
+                after.append(state._replace(memory=memory))
+        self.load(after)
 
     def learn(self, row: np.ndarray, outcomes: Sequence[float]) -> list[Losses]:
         """Learn one row ``(d,)``, with an outcome for each learner."""
+        if np.isfinite(row).all():
+            self._advance(row[None])
         with double_precision():
             return [
                 service.learn(row, outcome) for service, outcome in zip(self._serve(row), outcomes, strict=True)

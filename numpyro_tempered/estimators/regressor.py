@@ -30,8 +30,8 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
 
     and :math:`a_t = a_{t-1} + \alpha/2`. The predictive distribution is a Student-t with 2a degrees of freedom.
     All this is of one unit with y, so that outcomes may come in raw units; they are counted from the first.
-    Exact for "full" and ``fit``; an approximation for "diag", and in a stream, whose first rows are learned on
-    scales that still move: with little noise its slopes take some hundred rows to settle.
+    For "full" all of this is exact, in a stream too: where scales are fixed anew, b takes up the change of the
+    prior. For "diag" and for another rule it is an approximation.
 
     Args:
         alpha: Power on the likelihood, positive.
@@ -117,9 +117,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         self._set_unit(outcomes)
         scaled = (outcomes - self._center) / self._scale()
         full = self._with_intercept(rows)
-        if is_table:
-            self._fix_scales(full)
-        (losses,) = self._learners.run(full, scaled[:, None])
+        losses = self._learners.run(full, scaled[:, None], is_table=is_table)
         self._observe(losses)
         return self
 
@@ -215,6 +213,8 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         """Learn the noise from the losses of rounds, (y - m·z)²/2 and half the variance of the predictor more."""
         at_mean, expected = (np.atleast_1d(np.asarray(leaf)) for leaf in losses)
         alpha, (a, b) = self.alpha, self._noise
+        # On other scales the prior is another too, and the sum of squares is what stays.
+        b, self._learners.energy = max(b + self._learners.energy, 0.0), 0.0
         is_finite = np.isfinite(at_mean + expected)
         if is_finite.any() and self._is_first:
             # The outcome that all are counted from tells nothing of the noise.

@@ -11,6 +11,7 @@ from numpyro_tempered.core.checks import check_choice, check_number, check_recor
 from numpyro_tempered.core.typing import ArrayLike, PyTree
 from numpyro_tempered.estimators.learners import MAX_FULL, Form, Learners, standardised
 from numpyro_tempered.estimators.river import RiverEstimator
+from numpyro_tempered.estimators.scales import Scales
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import OnlineState, Rule
 from numpyro_tempered.online.rules.rvga import rvga
@@ -54,13 +55,13 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             check_choice(self.covariance, "covariance", ("full", "diag"))
         is_full = num_features <= MAX_FULL if self.covariance is None else self.covariance == "full"
         if self.rule is None:
-            return Form(standardised(rvga(alpha)), is_full, scale)
+            return Form(standardised(rvga(alpha)), is_full, scale, moves=True)
         check_record(self.rule, "rule", Rule, "nt.online.ngvi()")
         if self.rule.features is not None:
             raise ValueError("features are standardised in any case: give the rule inside of standardise().")
         if alpha != 1.0:
             raise ValueError(f"alpha = {alpha:g} is for the default rule: give step_size to the rule instead.")
-        return Form(standardised(self.rule), is_full, scale)
+        return Form(standardised(self.rule), is_full, scale, moves=False)
 
     def _validate(
         self, X: PyTree, y: PyTree = "no_validation", *, reset: bool = False, **options: bool
@@ -76,8 +77,8 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         form = self._form(num_features)
         state = form.start(num_features + 1)
         self._columns = None if names is None else {name: column + 1 for column, name in enumerate(names)}
-        self._size, self._is_fixed = num_features + 1, False
-        self._learners = Learners(form, self._expectation, [state] * num_learners)
+        self._size = num_features + 1
+        self._learners = Learners(form, self._expectation, [state] * num_learners, Scales.start(self._size))
 
     def _start_rows(self, num_learners: int) -> None:
         names = getattr(self, "feature_names_in_", None)
@@ -102,10 +103,6 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             self.feature_names_in_[:] = names
         else:
             self.__dict__.pop("feature_names_in_", None)
-
-    def _fix_scales(self, full: np.ndarray) -> None:
-        self._learners.fix_scales(full)
-        self._is_fixed = True
 
     def _with_intercept(self, rows: np.ndarray) -> np.ndarray:
         full = np.zeros((len(rows), self._size))
@@ -140,11 +137,10 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """Columns for names that come for the first time, which have been 0 so far."""
         if not isinstance(x, Mapping) or self._columns is None or self._columns.keys() >= x.keys():
             return
-        if self._is_fixed:
-            unknown = [name for name in x if name not in self._columns]
+        if not self._learners.can_widen:
             raise ValueError(
-                f"features {unknown} are not among those of fit, which fixed the scales: leave them out, or "
-                "begin with learn_one or partial_fit."
+                f"another rule than the default has the scales of fit, and {list(x)} are not all of its "
+                "features: begin with learn_one or partial_fit."
             )
         for name in x:
             self._columns.setdefault(name, len(self._columns) + 1)
@@ -152,8 +148,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         if self._size <= len(self._columns):
             # Columns to spare, whose coefficients stay at their prior: not every name compiles.
             self._size = 1 << len(self._columns).bit_length()
-            form = self._learners.form
-            self._learners.load([form.widen(state, self._size) for state in self._learners.states])
+            self._learners.widen(self._size)
 
     def _states(self) -> list[OnlineState]:
         """The states without columns to spare."""
@@ -165,12 +160,12 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         if "_learners" in state:
             # Programs and buffers are made anew where they are loaded.
             learners = state["_learners"]
-            state["_learners"] = learners.form.is_full, learners.form.scale, learners.states
+            state["_learners"] = learners.form.is_full, learners.form.scale, learners.states, learners.scales
         return state
 
     def __setstate__(self, state: dict[str, PyTree]) -> None:
         super().__setstate__(state)
         if "_learners" in state:
-            is_full, scale, states = state["_learners"]
+            is_full, scale, states, scales = state["_learners"]
             form = self._form(self.n_features_in_)._replace(is_full=is_full, scale=scale)
-            self._learners = Learners(form, self._expectation, states)
+            self._learners = Learners(form, self._expectation, states, scales)
