@@ -43,7 +43,7 @@ LAZY = {
     "plots": {"matplotlib", "scipy"},
 }
 # Imported by modules that are themselves imported by name alone.
-OPTIONAL = {"estimators": {"sklearn"}}
+OPTIONAL = {"estimators": {"river", "sklearn"}}
 
 
 def module_of(path):

@@ -1,4 +1,4 @@
-"""Mixtures and probabilistic PCA as estimators of scikit-learn.
+"""Mixtures, probabilistic PCA and online learners as estimators of scikit-learn; the last of river too.
 
 scikit-learn is an extra, and imported when the first of them is used.
 """
@@ -7,11 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpyro_tempered.estimators.classifier import OnlineClassifier
     from numpyro_tempered.estimators.mixture import TemperedMixture
     from numpyro_tempered.estimators.pca import TemperedPCA
+    from numpyro_tempered.estimators.regressor import OnlineRegressor
 
-__all__ = ["TemperedMixture", "TemperedPCA"]
-_MODULES = {"TemperedMixture": "mixture", "TemperedPCA": "pca"}
+__all__ = ["OnlineClassifier", "OnlineRegressor", "TemperedMixture", "TemperedPCA"]
+_MODULES = {
+    "OnlineClassifier": "classifier",
+    "OnlineRegressor": "regressor",
+    "TemperedMixture": "mixture",
+    "TemperedPCA": "pca",
+}
 
 
 def __getattr__(name: str) -> Any:

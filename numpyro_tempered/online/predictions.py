@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_record, describe, key_first
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation, Predictors, PredictorsAt, standard_deviation
 from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance, root
@@ -187,6 +188,24 @@ def draw_of(
     return predictors.mean[0] if is_one else predictors.mean
 
 
+class Answer(NamedTuple):
+    """What a posterior says of inputs, as a pure function of a state, a key and the inputs."""
+
+    kind: str
+    at: PredictorsOf
+    labels: tuple[float, ...]
+    features: int | None
+
+    def __call__(self, state: Posterior, rng_key: Array | None, *inputs: Array) -> Prediction | Array:
+        """The answer."""
+        if self.kind == "predict":
+            return prediction_of(self.at, state, *inputs, features=self.features)
+        if self.kind == "class_probabilities":
+            return probabilities_of(self.at, self.labels, state, *inputs, features=self.features)
+        return draw_of(self.at, rng_key, state, *inputs, features=self.features)  # type: ignore[arg-type]
+
+
+@one_for_equal
 def predictors_of(expectation: Expectation) -> PredictorsOf:
     """The predictors of inputs, which have features on their last axis, for a bare loss.
 

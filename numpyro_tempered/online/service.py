@@ -19,15 +19,7 @@ from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data, check_parts
-from numpyro_tempered.online.predictions import (
-    Prediction,
-    PredictorsOf,
-    as_labels,
-    draw_of,
-    prediction_of,
-    predictors_of,
-    probabilities_of,
-)
+from numpyro_tempered.online.predictions import Answer, Prediction, PredictorsOf, as_labels, predictors_of
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, single
 
 # The number of rounds in a call, an argument as in :func:`update`, so that the compiler builds the same loop.
@@ -38,8 +30,6 @@ MAX_CHECKED = 1000
 FIRST_DRAW = 2**30
 
 Buffers: TypeAlias = tuple[Array, ...]
-# A pure function of a state, a key, and inputs.
-Answer: TypeAlias = Callable[..., PyTree]
 
 
 class Parts(NamedTuple):
@@ -243,20 +233,15 @@ class Service:
         state, rng_key = _unpack(self._packing, self._buffers)
         number = self._parts.rule.features
         features = self._parts.inputs.index(number) if number in self._parts.inputs else None
-        answers: dict[str, Answer] = {
-            "predict": lambda state, _, *inputs: prediction_of(at, state, *inputs, features=features),
-            "class_probabilities": lambda state, _, *inputs: probabilities_of(
-                at, self._labels, state, *inputs, features=features
-            ),
-            "draw": lambda state, key, *inputs: draw_of(at, key, state, *inputs, features=features),
-        }
         if kind == "class_probabilities":
             for label in self._labels:
                 outcomes = {n: np.full(self._arrays[n].shape, label) for n in self._outcomes}
                 check_data(self._parts.expectation, tuple(outcomes.get(n, a) for n, a in enumerate(self._arrays)))
         if kind == "draw" and rng_key is None:
             raise ValueError("a service that draws needs a key: start it with rng_key=.")
-        answer = share_trace(answers[kind], state, rng_key, *arrays)
+        # Equal for equal services, so that one that is made anew is not traced anew.
+        whole = Answer(kind, at, self._labels, features)
+        answer: Callable[..., PyTree] = share_trace(whole, state, rng_key, *arrays)  # type: ignore[arg-type]
         shapes = jax.eval_shape(answer, state, rng_key, *arrays)
         buffers = Inputs(packing_of(arrays, math.inf))
         return _answerer(answer, self._packing, buffers.packing), buffers, _rebuild(shapes)
@@ -315,7 +300,7 @@ def _learner(
 
 
 @functools.lru_cache(maxsize=256)
-def _answerer(answer: Answer, packing: Packing, form: Packing) -> Callable[..., Array]:
+def _answerer(answer: Callable[..., PyTree], packing: Packing, form: Packing) -> Callable[..., Array]:
     """What a posterior says of inputs, as flat numbers."""
 
     def flat(buffers: Buffers, inputs: Buffers, *draw: Array) -> Array:
