@@ -296,7 +296,9 @@ def test_another_rule_takes_the_place_of_the_default():
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("load", "least"), [(load_breast_cancer, 0.94), (load_wine, 0.94), (load_digits, 0.90)], ids=lambda v: str(v)
+    ("load", "least"),
+    [(load_breast_cancer, 0.94), (load_wine, 0.94), (load_digits, 0.90)],
+    ids=["breast cancer", "wine", "digits"],
 )
 def test_accuracy_in_raw_units(load, least):
     x, y = load(return_X_y=True)
