@@ -170,15 +170,17 @@ def step(
     num_steps = state.num_steps + 1
     debias = 1.0 / (1.0 - b1 ** num_steps.astype(jnp.result_type(float)))
 
+    has_prior = not (isinstance(prior_precision, float) and prior_precision == 0.0)
+
     def leaf(g: Array, product: Array, u: Array, p: Array, s: Array, pull: Array) -> tuple[Array, Array, Array]:
         # Each division and root of a small network is a tenth of the whole step, so change is a share of p.
-        change = (1.0 - jnp.asarray(b2, p.dtype)) * (product - 1.0 + s / p)
+        change = (1.0 - jnp.asarray(b2, p.dtype)) * (product - 1.0 + (s / p if has_prior else 0.0))
         if not _is_infinite(clip_change):
             change = jnp.clip(change, -clip_change, clip_change)
         precision = p * (1.0 + change * (1.0 + 0.5 * change))
         deviation = jax.lax.rsqrt(precision)
         momentum = b1 * u + (1.0 - b1) * g
-        direction = (momentum * debias.astype(p.dtype) + pull) * deviation
+        direction = (momentum * debias.astype(p.dtype) + (pull if has_prior else 0.0)) * deviation
         if not _is_infinite(clip_deviations):
             direction = jnp.clip(direction, -clip_deviations, clip_deviations)
         direction = direction * deviation
