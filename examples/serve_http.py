@@ -197,7 +197,9 @@ class Stream:
             recent, prior = dict(self.recent), math.log(2.0)
             alarms = {
                 "recent losses are above the prior's": recent["decides"] > prior,
-                "the shadow is better": recent["shadow"] < 0.8 * recent["decides"],
+                "the source may have changed: the shadow, which forgets, is better": (
+                    recent["shadow"] < 0.8 * recent["decides"]
+                ),
                 "more than one round in a hundred is rejected": self.num_rejected > 0.01 * count + 1,
             }
             return {

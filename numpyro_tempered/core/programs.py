@@ -134,21 +134,24 @@ def one_for_equal(maker: Callable[P, Values]) -> Callable[P, Values]:
     """A maker of values that returns the same one for equal arguments.
 
     Compiled functions are looked up by the functions in a value; one that is made anew is traced anew, in a tenth
-    of a second, before an equal trace is looked up.
+    of a second, before an equal trace is looked up. Numbers, strings and records of them are remembered;
+    functions are not, as they may hold tracers or data.
     """
     remembered = functools.lru_cache(maxsize=256, typed=True)(maker)
 
     @functools.wraps(maker)
     def make(*args: P.args, **kwargs: P.kwargs) -> Values:
-        if is_traced(args, kwargs):
-            return maker(*args, **kwargs)
-        try:
-            hash((args, tuple(kwargs.values())))
-        except TypeError:
+        if not all(map(_is_plain, (*args, *kwargs.values()))):
             return maker(*args, **kwargs)
         return remembered(*args, **kwargs)  # type: ignore[arg-type]
 
     return make
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def first_row(rows: PyTree) -> PyTree:

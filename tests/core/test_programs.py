@@ -291,3 +291,24 @@ def test_a_traced_function_compiles_ahead_in_its_own_time():
     COMPILED.clear()
     np.testing.assert_array_equal(again(np.ones(5, np.float32)), first)
     assert not COMPILED
+
+
+def test_equal_arguments_without_functions_make_one_value():
+    @programs.one_for_equal
+    def make(number=1.0, function=None):
+        return [number, function]
+
+    assert make(0.5) is make(0.5)
+    assert make() is make()
+    # 1 and 1.0 are other types.
+    assert make(1) is not make(1.0)
+    assert make((1.0, (2.0, "a"))) is make((1.0, (2.0, "a")))
+
+    def function(count):
+        return count
+
+    assert make(function=function) is not make(function=function)
+    assert make(np.float32(1.0)) is not make(np.float32(1.0))
+    gone = weakref.ref(make(function=lambda: 0)[1])
+    gc.collect()
+    assert gone() is None
