@@ -2,7 +2,7 @@
 
 A logistic regression of full covariance learns from one request at a time::
 
-    python examples/serve_http.py --folder /tmp/stream --num-features 30 --port 8000
+    python examples/serve_http.py --folder stream --num-features 30 --port 8000
     curl -d '{"x": [...], "y": 1}' localhost:8000/learn
     curl -d '{"x": [...]}' localhost:8000/predict
     curl localhost:8000/health

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 # Variances, as shares of the mean square around the first row, that are rounding.
 ROUNDING = 1e-15
@@ -125,14 +126,16 @@ def move(loc: np.ndarray, root: np.ndarray, prior_scale: np.ndarray, old: Scales
         mean = loc / ratio
         mean[0] += np.sum(shift * mean)
         return OnScales(mean, (prior + evidence) ** -0.5, 0.0)
-    inverse = np.linalg.inv(root)
-    precision = inverse.T @ inverse
+    # The root of a rule's state is not triangular.
+    whitened = solve_triangular(np.transpose(np.linalg.qr(root.T, mode="r")), np.eye(len(loc)), lower=True)
+    precision = whitened.T @ whitened
     change = np.diag(ratio)
     change[0] -= shift
     weighted = precision @ loc
     after = change.T @ weighted
     precision = change.T @ (precision - np.diag(prior)) @ change + np.diag(prior)
-    covariance = np.linalg.inv(0.5 * (precision + precision.T))
-    mean = covariance @ after
-    tril = np.linalg.cholesky(0.5 * (covariance + covariance.T))
+    # With the coordinates turned around, the inverse of the upper factor is the lower root of the covariance.
+    reverse = np.linalg.cholesky((0.5 * (precision + precision.T))[::-1, ::-1])[::-1, ::-1]
+    tril = solve_triangular(reverse.T, np.eye(len(loc)), lower=True)
+    mean = tril @ (tril.T @ after)
     return OnScales(mean, tril, 0.5 * float(weighted @ loc - after @ mean))
