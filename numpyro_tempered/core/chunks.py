@@ -1,6 +1,7 @@
 """Streams in pieces: tables as chunks, chunks cut into blocks of one size, batches padded to one."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -12,7 +13,7 @@ from numpyro_tempered.core.checks import check_count
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame_chunks", "parquet_chunks"]
+__all__ = ["csv_chunks", "frame_chunks", "parquet_chunks"]
 
 T = TypeVar("T")
 Chunk = TypeVar("Chunk", bound=tuple[object, ...])
@@ -97,14 +98,101 @@ def parquet_chunks(
                 yield _arrays(batch.to_pandas(), names, outcome)
 
 
+def csv_chunks(
+    path: str | os.PathLike[str],
+    outcome: str | None = None,
+    *,
+    features: Sequence[str] | None = None,
+    delimiter: str = ",",
+    block_bytes: int = 1 << 20,
+) -> Iterator[Arrays]:
+    r"""The rows of a CSV file as chunks ``(x, y)``, read block by block, as fast as the disk and pyarrow are.
+
+    Args:
+        path: The file, with the names of its columns in the first line; compressed where its name ends as that of
+            a compressed file (``.gz``, ``.bz2``, ``.zst``).
+        outcome: Name of the outcome's column; without one chunks are ``x`` alone.
+        features: Names of the features' columns, in the order of the parameters; by default all others. Other
+            columns are not converted, and may hold anything.
+        delimiter: What stands between two values, one character.
+        block_bytes: Length of the text of a chunk, which sets its number of rows. No line may be longer.
+
+    Yields:
+        As :func:`frame_chunks`: an empty field, ``NA``, ``NaN`` or ``null`` is NaN.
+
+    Raises:
+        ImportError: If pyarrow is not installed.
+        ValueError: If a column is not there or stands twice, the first line holds no names, a value is not a
+            number, or a line has too few or too many values.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpyro_tempered as nt
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "data.csv")
+        ...     _ = path.write_text("id,x,y\na,2,0.5\nb,,1.5\n")
+        ...     ((x, y),) = nt.tables.csv_chunks(path, outcome="y", features=["x"])
+        >>> x.tolist(), y.tolist()
+        ([[2.0], [nan]], [0.5, 1.5])
+    """
+    try:
+        import pyarrow
+        import pyarrow.csv as csv
+    except ImportError as error:
+        raise ImportError(
+            'reading CSV needs pyarrow: pip install "numpyro_tempered[parquet]", or give the chunks of '
+            "pandas.read_csv(path, chunksize=65536) to frame_chunks."
+        ) from error
+    parse = csv.ParseOptions(delimiter=delimiter)
+
+    def read(convert: csv.ConvertOptions) -> csv.CSVStreamingReader:
+        # By its name pyarrow sees whether the file is compressed.
+        return csv.open_csv(
+            os.fspath(path),
+            read_options=csv.ReadOptions(block_size=block_bytes),
+            parse_options=parse,
+            convert_options=convert,
+        )
+
+    present: list[str] = []
+    try:
+        with read(csv.ConvertOptions()) as file:
+            present = list(file.schema.names)
+        if all(map(_is_number, present)):
+            raise ValueError(f"the first line must hold the names of the columns, got numbers: {present}.")
+        names = _columns(present, outcome, features)
+        number = pyarrow.float64()
+        # Of one type from the first line to the last: a type is not guessed from the first block.
+        numbers = csv.ConvertOptions(column_types=dict.fromkeys(names, number), include_columns=names)
+        with read(numbers) as file:
+            for batch in file:
+                columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+                yield _stacked(columns, outcome)
+    except pyarrow.ArrowInvalid as error:
+        # Columns have numbers there.
+        words = re.sub(r"column #(\d+)", lambda match: f"column {present[int(match[1])]!r}", str(error))
+        raise ValueError(f"{os.fspath(path)} is not a table of numbers: {words}") from error
+
+
 def _columns(present: list[str], outcome: str | None, features: Sequence[str] | None) -> list[str]:
     """The columns of the features, and last that of the outcome."""
     inputs = [name for name in present if name != outcome] if features is None else list(features)
     names = inputs if outcome is None else [*inputs, outcome]
+    twice = sorted({name for name in names if present.count(name) > 1 or names.count(name) > 1})
+    if twice:
+        raise ValueError(f"a column must stand once, as a feature or as the outcome, and {twice} stand twice.")
     absent = [name for name in names if name not in present]
     if absent or not inputs:
         raise ValueError(f"a table needs its outcome and at least one feature; {absent} are not among {present}.")
     return names
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _arrays(frame: "pd.DataFrame", names: list[str], outcome: str | None) -> Arrays:
@@ -116,7 +204,11 @@ def _arrays(frame: "pd.DataFrame", names: list[str], outcome: str | None) -> Arr
                 f"column {name!r} holds {frame[name].dtype}, not numbers: encode it, or leave it out (features=)."
             ) from error
 
-    columns = [numbers(name) for name in names]
+    return _stacked([numbers(name) for name in names], outcome)
+
+
+def _stacked(columns: list[np.ndarray], outcome: str | None) -> Arrays:
+    """The columns as a matrix; without the last of them, where that is the outcome."""
     return np.stack(columns, axis=1) if outcome is None else (np.stack(columns[:-1], axis=1), columns[-1])
 
 

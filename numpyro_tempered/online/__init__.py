@@ -17,6 +17,7 @@ from numpyro_tempered.online.experts.state import (
     weighted_posteriors,
     weights,
 )
+from numpyro_tempered.online.experts.sweep import run_grid
 from numpyro_tempered.online.experts.windows import aggregate_windows
 from numpyro_tempered.online.predictions import Prediction, class_probabilities, predict, sample_predictor
 from numpyro_tempered.online.rates import (
@@ -105,6 +106,7 @@ __all__ = [
     "robust",
     "run",
     "run_chunks",
+    "run_grid",
     "rvga",
     "sample_predictor",
     "save",

@@ -45,7 +45,7 @@ def run_chunks(
         expectation: E_q of a bare loss, such as ``nt.expectations.hinge()``.
         state: From ``rule.init(prior)`` or an earlier pass.
         chunks: Tuples of arrays as :func:`run` takes them, such as ``(x, y)``, with any number of rows each;
-            one tuple of whole arrays in a list will do. ``nt.tables`` makes them from pandas and Parquet.
+            one tuple of whole arrays in a list will do. ``nt.tables`` makes them from pandas, CSV and Parquet.
         rng_key: For expectations that draw.
         size: Rows in a block, the unit that is compiled; at least 2.
         skip: Rows to leave out at the start. A run that was saved goes on with

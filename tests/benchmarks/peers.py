@@ -11,7 +11,7 @@ posteriors agree. ``Cover Type`` is one pass over streams of its size.
 river's linear models (predict and learn, float64, a dictionary of features made before). Rows are those of numpy
 arrays.
 
-Writes ``peers_py3X.csv``, ``calls_py3X.csv`` and ``many_py3X.csv``.
+Writes ``peers_py3X.csv`` and ``calls_py3X.csv``.
 
     python tests/benchmarks/peers.py
 """
@@ -263,31 +263,6 @@ def measure(d, num_rounds, repeats, slow_steps):
     return loops, [{"d": d, "call": name, "us": ours[name]} for name in calls]
 
 
-def many_at_once(num_rounds, repeats, d=54, count=64):
-    """Cost of each of ``count`` configurations under one vmap, in single runs."""
-    host_x, host_y = stream(num_rounds, d)
-    x, y = jnp.asarray(host_x), jnp.asarray(host_y)
-    prior = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
-    hinge, rates = nt.expectations.hinge(), jnp.geomspace(0.1, 2.0, count)
-    rows = []
-    for name, make in (("NGVI", nt.online.ngvi), ("SVA", nt.online.sva), ("SVB", nt.online.svb)):
-        rule = make(0.5)
-        start = rule.init(prior)
-
-        @jax.jit
-        def together(rates, make=make):
-            return jax.vmap(lambda rate: nt.online.run(make(rate), hinge, make(rate).init(prior), x, y))(rates)
-
-        contestants = {
-            "one": lambda rule=rule, start=start: nt.online.run(rule, hinge, start, x, y),
-            "together": lambda together=together: together(rates),
-        }
-        _, median = timed(contestants, num_rounds, repeats)
-        ratio = median["together"] / count / median["one"]
-        rows.append({"rule": name, "d": d, "configurations": count, "time each / time of one run": ratio})
-    return rows
-
-
 def one_pass(num_rounds):
     """Seconds of one pass of NGVI over a stream of the size of Cover Type."""
     x, y = map(jnp.asarray, stream(num_rounds, 54))
@@ -313,15 +288,13 @@ def main():
     by_call = by_call.map(lambda us: float(f"{us:.2g}")).reset_index()
     table = table.pivot_table(index=["contestant", "beside"], columns="d", values="time / time", sort=False)
     table = table.map(lambda ratio: float(f"{ratio:.3g}")).reset_index()
-    many = pd.DataFrame(many_at_once(500 if options.small else 5000, repeats)).round(2)
     num_rounds = 20_000 if options.small else 581_012
     seconds = one_pass(num_rounds)
     options.output.mkdir(parents=True, exist_ok=True)
     python = f"py3{sys.version_info.minor}"
     table.to_csv(options.output / f"peers_{python}.csv", index=False)
     by_call.to_csv(options.output / f"calls_{python}.csv", index=False)
-    many.to_csv(options.output / f"many_{python}.csv", index=False)
-    print(table.to_string(index=False), by_call.to_string(index=False), many.to_string(index=False), sep="\n\n")
+    print(table.to_string(index=False), by_call.to_string(index=False), sep="\n\n")
     work = f"d and rounds {sizes}, median of {repeats} repeats, float32, numba {numba.__version__}"
     passes = f"one pass of NGVI, hinge, over {num_rounds} rows at d = 54: {seconds:.2f} s of CPU time"
     (options.output / f"peers_{python}.txt").write_text(describe(f"{work}; {passes}"))

@@ -148,6 +148,36 @@ def test_one_row_is_an_update_of_rank_one(x64):
     assert np.all(np.isnan(add_row(-1e6).value))
 
 
+@pytest.mark.parametrize("num_rows", [D, D + 3, 40])
+def test_a_block_of_rows_is_one_update(num_rows, x64):
+    q, rng = full(8), np.random.default_rng(2)
+    x, weights = rng.normal(size=(num_rows, D)), rng.uniform(0.1, 2.0, size=num_rows)
+    weights[1] = -0.01
+    add = jax.jit(lambda x, weights: full_rank.add_rows(full_rank.start(q).factor, Rows(x, weights)))
+    value = np.asarray(add(jnp.asarray(x), jnp.asarray(weights)).value)
+    expected = np.linalg.inv(np.linalg.inv(covariance(q)) + (x.T * weights) @ x)
+    np.testing.assert_allclose(value @ value.T, expected, rtol=1e-9, atol=1e-12)
+    # As one row would, a block leads to NaN where the precision would not be positive definite.
+    assert np.any(np.isnan(add(jnp.asarray(x), jnp.asarray(-1e6 * weights)).value))
+
+
+def test_blocks_add_what_is_below_the_rounding_of_the_factor():
+    # A block changes the factor by 1e-9 of itself: a sum without compensation would not move.
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(2 * D, D)).astype(np.float32)
+    block = Rows(jnp.asarray(x), jnp.full(2 * D, 1e-9, jnp.float32))
+    start = full_rank.start(FullRank(jnp.zeros(D, jnp.float32), jnp.eye(D, dtype=jnp.float32))).factor
+
+    @jax.jit
+    def repeat(total):
+        return jax.lax.fori_loop(0, 100_000, lambda _, factor: full_rank.add_rows(factor, block), total)
+
+    memory = repeat(start)
+    value = np.asarray(memory.value, float)
+    expected = np.linalg.inv(np.eye(D) + 1e-4 * x.astype(float).T @ x)
+    np.testing.assert_allclose(value @ value.T, expected, rtol=1e-6, atol=1e-7)
+
+
 def test_a_truncated_sum_keeps_its_diagonal_and_the_strongest_directions(x64):
     rng = np.random.default_rng(3)
     columns = rng.normal(size=(D, 4))
