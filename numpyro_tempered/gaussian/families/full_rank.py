@@ -75,7 +75,13 @@ def check(prior: FullRank) -> FullRank:
     return FullRank(loc, factor)
 
 
-sample: base.Sample[FullRank] = base.sampler(lambda q, noise: matmul(noise, q.factor.T))
+def color(q: FullRank, noise: Array) -> Array:
+    """Noise ``(..., d)`` times the factor."""
+    # The matrix first: XLA would make the noise of a single draw anew for each row of the other product.
+    return matmul(q.factor, noise) if noise.ndim == 1 else matmul(noise, q.factor.T)
+
+
+sample: base.Sample[FullRank] = base.sampler(color)
 
 
 def kl(q: FullRank, p: FullRank) -> Array:
