@@ -38,7 +38,9 @@ def tempered(expectation, alpha):
     return expectation._replace(evaluate=evaluate, predictors=None)
 
 
-@pytest.mark.parametrize("most", [1, 8, 10**6])
+@pytest.mark.parametrize(
+    "most", [8, *(pytest.param(most, marks=pytest.mark.full) for most in (1, 10**6))], ids=["some", "one", "all"]
+)
 def test_each_rule_runs_as_by_itself(most, monkeypatch):
     # One, two or all of them side by side; five rules divide by neither.
     monkeypatch.setattr(sweep, "MOST_NUMBERS", most)
@@ -99,3 +101,14 @@ def test_wrong_calls_of_a_sweep():
         nt.online.run_grid(GRID, HINGE, nt.online.ngvi().init(prior), x, y)
     with pytest.raises(ValueError, match="mask must have shape"):
         nt.online.run_grid(GRID, HINGE, prior, x, y, mask=np.array(True))
+
+
+def test_low_rank_covariances_have_no_other_prior_scale():
+    prior = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
+    x, y = rows(6)
+    grid = nt.online.grid(nt.online.ngvi, step_size=[0.5])
+    states, _ = nt.online.run_grid(grid, HINGE, prior, x, y)
+    state, _ = nt.online.run(nt.online.ngvi(0.5), HINGE, nt.online.ngvi(0.5).init(prior), x, y)
+    np.testing.assert_allclose(states.posterior.loc[0], state.posterior.loc, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match="LowRank does not hold every covariance"):
+        nt.online.run_grid(nt.online.grid(nt.online.ngvi, prior_scale=[0.5]), HINGE, prior, x, y)

@@ -123,10 +123,11 @@ def _axis(name: str, value: object) -> np.ndarray:
 
 def init_experts(grid: Grid, prior: Gaussian) -> OnlineState:
     """The states of all experts before the first round, stacked."""
-    family = family_of(prior)
+    # Not every family has the same covariance times a number.
+    family, scales = family_of(prior), bool(np.any(grid.options["prior_scale"] != 1.0))
 
     def one(values: dict[str, Array]) -> OnlineState:
-        wide = family.with_root(prior.loc, family.root(prior) * values["prior_scale"])
+        wide = family.with_root(prior.loc, family.root(prior) * values["prior_scale"]) if scales else prior
         return grid.rule(values).init(wide)
 
     return jax.vmap(one)(grid.arrays(prior.loc.dtype))
