@@ -20,6 +20,7 @@ import numpy as np
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.operations import compiler_options, count_operations
+from numpyro_tempered.core.processes import replicated_over
 from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
@@ -72,7 +73,8 @@ def compile_once(
     jaxpr = traced.replace(constvars=(), invars=[*traced.constvars, *traced.invars])
     # What is transformed belongs to the transformation.
     inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
-    program = _program(jaxpr, None) if inside else _equal_program(jaxpr, num_runs)
+    copies = None if inside else replicated_over(consts, examples)
+    program = _program(jaxpr, None, None) if inside else _equal_program(jaxpr, num_runs, copies)
     if ahead and not inside and program not in _STARTED:
         _STARTED.add(program)
         _start(program, program.lower(consts, jax.tree.leaves(examples)))
@@ -264,23 +266,30 @@ def wait_for(function: Any) -> None:
             _PENDING.remove(pending)
 
 
-def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:
+def _program(
+    jaxpr: Any, options: dict[str, int] | None, copies: jax.sharding.NamedSharding | None
+) -> jax.stages.Wrapped:
     def program(consts: list[Array], leaves: list[Array]) -> list[Array]:
         return jax.core.eval_jaxpr(jaxpr, (), *consts, *leaves)
 
-    return jax.jit(program, compiler_options=options)
+    return jax.jit(program, compiler_options=options, out_shardings=copies)
 
 
-def _equal_program(jaxpr: Any, num_runs: int) -> jax.stages.Wrapped:
-    """The program of an equal trace, or a new one."""
+def _equal_program(
+    jaxpr: Any, num_runs: int, copies: jax.sharding.NamedSharding | None
+) -> jax.stages.Wrapped:
+    """The program of an equal trace, or a new one.
+
+    Of rows that processes share, every process gets ``copies`` of what the program returns.
+    """
     options = compiler_options(num_runs * count_operations(jaxpr))
     try:
-        key = _key_of_jaxpr(jaxpr), str(options)
+        key = _key_of_jaxpr(jaxpr), str(options), copies
         hash(key)
     except (_NoKey, TypeError):
-        return _program(jaxpr, options)
+        return _program(jaxpr, options, copies)
     program = _PROGRAMS.pop(key, None)
-    _PROGRAMS[key] = program = _program(jaxpr, options) if program is None else program
+    _PROGRAMS[key] = program = _program(jaxpr, options, copies) if program is None else program
     if len(_PROGRAMS) > _SIZE:
         _PROGRAMS.popitem(last=False)
     return program
