@@ -189,7 +189,7 @@ def task_stochastic(rows):
 
     import numpyro_tempered as nt
 
-    fit = nt.mixtures.fit_stochastic(jax.random.key(0), rows["blobs"], nt.components.known_variance(2, prior_scale=10.0), num_components=2, batch_size=20)
+    fit = nt.mixtures.fit_stochastic(jax.random.key(0), [rows["blobs"]], nt.components.known_variance(2, prior_scale=10.0), num_components=2, batch_size=20)
     return {"stochastic": fit.objective}
 
 
@@ -208,7 +208,9 @@ TASKS = {name.removeprefix("task_"): value for name, value in list(globals().ite
 def plain(values):
     import numpy as np
 
-    return {name: np.asarray(value, float).tolist() for name, value in values.items()}
+    from numpyro_tempered.core.processes import to_host
+
+    return {name: np.asarray(to_host(value), float).tolist() for name, value in values.items()}
 
 
 def run(names, rows):
