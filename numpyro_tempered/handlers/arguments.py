@@ -22,9 +22,17 @@ from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihoo
 
 
 def check_call(
-    function: Callable[..., object], rng_key: object, model: Model, method: object, args: tuple, kwargs: dict
+    function: Callable[..., object],
+    rng_key: object,
+    model: Model,
+    method: object,
+    args: tuple,
+    kwargs: dict,
+    **options: object,
 ) -> tuple[tuple, dict]:
     """The arguments of a model as arrays, of a function that takes key, model and guide or method before them.
+
+    The ``options`` must be the same in all processes that share the data, as the key must.
 
     Raises:
         TypeError: If one of these was left out, they are in another order, or as :func:`model_arguments`.
@@ -38,6 +46,8 @@ def check_call(
             f"{name} must be a class such as AutoNormal, or a callable that takes the model, got "
             f"{describe(method)}: the call is {call}."
         )
+    numbered = {f"number {place}": value for place, value in enumerate(args, 1)}
+    check_same({"rng_key": rng_key, **options, **numbered, **kwargs})
     return model_arguments(function, model, args, kwargs)
 
 
@@ -196,7 +206,8 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
 
 def _has_nan_parameters(fn: Distribution) -> bool:
     leaves = () if is_masked(fn) else jax.tree.leaves(fn)
-    return any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) and np.any(np.isnan(to_host(leaf))) for leaf in leaves)
+    numbers = (leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+    return any(np.any(np.isnan(to_host(leaf))) for leaf in numbers)
 
 
 def _holes(leaf: object) -> str:

@@ -280,7 +280,8 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
 
         # The rows stay where they are: no value of a row comes to the host.
         zeros = jnp.zeros_like(u)
-        (least, largest), _ = jax.lax.scan(step, (zeros, zeros), (offsets, is_near))
+        points = jnp.asarray(offsets), jnp.asarray(is_near)
+        (least, largest), _ = jax.lax.scan(step, (zeros, zeros), points)
         return jnp.all(least >= -1e-5 * largest)
 
     return bool(run_program(is_convex, u))

@@ -158,9 +158,9 @@ def read_checked(chunks: Chunks, component: Component) -> Iterator[Block]:
         if np.shape(parts[0])[0] == 0:
             continue
         try:
-            parts = tuple(to_host(part) if spans_processes(part) else part for part in parts)
-            rows = np.asarray(component.check(parts[0]))
-            weight = np.asarray(weight_of(parts[1] if len(parts) == 2 else None, rows))
+            whole = [to_host(part) if spans_processes(part) else part for part in parts]
+            rows = np.asarray(component.check(whole[0]))
+            weight = np.asarray(weight_of(whole[1] if len(whole) == 2 else None, rows))
         except (TypeError, ValueError) as error:
             raise type(error)(f"chunk {number}: {error}") from error
         yield rows, np.where(np.all(np.isnan(rows), axis=1), 0.0, weight)

@@ -172,8 +172,8 @@ def _sample_site(name: str, fn: dist.Distribution) -> Array:
 def _on_host(values: ArrayLike) -> base.Rows:
     """Values that can be checked, also where NumPyro compiles the model; traced and shared ones as they are."""
     if is_traced(values):
-        return values
-    return automatic_mesh(values) if spans_processes(values) else np.asarray(fill_masked(values))
+        return values  # type: ignore[return-value]
+    return automatic_mesh(values) if spans_processes(values) else np.asarray(fill_masked(values))  # type: ignore
 
 
 def _prior_of_all(component: Component, prior: Hyperparameters, num_components: int) -> Hyperparameters:
