@@ -24,7 +24,8 @@ def in_order(jaxpr: Jaxpr) -> Jaxpr:
             begun.add(id(equation))
             stack.append((equation, True))
             stack += [(makers[atom], False) for atom in reversed(equation.invars) if _is_made(atom, makers)]
-    return jaxpr.replace(eqns=[each.replace(params=_inside(each.params)) for each in order])
+    eqns = [each.replace(params={k: _inside(v) for k, v in each.params.items()}) for each in order]
+    return jaxpr.replace(eqns=eqns)
 
 
 def _is_made(atom: object, makers: dict) -> bool:
@@ -38,8 +39,7 @@ def _inside(value: object) -> object:
         return value.replace(jaxpr=in_order(value.jaxpr))
     if isinstance(value, Jaxpr):
         return in_order(value)
-    if type(value) in (tuple, list):
-        return type(value)(map(_inside, value))
-    if type(value) is dict:
-        return {name: _inside(each) for name, each in value.items()}
-    return value
+    # Not records.
+    if type(value) is tuple:
+        return tuple(map(_inside, value))
+    return list(map(_inside, value)) if type(value) is list else value

@@ -35,7 +35,7 @@ _PENDING: list[tuple[Any, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 _TRACES: OrderedDict[Hashable, Callable] = OrderedDict()
 # Settings of JAX by which traces of one function differ.
-_SETTINGS = ("jax_disable_jit", "jax_enable_x64", "jax_default_matmul_precision")
+_SETTINGS: tuple[str, ...] = ("jax_disable_jit", "jax_enable_x64", "jax_default_matmul_precision")
 _SETTINGS += ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
 # Rules of differentiation, by which a program that is only run does not differ.
 _RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}

@@ -30,7 +30,7 @@ class OrderedELBO(Trace_ELBO):
 
 def with_order(loss: ELBO | None) -> ELBO | None:
     """A loss of NumPyro's as one that adds its sites in one order everywhere; others as they are."""
-    if type(loss) is not Trace_ELBO or not loss.sum_sites:
+    if loss is None or type(loss) is not Trace_ELBO or not loss.sum_sites:
         return loss
     return OrderedELBO(
         loss.num_particles,

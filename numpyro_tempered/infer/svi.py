@@ -207,8 +207,7 @@ def fit_svi(
         >>> print(f"{fit.params['theta_auto_scale']:.1f}")  # 1 / sqrt(1 + 6 / 2)
         0.5
     """
-    alpha = check_alpha(alpha)
-    coords = axis_labels((args, kwargs))
+    alpha, coords = check_alpha(alpha), axis_labels((args, kwargs))
     options = {"alpha": alpha, "num_steps": num_steps, "tolerance": tolerance, "num_restarts": num_restarts}
     args, kwargs = check_call(fit_svi, rng_key, model, guide, args, kwargs, **options)
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)

@@ -1,7 +1,7 @@
 """Fits of rows that two processes share, or of all rows in one, as numbers that ``test_processes`` compares.
 
-``python process_worker.py PORT PROCESS FOLDER TASK...`` is one of two, without tasks of all; it writes JSON to the
-folder, a file for each task.
+``python process_worker.py PORT PROCESS FOLDER TASK...`` is one of two, of all tasks if none is named; it writes
+JSON to the folder, a file for each task.
 """
 
 import functools
@@ -268,24 +268,27 @@ def task_mixtures(rows):
 
 def task_nuts(rows):
     import jax
+    import numpy as np
     from numpyro.infer import MCMC, NUTS
 
     import numpyro_tempered as nt
 
     kernel = NUTS(nt.temper(classification, alpha=0.5))
     mcmc = MCMC(kernel, num_warmup=20, num_samples=20, progress_bar=False, jit_model_args=True)
-    mcmc.run(jax.random.key(0), rows["x"], rows["labels"])
-    data = nt.to_inference_data(mcmc)
+    each = np.array_split(np.arange(NUM_ROWS), jax.process_count())[jax.process_index()]
+    whole = data()
+    shared, _ = nt.processes.share_rows(whole["x"][each], whole["labels"][each])
+    mcmc.run(jax.random.key(0), *shared)
+    result = nt.to_inference_data(mcmc)
     return {
-        "weights": data["posterior"]["weights"].values,
-        "log_lik": data["log_likelihood"]["labels"].values,
+        "weights": result["posterior"]["weights"].values,
+        "log_lik": result["log_likelihood"]["labels"].values,
     }
 
 
 def task_own_rows(rows):
     """Each process reads its own row groups, of unequal numbers of rows."""
     import jax
-    import numpy as np
     import pyarrow.parquet as parquet
     from numpyro.infer.autoguide import AutoMultivariateNormal
 
@@ -299,9 +302,8 @@ def task_own_rows(rows):
     data = nt.to_inference_data(fit, num_samples=50)
     keep = nt.processes.to_host(mask)
     component = nt.components.known_variance(3, prior_scale=10.0)
-    start = nt.mixtures.starts.given(np.tile(np.eye(2), (len(keep) // 2 + 1, 1))[: len(keep)]) if False else None
     mixture = nt.mixtures.fit(
-        jax.random.key(0), x, component, num_components=1, sample_weight=mask, num_samples=4, start=start
+        jax.random.key(0), x, component, num_components=1, sample_weight=mask, num_samples=4
     )
     return {
         **{name: value for name, value in numbers_of(fit).items() if name != "losses"},
@@ -334,7 +336,9 @@ def task_refusals(rows):
 
     fit = functools.partial(nt.fit_svi, num_steps=10)
     x, y, key = rows["x"], rows["y"], jax.random.key(0)
-    bad = y.at[NUM_ROWS - 1].set(np.nan) if is_shared else np.where(np.arange(NUM_ROWS) == NUM_ROWS - 1, np.nan, y)
+    bad = np.array_split(data()["y"], jax.process_count())[number]
+    bad[-1] = np.nan if number else 0.0
+    (bad,), _ = nt.processes.share_rows(bad)
     return {
         "key": message(lambda: fit(jax.random.key(number), regression, AutoNormal, x, y)),
         "alpha": message(lambda: fit(key, regression, AutoNormal, x, y, alpha=1.0 - 0.5 * number)),
@@ -396,6 +400,18 @@ def main(port, process, folder, names):
         part.rename(folder / f"{name}.{process}.json")
 
 
+def lose(port, process):
+    """Fit on and on, until the second process is killed."""
+    rows = join(port, process, heartbeat_timeout_seconds=10)
+    task_gaussian(rows)
+    print("fitted", flush=True)
+    while True:
+        gaussian_fit.cache_clear()
+        task_gaussian(rows)
+
+
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
+    if sys.argv[3] == "--lose":
+        lose(int(sys.argv[1]), int(sys.argv[2]))
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
