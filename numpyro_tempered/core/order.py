@@ -11,7 +11,9 @@ def in_order(jaxpr: Jaxpr) -> Jaxpr:
     """
     if jaxpr.effects:
         return jaxpr
-    makers = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+    makers: dict[object, JaxprEqn] = {
+        variable: equation for equation in jaxpr.eqns for variable in equation.outvars
+    }
     order: list[JaxprEqn] = []
     begun: set[int] = set()
     # Each operation is met twice: before and after those that it depends on.

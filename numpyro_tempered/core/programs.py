@@ -264,14 +264,16 @@ def wait_for(function: Any) -> None:
             _PENDING.remove(pending)
 
 
-def _program(jaxpr: Any, options: dict[str, int] | None, copies: NamedSharding | None) -> jax.stages.Wrapped:
+def _program(
+    jaxpr: Any, options: dict[str, int] | None, copies: NamedSharding | None = None
+) -> jax.stages.Wrapped:
     def program(consts: list[Array], leaves: list[Array]) -> list[Array]:
         return jax.core.eval_jaxpr(jaxpr, (), *consts, *leaves)
 
     return jax.jit(program, compiler_options=options, out_shardings=copies)
 
 
-def _equal_program(jaxpr: Any, num_runs: int, copies: NamedSharding | None) -> jax.stages.Wrapped:
+def _equal_program(jaxpr: Any, num_runs: int, copies: NamedSharding | None = None) -> jax.stages.Wrapped:
     """The program of an equal trace, or a new one; of shared rows each process gets ``copies`` of the result."""
     options = compiler_options(num_runs * count_operations(jaxpr))
     try:

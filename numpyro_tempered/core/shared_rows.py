@@ -43,17 +43,17 @@ def share_rows(*data: PyTree, mesh: Mesh | None = None) -> tuple[tuple[PyTree, .
     num_devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
     form = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(rows)]
     # What one process refuses all refuse: those that went on would wait for it without end.
-    known = gather(np.append(np.array([num_rows, num_devices], np.uint32), digest_of(form)), mesh)
+    everywhere = gather(np.append(np.array([num_rows, num_devices], np.uint32), digest_of(form)), mesh)
     if failure is not None:
         raise failure
-    if empty := np.flatnonzero(known[:, 0] == 0).tolist():
+    if empty := np.flatnonzero(everywhere[:, 0] == 0).tolist():
         raise ValueError(
             f"the processes of devices {empty} pass no rows, or arrays without one common axis of rows: each "
             "process needs a row at least."
         )
-    if (known[:, 2:] != known[:1, 2:]).any():
+    if (everywhere[:, 2:] != everywhere[:1, 2:]).any():
         raise ValueError(f"rows differ in shape or dtype between the processes: here they are {form}.")
-    size = int(np.max(-(-known[:, 0].astype(int) // known[:, 1].astype(int))))
+    size = int(np.max(-(-everywhere[:, 0].astype(int) // everywhere[:, 1].astype(int))))
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def share(leaf: np.ndarray) -> Array:
