@@ -1,5 +1,7 @@
 """The ELBO by pairs of draws that mirror each other, which leaves its gradients less noise."""
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -13,9 +15,11 @@ from numpyro_tempered.core.typing import Array, Guide, Model
 from numpyro_tempered.handlers.effects import layers
 from numpyro_tempered.handlers.likelihood import Site
 
+T = TypeVar("T", bound=ELBO | None)
+
 
 class OrderedELBO(Trace_ELBO):
-    """``Trace_ELBO``, which adds its sites in the order of a set: another one in each process."""
+    """``Trace_ELBO`` with its sites added in one order; NumPyro's is that of a set, another one in each process."""
 
     def __init__(self, num_particles: int = 1, **options: bool) -> None:
         super().__init__(num_particles=num_particles, sum_sites=False, **options)
@@ -28,7 +32,7 @@ class OrderedELBO(Trace_ELBO):
         return {**result, "loss": sum((result["loss"][name] for name in sorted(result["loss"])), jnp.zeros(()))}
 
 
-def with_order(loss: ELBO | None) -> ELBO | None:
+def with_order(loss: T) -> T | OrderedELBO:
     """A loss of NumPyro's as one that adds its sites in one order everywhere; others as they are."""
     if loss is None or type(loss) is not Trace_ELBO or not loss.sum_sites:
         return loss

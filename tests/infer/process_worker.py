@@ -208,6 +208,28 @@ def task_alpha(rows):
     return {"risk": risk.alpha, "criterion": criterion, "coverage": coverage.alpha}
 
 
+def task_checks(rows):
+    import jax
+    from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+
+    import numpyro_tempered as nt
+
+    key, data = jax.random.key(0), (rows["x"], rows["labels"])
+    check = nt.check_fit(key, gaussian_fit(rows))
+    errors = nt.table(nt.sandwich(key, gaussian_fit(rows)))
+    path = nt.temper_path(key, classification, AutoMultivariateNormal, *data, alphas=[0.0, 0.5, 1.0])
+    mean_field = nt.fit_gaussian(key, classification, AutoNormal, *data, alpha=0.5)
+    modes = nt.fit_gaussian(key, classification, AutoMultivariateNormal, *data, alpha=0.5, num_components=2)
+    return {
+        "bound": check.w2_bound,
+        "divergence": check.divergences.pareto_k,
+        "errors": errors.select_dtypes("number").to_numpy(),
+        "path": path["tempered_path"]["elbo"].values,
+        "responses": next(iter(nt.linear_response(key, mean_field).params.values())),
+        "modes": modes.elbo.value,
+    }
+
+
 def task_sparse(rows):
     import jax
 
