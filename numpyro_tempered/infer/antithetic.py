@@ -19,7 +19,7 @@ T = TypeVar("T", bound=ELBO | None)
 
 
 class OrderedELBO(Trace_ELBO):
-    """``Trace_ELBO`` with its sites added in one order; NumPyro's is that of a set, another one in each process."""
+    """``Trace_ELBO`` with its sites added in one order; NumPyro's is that of a set, which processes differ in."""
 
     def __init__(self, num_particles: int = 1, **options: bool) -> None:
         super().__init__(num_particles=num_particles, sum_sites=False, **options)
