@@ -2,6 +2,7 @@
 
 from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
 from numpyro_tempered.core import chunks as tables
+from numpyro_tempered.core import shared_rows as processes
 from numpyro_tempered.core.compilation import CompilationWarning
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families
@@ -78,6 +79,7 @@ __all__ = [
     "optim",
     "plots",
     "ppca",
+    "processes",
     "regret_ledger",
     "robust",
     "round_and_refit",

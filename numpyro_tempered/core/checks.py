@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 import jax
 import numpy as np
 
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ def check_numbers(value: T, name: str, interval: str = "(-inf, inf)", *, hint: s
     """
     if is_traced(value):
         return value
-    array = np.asarray(value)
+    array = to_host(value)
     check_real(array.dtype, name, hint=hint)
     outside = ~contains(interval, array)
     if outside.any():

@@ -16,10 +16,13 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.extend.core
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.jax_private import dce_jaxpr
 from numpyro_tempered.core.operations import compiler_options, count_operations
+from numpyro_tempered.core.order import in_order
+from numpyro_tempered.core.processes import check_same_program, replicated_over, spans_processes
 from numpyro_tempered.core.typing import Array, PyTree
 
 Values = TypeVar("Values")
@@ -32,13 +35,8 @@ _PENDING: list[tuple[Any, threading.Thread]] = []
 _PROGRAMS: OrderedDict[Hashable, jax.stages.Wrapped] = OrderedDict()
 _TRACES: OrderedDict[Hashable, Callable] = OrderedDict()
 # Settings of JAX by which traces of one function differ.
-_SETTINGS = (
-    "jax_disable_jit",
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-)
+_SETTINGS: tuple[str, ...] = ("jax_disable_jit", "jax_enable_x64", "jax_default_matmul_precision")
+_SETTINGS += ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
 # Rules of differentiation, by which a program that is only run does not differ.
 _RULES = {"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees"}
 _PLAIN = (int, str, bool, bytes, type(None), type, np.dtype, enum.Enum)
@@ -72,7 +70,9 @@ def compile_once(
     jaxpr = traced.replace(constvars=(), invars=[*traced.constvars, *traced.invars])
     # What is transformed belongs to the transformation.
     inside = any(map(is_traced, jax.tree.leaves((consts, examples))))
-    program = _program(jaxpr, None) if inside else _equal_program(jaxpr, num_runs)
+    copies = replicated_over(consts, examples)
+    jaxpr = jaxpr if copies is None else in_order(jaxpr)
+    program = _program(jaxpr, None, None) if inside else _equal_program(jaxpr, num_runs, copies)
     if ahead and not inside and program not in _STARTED:
         _STARTED.add(program)
         _start(program, program.lower(consts, jax.tree.leaves(examples)))
@@ -264,23 +264,27 @@ def wait_for(function: Any) -> None:
             _PENDING.remove(pending)
 
 
-def _program(jaxpr: Any, options: dict[str, int] | None) -> jax.stages.Wrapped:
+def _program(
+    jaxpr: Any, options: dict[str, int] | None, copies: NamedSharding | None = None
+) -> jax.stages.Wrapped:
     def program(consts: list[Array], leaves: list[Array]) -> list[Array]:
         return jax.core.eval_jaxpr(jaxpr, (), *consts, *leaves)
 
-    return jax.jit(program, compiler_options=options)
+    return jax.jit(program, compiler_options=options, out_shardings=copies)
 
 
-def _equal_program(jaxpr: Any, num_runs: int) -> jax.stages.Wrapped:
-    """The program of an equal trace, or a new one."""
+def _equal_program(jaxpr: Any, num_runs: int, copies: NamedSharding | None = None) -> jax.stages.Wrapped:
+    """The program of an equal trace, or a new one; of shared rows each process gets ``copies`` of the result."""
     options = compiler_options(num_runs * count_operations(jaxpr))
     try:
-        key = _key_of_jaxpr(jaxpr), str(options)
+        key = _key_of_jaxpr(jaxpr), str(options), copies
         hash(key)
     except (_NoKey, TypeError):
-        return _program(jaxpr, options)
+        return _program(jaxpr, options, copies)
+    if copies is not None:
+        check_same_program(key[0], copies)
     program = _PROGRAMS.pop(key, None)
-    _PROGRAMS[key] = program = _program(jaxpr, options) if program is None else program
+    _PROGRAMS[key] = program = _program(jaxpr, options, copies) if program is None else program
     if len(_PROGRAMS) > _SIZE:
         _PROGRAMS.popitem(last=False)
     return program
@@ -331,7 +335,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return str(value.aval), _key(jax.random.key_data(value))
     if isinstance(value, np.generic | np.ndarray | jax.Array):
-        if is_traced(value):
+        if is_traced(value) or spans_processes(value):
             raise _NoKey
         array = np.asarray(value)
         if array.dtype == object:
@@ -339,7 +343,7 @@ def _key(value: Any) -> Hashable:
         return type(value), array.shape, str(array.dtype), hashlib.sha256(array.tobytes()).digest()
     # Records of jax such as the dimensions of a product; its functions, and those of others, have no key.
     is_record = type(value).__module__.split(".")[0] in {"jax", "jaxlib", "ml_dtypes"}
-    if not is_record or (callable(value) and not isinstance(value, jax.sharding.Mesh)):
+    if not is_record or (callable(value) and not isinstance(value, Mesh)):
         raise _NoKey
     if dataclasses.is_dataclass(value):
         return type(value), tuple(_key(getattr(value, f.name)) for f in dataclasses.fields(value))

@@ -12,6 +12,7 @@ import numpy as np
 
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
@@ -160,7 +161,7 @@ def summarise_observed(observed: Mapping[str, Array]) -> DataSummary:
     """The summary of data that a fit holds."""
     if len(observed) != 1:
         return DataSummary(observed)
-    values = np.asarray(next(iter(observed.values())), np.float64)
+    values = np.asarray(to_host(next(iter(observed.values()))), np.float64)
     present = ~np.isnan(values)
     filled, count = np.where(present, values, 0.0), present.sum()
     moments = np.array([filled.sum(), np.square(filled).sum()]) / max(count, 1)

@@ -15,15 +15,24 @@ from numpyro.infer.initialization import init_to_feasible
 
 from numpyro_tempered.core.checks import call_of, check_key, check_options, describe, is_traced
 from numpyro_tempered.core.model_arguments import as_array, fill_masked, is_list
+from numpyro_tempered.core.processes import all_finite, automatic_mesh, check_same, spans_processes, to_host
 from numpyro_tempered.core.typing import Model
 from numpyro_tempered.handlers.effects import Trace, handler_chain
 from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihood_sites, untempered_log_prob
 
 
 def check_call(
-    function: Callable[..., object], rng_key: object, model: Model, method: object, args: tuple, kwargs: dict
+    function: Callable[..., object],
+    rng_key: object,
+    model: Model,
+    method: object,
+    args: tuple,
+    kwargs: dict,
+    **options: object,
 ) -> tuple[tuple, dict]:
     """The arguments of a model as arrays, of a function that takes key, model and guide or method before them.
+
+    The ``options`` must be the same in all processes that share the data, as the key must.
 
     Raises:
         TypeError: If one of these was left out, they are in another order, or as :func:`model_arguments`.
@@ -37,6 +46,8 @@ def check_call(
             f"{name} must be a class such as AutoNormal, or a callable that takes the model, got "
             f"{describe(method)}: the call is {call}."
         )
+    numbered = {f"number {place}": value for place, value in enumerate(args, 1)}
+    check_same({"rng_key": rng_key, **options, **numbered, **kwargs})
     return model_arguments(function, model, args, kwargs)
 
 
@@ -127,7 +138,7 @@ def _is_odd(leaf: object) -> bool:
 
 def _plain(leaf: Any) -> Any:
     """A pandas object as a numpy array, be it of objects; everything else as it is."""
-    leaf = fill_masked(leaf)
+    leaf = automatic_mesh(fill_masked(leaf))
     if not hasattr(leaf, "to_numpy"):
         return leaf
     try:
@@ -180,7 +191,7 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
         warnings.simplefilter("ignore")
         try:
             sites = likelihood_sites(feasible_trace(model, args, kwargs))
-            log_probs = {name: np.asarray(untempered_log_prob(site)) for name, site in sites.items()}
+            log_probs = {name: to_host(untempered_log_prob(site)) for name, site in sites.items()}
         except Exception:  # the fit itself raises what is wrong with the model
             return
     for name, log_prob in log_probs.items():
@@ -195,14 +206,17 @@ def _check_finite(model: Model, args: tuple, kwargs: dict, labels: list[str]) ->
 
 def _has_nan_parameters(fn: Distribution) -> bool:
     leaves = () if is_masked(fn) else jax.tree.leaves(fn)
-    return any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) and np.any(np.isnan(leaf)) for leaf in leaves)
+    numbers = (leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+    return any(np.any(np.isnan(to_host(leaf))) for leaf in numbers)
 
 
 def _holes(leaf: object) -> str:
     """How many entries are NaN or infinite, and where the first one is; nothing where all are finite."""
     if is_traced(leaf) or not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.inexact):
         return ""
-    values = np.asarray(leaf)
+    if spans_processes(leaf) and all_finite(leaf):
+        return ""
+    values = to_host(leaf)
     bad = np.argwhere(~np.isfinite(values))
     if not len(bad):
         return ""

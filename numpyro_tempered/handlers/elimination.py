@@ -224,7 +224,7 @@ def _eliminate(factors: list[_Factor]) -> Sum:
         )
     plates = sorted((frames[name] for name in outer), key=lambda frame: frame.dim)
     scale = None
-    for name in outer & set(factors[0].scales):
+    for name in sorted(outer & set(factors[0].scales)):
         scale = factors[0].scales[name] if scale is None else scale * factors[0].scales[name]
     log_prob = funsor.to_data(result, name_to_dim={f.name: f.dim for f in plates})
     # Funsor's logarithm of a sum takes NaN for minus infinity.

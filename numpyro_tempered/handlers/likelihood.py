@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
 from numpyro_tempered.handlers.observed import check_shape
@@ -91,7 +92,7 @@ def other_scale(site: Site) -> float:
 
 def power_of(site: Site) -> Any:
     """The power of a site, a float, or in lists where its data have their own."""
-    return np.asarray(site.get(ALPHA, 1.0), float).tolist()
+    return np.asarray(to_host(site.get(ALPHA, 1.0)), float).tolist()
 
 
 def common_alpha(trace: Trace) -> float | dict[str, Any]:
@@ -104,7 +105,7 @@ def common_alpha(trace: Trace) -> float | dict[str, Any]:
 
 def scales_beside_alpha(trace: Trace) -> dict[str, float | None]:
     """Scales of likelihood sites beside alpha, where they are not 1; None where they differ within a site."""
-    scales = {name: np.unique(np.asarray(other_scale(site))) for name, site in likelihood_sites(trace).items()}
+    scales = {name: np.unique(to_host(other_scale(site))) for name, site in likelihood_sites(trace).items()}
     return {
         name: float(scale[0]) if len(scale) == 1 else None
         for name, scale in scales.items()

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.extend.core import Jaxpr
 from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame
 
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers import effects
 from numpyro_tempered.handlers.dependence import Structure, get_abstract_trace
@@ -78,9 +79,15 @@ def _mixed(
     bits = np.arange(frame.size) >> np.arange(max(1, (frame.size - 1).bit_length()))[:, None] & 1
     changed = np.concatenate([np.zeros((1, frame.size)), bits, 1 - bits]).astype(bool)
     with jax.ensure_compile_time_eval():
-        concrete = program.replace(consts=[_concrete(const) for const in program.consts])
-        values = jax.jit(lambda rows: jax.lax.map(jaxpr_as_fun(concrete), rows))(changed.reshape(-1, *shape))
-    for name, log_prob in zip(outputs, map(np.asarray, values), strict=True):
+        consts = [_concrete(const) for const in program.consts]
+
+        @jax.jit
+        def evaluate(consts: list[Array], rows: Array) -> list[Array]:
+            return jax.lax.map(lambda row: jax.core.eval_jaxpr(program.jaxpr, consts, row), rows)
+
+        # Data are arguments: those that processes share can be no constants of a program.
+        values = evaluate(consts, changed.reshape(-1, *shape))
+    for name, log_prob in zip(outputs, map(to_host, values), strict=True):
         differs = ~np.isclose(log_prob, log_prob[:1], rtol=1e-3, atol=1e-5, equal_nan=True)
         others = ~changed.reshape(len(changed), *(1,) * (log_prob.ndim - 1 + frame.dim), *shape)
         if (differs & others).any():

@@ -15,6 +15,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.model_arguments import as_array
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import ArrayLike, Guide
 from numpyro_tempered.handlers import numpyro_private
 from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, is_unit, plates_of
@@ -53,7 +54,7 @@ def _check_power(alpha: Any, name: str) -> Any:
             alpha = as_array(alpha, name)
         if isinstance(alpha, np.ndarray | jax.Array) and jnp.ndim(alpha):
             check_numbers(alpha, name, "[0, inf)")
-            return alpha if is_traced(alpha) else np.asarray(alpha)
+            return alpha if is_traced(alpha) else to_host(alpha)
         check_number(alpha, name, "[0, inf)")
     except TypeError as error:
         raise ValueError(str(error)) from error

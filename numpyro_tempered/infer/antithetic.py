@@ -1,19 +1,49 @@
 """The ELBO by pairs of draws that mirror each other, which leaves its gradients less noise."""
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions.transforms import Transform
 from numpyro.infer import Trace_ELBO
+from numpyro.infer.elbo import ELBO
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.typing import Array, Guide, Model
 from numpyro_tempered.handlers.effects import layers
 from numpyro_tempered.handlers.likelihood import Site
 
+T = TypeVar("T", bound=ELBO | None)
 
-class Antithetic(Trace_ELBO):
+
+class OrderedELBO(Trace_ELBO):
+    """``Trace_ELBO`` with its sites added in one order; NumPyro's is that of a set, which processes differ in."""
+
+    def __init__(self, num_particles: int = 1, **options: bool) -> None:
+        super().__init__(num_particles=num_particles, sum_sites=False, **options)
+
+    def loss_with_mutable_state(
+        self, rng_key: Array, param_map: dict, model: Model, guide: Guide, *args: object, **kwargs: object
+    ) -> dict[str, Array | None]:
+        """The loss at ``param_map``, as SVI asks for it."""
+        result = super().loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
+        return {**result, "loss": sum((result["loss"][name] for name in sorted(result["loss"])), jnp.zeros(()))}
+
+
+def with_order(loss: T) -> T | OrderedELBO:
+    """A loss of NumPyro's as one that adds its sites in one order everywhere; others as they are."""
+    if loss is None or type(loss) is not Trace_ELBO or not loss.sum_sites:
+        return loss
+    return OrderedELBO(
+        loss.num_particles,
+        vectorize_particles=loss.vectorize_particles,
+        multi_sample_guide=loss.multi_sample_guide,
+    )
+
+
+class Antithetic(OrderedELBO):
     """``Trace_ELBO`` by antithetic pairs of draws of a guide.
 
     A draw m + Sε comes with m - Sε where ε is as likely as -ε, as of a Gaussian or a Student's t: the gradient
@@ -21,7 +51,7 @@ class Antithetic(Trace_ELBO):
     """
 
     def __init__(self, num_pairs: int = 1) -> None:
-        super().__init__(num_particles=1)
+        super().__init__()
         self.num_pairs = num_pairs
 
     def loss(

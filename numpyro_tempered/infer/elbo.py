@@ -193,7 +193,8 @@ def evaluate_elbo(
     is_plain = all(isinstance(power, float) and power > 0.0 for power in powers.values())
 
     def particle(key: Array, params: Params) -> tuple[Array, Array, Array]:
-        parts = {k: -v for k, v in loss.loss(key, params, model, guide, *args, **kwargs).items()}
+        # In an order that is the same in every process.
+        parts = {k: -v for k, v in sorted(loss.loss(key, params, model, guide, *args, **kwargs).items())}
         weighted = sum((v for k, v in parts.items() if k in observed), jnp.zeros(()))
         kl = -sum((v for k, v in parts.items() if k not in observed), jnp.zeros(()))
         if is_plain:

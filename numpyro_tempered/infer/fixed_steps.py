@@ -3,11 +3,16 @@
 import math
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.example_libraries.optimizers import adam
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
 from numpyro.optim import Adam
 
+from numpyro_tempered.core.processes import spans_processes
+from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Params
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.infer.settle import Convergence
@@ -40,6 +45,23 @@ def adam_in_units(step_size: Callable[[Array], Array], units: Params) -> NumPyro
             lambda state: scaled(get(state)),
         )
     )
+
+
+def run_steps(
+    svi: SVI, rng_key: Array, num_steps: int, args: tuple, kwargs: dict, progress_bar: bool
+) -> tuple[Params, np.ndarray]:
+    """Parameters after the steps of an SVI, and its losses."""
+    if not spans_processes(args, kwargs):
+        result = svi.run(rng_key, num_steps, *args, progress_bar=progress_bar, **kwargs)
+        return result.params, np.asarray(result.losses)
+    # NumPyro's own loop holds the data as constants.
+    state = svi.init(rng_key, *args, **kwargs)
+
+    def steps(state: SVIState) -> tuple[SVIState, Array]:
+        return jax.lax.scan(lambda state, _: svi.update(state, *args, **kwargs), state, length=num_steps)
+
+    state, losses = run_program(steps, state)
+    return svi.get_params(state), np.asarray(losses)
 
 
 def full_size_steps(losses: np.ndarray, optim: object) -> np.ndarray:

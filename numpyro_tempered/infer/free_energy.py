@@ -12,6 +12,7 @@ from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.model_arguments import join, separate
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Derivatives, Objective
@@ -234,12 +235,12 @@ def _kinks_at_outcomes(loss: ModelLoss, u: Array, theta: Array, args: tuple, kwa
     def locations(u: Array, theta: Array) -> Array:
         return kinks(u, theta, args, kwargs)[0]
 
-    rows = ~np.all(np.isnan(locations(u, theta)), axis=1)
+    rows = ~np.all(np.isnan(to_host(locations(u, theta))), axis=1)
     if not rows.any():
         return False
     if depends_on(lambda theta: locations(u, theta)[rows], theta):
         return False
-    return all(bool(np.all(np.asarray(locations(at, theta))[rows] == np.asarray(at))) for at in (u, u + 1.0))
+    return all(bool(np.all(to_host(locations(at, theta))[rows] == to_host(at))) for at in (u, u + 1.0))
 
 
 def _is_affine(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
@@ -267,17 +268,23 @@ def _is_convex(loss: ModelLoss, q: Gaussian, args: tuple, kwargs: dict) -> bool:
     # Off the kinks that a loss may have at whole numbers, and around each predictor in any unit.
     wide = np.concatenate([np.linspace(-50.0, 50.0, 101), np.linspace(-5.0, 5.0, 101)]) + 0.013
     near = np.geomspace(1e-6, 1e6, 81)
-    # On the host, as each operation would be a program.
-    at = np.asarray(u)
-    grid = np.concatenate(
-        [
-            np.broadcast_to(wide[:, None], (len(wide), *at.shape)).astype(at.dtype),
-            at + np.concatenate([-near, near]).astype(at.dtype)[:, None],
-        ]
-    )
-    curvatures = np.asarray(run_program(lambda points: jax.lax.map(curvature, points), grid))
-    curvatures = np.where(np.isfinite(curvatures), curvatures, 0.0)
-    return bool(np.all(curvatures >= -1e-5 * np.max(np.abs(curvatures), axis=0, keepdims=True)))
+    offsets = np.concatenate([wide, -near, near]).astype(u.dtype)
+    is_near = np.arange(len(offsets)) >= len(wide)
+
+    def is_convex(u: Array) -> Array:
+        def step(extremes: tuple[Array, Array], point: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+            offset, near = point
+            value = curvature(jnp.where(near, u, 0.0) + offset)
+            value = jnp.where(jnp.isfinite(value), value, 0.0)
+            return (jnp.minimum(extremes[0], value), jnp.maximum(extremes[1], jnp.abs(value))), None
+
+        # The rows stay where they are: no value of a row comes to the host.
+        zeros = jnp.zeros_like(u)
+        points = jnp.asarray(offsets), jnp.asarray(is_near)
+        (least, largest), _ = jax.lax.scan(step, (zeros, zeros), points)
+        return jnp.all(least >= -1e-5 * largest)
+
+    return bool(run_program(is_convex, u))
 
 
 def weigh(model: ModelLoss) -> ModelLoss:

@@ -135,7 +135,9 @@ def fit_gaussian(
     """
     alpha = check_alpha(alpha)
     coords = axis_labels((args, kwargs))
-    args, kwargs = check_call(fit_gaussian, rng_key, model, guide, args, kwargs)
+    options = {"alpha": alpha, "tolerance": tolerance, "max_evaluations": max_evaluations, "num_draws": num_draws}
+    options |= {"num_components": num_components, "num_restarts": num_restarts, "num_particles": num_particles}
+    args, kwargs = check_call(fit_gaussian, rng_key, model, guide, args, kwargs, **options)
     guide_key, run_key, elbo_key, later_key = jax.random.split(rng_key, 4)
     check_count(num_particles, "num_particles", 2)
     tempered = temper(model, alpha=alpha)

@@ -14,6 +14,7 @@ from numpyro_tempered.core.programs import compile_once, run_program
 from numpyro_tempered.core.progress import progress_within
 from numpyro_tempered.core.typing import Array, Guide, Model, Params, PyTree
 from numpyro_tempered.gaussian.descent import Result
+from numpyro_tempered.infer.antithetic import with_order
 from numpyro_tempered.infer.averaged_adam import descend, is_worth_its_steps, select
 from numpyro_tempered.infer.coordinates import frame_of
 from numpyro_tempered.infer.descent_programs import Descent, compile_descent
@@ -183,7 +184,7 @@ def settler(
         def to_params(axes: PyTree, z: PyTree) -> Params:
             return svi.constrain_fn(z)
 
-    elbo = default_loss(start) if loss is None else loss
+    elbo = default_loss(start) if loss is None else with_order(loss)
 
     def objective(z: PyTree, key: Array, inputs: PyTree) -> Array:
         differing, axes = inputs

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from numpyro.infer import SVI, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.elbo import ELBO
 
@@ -32,10 +32,11 @@ from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.handlers.numpyro_private import NumPyroOptim
 from numpyro_tempered.handlers.robust import Divergence, divergences
 from numpyro_tempered.handlers.temper import check_alpha, temper
+from numpyro_tempered.infer.antithetic import OrderedELBO, with_order
 from numpyro_tempered.infer.build_guide import build_guide, check_restarts
 from numpyro_tempered.infer.elbo import evaluate_elbo, gaussian_of_laplace, trace_guide, trace_model
 from numpyro_tempered.infer.evidence import LinearResponse, attrs_of
-from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses
+from numpyro_tempered.infer.fixed_steps import default_optim, judge_losses, run_steps
 from numpyro_tempered.infer.guides.gaussian_mixture import NO_DERIVATIVE, AutoGaussianMixture
 from numpyro_tempered.infer.guides.spike_slab import AutoSpikeAndSlab, exact_gates
 from numpyro_tempered.infer.priors import refuse_moving_supports
@@ -206,9 +207,9 @@ def fit_svi(
         >>> print(f"{fit.params['theta_auto_scale']:.1f}")  # 1 / sqrt(1 + 6 / 2)
         0.5
     """
-    alpha = check_alpha(alpha)
-    coords = axis_labels((args, kwargs))
-    args, kwargs = check_call(fit_svi, rng_key, model, guide, args, kwargs)
+    alpha, coords = check_alpha(alpha), axis_labels((args, kwargs))
+    options = {"alpha": alpha, "num_steps": num_steps, "tolerance": tolerance, "num_restarts": num_restarts}
+    args, kwargs = check_call(fit_svi, rng_key, model, guide, args, kwargs, **options)
     fit_key, elbo_key, later_key = jax.random.split(rng_key, 3)
     tempered = temper(model, alpha=alpha, local_plates=local_plates)
     instance = build_guide(guide, model, tempered, alpha)
@@ -219,7 +220,7 @@ def fit_svi(
     _check_steps(guide, optim, num_steps, num_restarts)
     if isinstance(loss, TraceEnum_ELBO):
         raise ValueError(_NO_ENUMERATION)
-    fitted = None
+    fitted, loss = None, with_order(loss)
     if isinstance(instance, AutoGuide) and not isinstance(instance, AutoSpikeAndSlab):
         refuse_moving_supports(tempered, args, kwargs)
     if optim is None and not isinstance(instance, AutoSpikeAndSlab):
@@ -241,8 +242,8 @@ def fit_svi(
         steps = NUM_STEPS_GIVEN if num_steps is None else num_steps
         optimiser = optim(instance) if callable(optim) else optim or default_optim(steps)
         svi = SVI(tempered, tempered.guide(instance), optimiser, _loss_for(instance, loss))
-        result = svi.run(fit_key, steps, *args, progress_bar=bool(progress_bar), **kwargs)
-        fitted = instance, result.params, result.losses, judge_losses(np.asarray(result.losses), optim)
+        end = run_steps(svi, fit_key, steps, args, kwargs, bool(progress_bar))
+        fitted = instance, *end, judge_losses(end[1], optim)
     instance, params, losses, evidence = fitted
     keys = (elbo_key, later_key)
     fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
@@ -314,7 +315,7 @@ def _loss_for(guide: Guide, loss: ELBO | None) -> ELBO:
         ValueError: If it would leave the gates of an AutoSpikeAndSlab, or their temperature, where they are.
     """
     if not isinstance(guide, AutoSpikeAndSlab):
-        return Trace_ELBO() if loss is None else loss
+        return OrderedELBO() if loss is None else loss
     if guide.temperature is None and not isinstance(loss, TraceGraph_ELBO):
         raise ValueError(
             "this AutoSpikeAndSlab has exact gates, which have no derivative: give it a temperature to fit it, "

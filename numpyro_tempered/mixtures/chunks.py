@@ -12,6 +12,7 @@ from numpyro_tempered.core.ascent import Ascent, record
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.array import array_source
@@ -157,8 +158,9 @@ def read_checked(chunks: Chunks, component: Component) -> Iterator[Block]:
         if np.shape(parts[0])[0] == 0:
             continue
         try:
-            rows = np.asarray(component.check(parts[0]))
-            weight = np.asarray(weight_of(parts[1] if len(parts) == 2 else None, rows))
+            whole = [to_host(part) if spans_processes(part) else part for part in parts]
+            rows = np.asarray(component.check(whole[0]))
+            weight = np.asarray(weight_of(whole[1] if len(whole) == 2 else None, rows))
         except (TypeError, ValueError) as error:
             raise type(error)(f"chunk {number}: {error}") from error
         yield rows, np.where(np.all(np.isnan(rows), axis=1), 0.0, weight)

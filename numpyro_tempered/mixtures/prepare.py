@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.model_arguments import fill_masked
+from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import base as components
@@ -225,8 +226,8 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
     with weight 0 fill up: weights of 0 change no sum. A start that is random draws other rows than without them.
 
     Args:
-        x: All rows ``(n, d)``, on this host. With several processes each makes its own global array from its own
-            rows by ``jax.make_array_from_process_local_data`` instead.
+        x: All rows ``(n, d)``, on this host. With several processes ``nt.processes.share_rows`` takes those of
+            each.
         mesh: A mesh, such as ``jax.make_mesh((jax.device_count(),), ("rows",))``; rows go over all its axes.
         sample_weight: How often each row counts, ``(n,)``.
 
@@ -258,10 +259,7 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
 
 
 def automatic(x: ArrayLike) -> ArrayLike:
-    """The same array under a mesh whose axes the compiler shards; other values as they are.
-
-    Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
-    sharding of its result.
+    """:func:`automatic_mesh` of rows.
 
     Raises:
         ValueError: If the columns are sharded.
@@ -270,8 +268,7 @@ def automatic(x: ArrayLike) -> ArrayLike:
         return x
     if x.sharding.shard_shape(x.shape)[1:] != x.shape[1:]:
         raise ValueError(f"the columns of x are sharded by {x.sharding.spec}; shard rows alone.")
-    mesh = x.sharding.mesh
-    return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), x.sharding.spec))
+    return automatic_mesh(x)
 
 
 def place_beside(values: ArrayLike, rows: components.Rows) -> Array:

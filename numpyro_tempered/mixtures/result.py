@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.processes import automatic_mesh, spans_processes, to_host
 from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.likelihood import get_trace, observed_values
@@ -258,7 +259,11 @@ def _warn_if_unresolved(fit: MixtureFit, x: ArrayLike) -> None:
     if fit.centre is None:
         return
     dtype = fit.factors.concentration.dtype
-    deviation = np.reshape(np.nanstd(np.asarray(x, np.float64), axis=0), -1)
+    if spans_processes(x):
+        deviation = to_host(jnp.nanstd(automatic_mesh(x), axis=0))
+    else:
+        deviation = np.nanstd(np.asarray(x, np.float64), axis=0)
+    deviation = np.reshape(deviation, -1)
     rounding = float(np.finfo(dtype).eps) * np.abs(fit.centre) / np.where(deviation > 0, deviation, np.inf)
     if rounding.max() > 1e-3:
         column = int(rounding.argmax())

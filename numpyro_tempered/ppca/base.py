@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_tempered.core import checks
 from numpyro_tempered.core.model_arguments import as_array
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Scalar
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
     """
     if checks.is_traced(x):
         raise TypeError("x is traced, and nt.ppca reads it on the host: call it outside of jit, vmap and grad.")
-    table = np.asarray(as_array(x, "x", "Pass a float array, NaN where missing."))
+    table = to_host(as_array(x, "x", "Pass a float array, NaN where missing."))
     checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:
         raise ValueError(f"x must have shape (n, d) with d > 0, got {table.shape}.")
@@ -274,7 +275,7 @@ def names_of(x: ArrayLike) -> tuple[str, ...] | None:
 
 def spacing_of(x: ArrayLike, values: np.ndarray) -> float:
     """The largest distance of neighbouring numbers in the type that the data came in; 0 for whole numbers."""
-    dtype = np.asarray(as_array(x, "x")).dtype
+    dtype = as_array(x, "x").dtype
     if not jnp.issubdtype(dtype, jnp.floating):
         return 0.0
     return float(jnp.finfo(dtype).eps) * float(np.nanmax(np.abs(values)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from numpyro_tempered.core.labels import Labels
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import ArrayLike
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def dataset(
     variables: dict[str, tuple[list[str], np.ndarray]] = {}
     sizes: dict[str, int] = {}
     for name, value in values.items():
-        array = np.asarray(value)
+        array = to_host(value)
         rest = array.ndim - len(sample_dims)
         named = list(dims.get(name, [f"{name}_dim_{i}" for i in range(rest)]))
         if len(named) != rest:

@@ -14,6 +14,7 @@ from numpyro.infer import MCMC
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_tempered.core.batching import compiled_map
+from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.result import Run, refuse_data
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.arguments import model_arguments
@@ -97,7 +98,7 @@ def from_draws(
         shapes = {name: np.shape(value) for name, value in draws.items()}
         expected = "(chains, draws, ...)" if by_chain else "(draws, ...)"
         raise ValueError(f"the draws must be arrays {expected} with one number of draws, got shapes {shapes}.")
-    args, kwargs = model_arguments(as_run, model, args, kwargs, finite=False)
+    args, kwargs = jax.tree.map(automatic_mesh, model_arguments(as_run, model, args, kwargs, finite=False))
     run = Run(model, samples, args, kwargs, rng_key, attrs={"algorithm": "draws"})
     with _refuse_free_sites():
         trace = trace_at_first_draw(run)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.labels import axis_labels, column_labels
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
@@ -169,7 +170,7 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
     chains_draws, data = next(iter(run.samples.values())).shape[:2], (run.args, dict(run.kwargs))
 
     def by_chain(values: dict[str, Array]) -> dict[str, np.ndarray]:
-        return {k: np.reshape(np.asarray(v), (*chains_draws, *v.shape[1:])) for k, v in values.items()}
+        return {k: np.reshape(to_host(v), (*chains_draws, *v.shape[1:])) for k, v in values.items()}
 
     # Samplers keep deterministic sites, guides do not. In a plate of a part of the data they are of that part.
     derived = [

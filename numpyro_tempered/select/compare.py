@@ -5,9 +5,9 @@ import warnings
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import DataSummary, Fit, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers import likelihood
@@ -287,7 +287,7 @@ def _agree(names: tuple[Hashable, Hashable], one: DataSummary, two: DataSummary)
     if set(one.observed) != set(two.observed):
         raise ValueError(f"{first} observes {sorted(one.observed)} and {second} {sorted(two.observed)}: {ADVICE}")
     for site, value in one.observed.items():
-        left, right = jax.device_get((value, two.observed[site]))
+        left, right = to_host(value), to_host(two.observed[site])
         if left.shape != right.shape or not np.array_equal(left, right, equal_nan=True):
             raise ValueError(f"the values of site {site!r} differ between {first} and {second}: {ADVICE}")
     return bool(one.observed)
@@ -312,13 +312,13 @@ def _check_certifiable(name: Hashable, trace: likelihood.Trace, observed: Mappin
         )
     sites = likelihood.likelihood_sites(trace)
     for site, message in sites.items():
-        if likelihood.is_factor(message) or not np.all(np.asarray(likelihood.other_scale(message)) == 1.0):
+        if likelihood.is_factor(message) or not np.all(to_host(likelihood.other_scale(message)) == 1.0):
             raise ValueError(
                 f"site {site!r} of fits[{name!r}] is a factor or has a scale beside alpha, and certificates are "
                 "for densities of the data to the power alpha: leave out log_p0."
             )
     site, message = next(iter(sites.items()))
-    value, fn = np.asarray(observed.get(site)), message["fn"]
+    value, fn = to_host(observed.get(site)), message["fn"]
     clear = len(observed) == value.ndim == 1 and fn.event_dim == 0 and np.all(value == value)
     return (
         value.size if clear and not likelihood.is_masked(fn) and not message.get("_control_flow_done") else None

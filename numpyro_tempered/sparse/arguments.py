@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_number, check_numbers, check_real, is_traced
 from numpyro_tempered.core.model_arguments import as_array
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.base import Prior
@@ -38,7 +39,7 @@ def real_array(value: ArrayLike, name: str) -> Numbers:
         TypeError: If they are not real numbers.
         ValueError: If one is not finite, or beyond the default float.
     """
-    values = value if isinstance(value, Array) and is_traced(value) else np.asarray(as_array(value, name))
+    values = value if isinstance(value, Array) and is_traced(value) else to_host(as_array(value, name))
     check_real(values.dtype, name, hint="Pass a float array.")
     if not isinstance(values, np.ndarray):
         return values.astype(jnp.result_type(float))

@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.processes import automatic_mesh
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
@@ -308,7 +309,7 @@ def draw_run(
     return result.Run(
         model=tempered_model(fit),
         samples={name: value[None] for name, value in samples.items()},
-        args=tuple(jnp.asarray(part, q.loc.dtype) for part in data),
+        args=tuple(automatic_mesh(jnp.asarray(part, q.loc.dtype)) for part in data),
         rng_key=rng_key,
         groups={"variational": {**progress, "inclusion_probs": q.probs}},
         attrs=attrs | result.fit_attrs(fit),

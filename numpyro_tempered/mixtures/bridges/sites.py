@@ -14,6 +14,7 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.model_arguments import fill_masked
+from numpyro_tempered.core.processes import automatic_mesh, spans_processes
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
@@ -169,8 +170,10 @@ def _sample_site(name: str, fn: dist.Distribution) -> Array:
 
 
 def _on_host(values: ArrayLike) -> base.Rows:
-    """Values that can be checked, also where NumPyro compiles the model; traced ones as they are."""
-    return values if is_traced(values) else np.asarray(fill_masked(values))  # type: ignore[return-value]
+    """Values that can be checked, also where NumPyro compiles the model; traced and shared ones as they are."""
+    if is_traced(values):
+        return values  # type: ignore[return-value]
+    return automatic_mesh(values) if spans_processes(values) else np.asarray(fill_masked(values))  # type: ignore
 
 
 def _prior_of_all(component: Component, prior: Hyperparameters, num_components: int) -> Hyperparameters:

@@ -14,6 +14,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.processes import all_finite, to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.likelihood import get_trace, latent_sites
@@ -75,8 +76,8 @@ class Task(ModelData):
         self.plate = plate
         self.check()
         for name, value in self.observed.items():
-            bad = np.sum(~np.isfinite(value)) if jnp.issubdtype(jnp.result_type(value), jnp.inexact) else 0
-            if bad:
+            if jnp.issubdtype(jnp.result_type(value), jnp.inexact) and not all_finite(value):
+                bad = np.sum(~np.isfinite(to_host(value)))
                 raise ValueError(
                     f"observed site {name!r} has {bad} values that are NaN or infinite: leave them out."
                 )

@@ -188,7 +188,8 @@ def select_alpha(
         progress_bar,
     )
     labels = axis_labels((data, kwargs))
-    data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs)
+    same = {"alphas": grid, "num_samples": num_samples, "groups": groups, "block": block, "coverage": coverage}
+    data, kwargs = check_call(select_alpha, rng_key, model, method, data, kwargs, **same)
     model_key, method_key, *keys = jax.random.split(rng_key, 3 + len(diagnostics))
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     algorithm = build_method(method, task.model, online=True)

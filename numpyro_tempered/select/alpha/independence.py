@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.select.alpha.dependence import Dependence
@@ -95,7 +96,7 @@ def _columns(rows: Rows) -> list[np.ndarray]:
     for value, axis in observed + arguments:
         if jnp.result_type(value) == jax.dtypes.prng_key:
             continue
-        array = np.asarray(value)
+        array = to_host(value)
         if -array.ndim <= axis < array.ndim and array.shape[axis] == num_data:
             columns.append(np.reshape(np.moveaxis(array, axis, 0), (num_data, -1)))
     return columns

@@ -9,7 +9,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from numpyro.infer.util import constrain_fn, log_density, potential_energy, unconstrain_fn
 
@@ -21,6 +20,7 @@ from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.effects import LOCAL, Trace
 from numpyro_tempered.handlers.likelihood import Site
 from numpyro_tempered.handlers.numpyro_private import unpacker
+from numpyro_tempered.infer.antithetic import OrderedELBO
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass, trace_guide, trace_model
 from numpyro_tempered.infer.flat_gaussian import read_normals
 from numpyro_tempered.infer.guides.gaussian_mixture import AutoGaussianMixture
@@ -158,7 +158,7 @@ def draws_of_fit(rng_key: Array, fit: TemperedFit, target: Target, num_draws: in
             f"the guide {type(fit.guide).__name__} has a latent that is a point, which has no density: there is "
             "nothing to weigh. Fit a guide with a scale."
         )
-    loss = Trace_ELBO()
+    loss = OrderedELBO()
 
     def one(key: Array, params: Params) -> tuple[Array, Array, Array]:
         # The same split of the key as in NumPyro's losses, so the same draw.
