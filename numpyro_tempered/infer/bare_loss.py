@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from numpyro_tempered.core.checks import check_key
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.model_arguments import on_arrays, separate
 from numpyro_tempered.core.typing import Array
@@ -60,6 +61,7 @@ def bare_loss(rng_key: Array, online: OnlineVI, *args: object, **kwargs: object)
         >>> print(f"{run.posterior.loc[0]:.3f} {run.posterior.scale[0]:.3f}")
         1.500 0.500
     """
+    check_key(rng_key, "bare_loss(rng_key, online, *args)")
     prior = online.init(rng_key, *args, **kwargs).posterior  # type: ignore[arg-type]
     bound = bind(online.expectation, online.model, online.guide)
     arrays, structure = separate(args, kwargs)

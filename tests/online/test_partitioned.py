@@ -179,6 +179,20 @@ def test_rows_that_are_not_finite_are_left_out(x64):
 
 
 @pytest.mark.full
+def test_a_machine_that_leaves_takes_its_rows_out(x64):
+    x, y = logistic_rows()
+    pvi = nt.online.partitioned(LOGISTIC, alpha=ALPHA)
+    server = pvi.init(prior_of("full rank"), 3)
+    factors = [pvi.refit(pvi.factor(server, k), server, x[:12], y[:12]) for k in range(2)]
+    server = pvi.combine(server, [factor.change for factor in factors])
+    leave = nt.online.partitioned(LOGISTIC, alpha=ALPHA, damping=1.0)
+    for factor in factors:
+        server = leave.combine(server, leave.refit(factor, server, x[:0], y[:0]).change)
+    np.testing.assert_allclose(server.posterior.loc, server.prior.loc, rtol=1e-9)
+    np.testing.assert_allclose(server.posterior.factor, server.prior.factor, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.full
 def test_a_run_says_what_it_left_out_and_where_it_did_not_converge(x64):
     x, y = logistic_rows()
     y[0] = np.nan
