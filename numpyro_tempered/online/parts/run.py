@@ -197,13 +197,18 @@ def _warn(run: PartitionedRun, tolerance: float) -> None:
     if not run.converged:
         fall = len(run.elbo) > 2 and run.elbo[-1] < np.max(run.elbo) - 1e-6 * abs(np.max(run.elbo))
         remedy = "a smaller damping" if fall or run.state.halved else "more num_rounds"
+        if run.state.linear.dtype != jnp.float64:
+            remedy += ", or double precision where features are nearly collinear under a wide prior"
         fell = ", and the ELBO fell" if fall else ""
         remarks.append(
             f"{len(run.move)} rounds did not converge{fell}: the last moved the posterior by {run.move[-1]:.2g} "
             f"nats, above the tolerance {tolerance:.2g}; take {remedy}"
         )
     if rejected := int(run.state.rejected):
-        remarks.append(f"{rejected} changes were refused, since they leave no Gaussian; take a smaller damping")
+        remarks.append(
+            f"{rejected} changes were refused, since they leave no Gaussian; take a smaller damping, or double "
+            "precision"
+        )
     if skipped := int(np.sum(run.skipped)):
         remarks.append(f"{skipped} rows are not finite and were left out")
     if remarks:
