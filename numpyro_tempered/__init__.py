@@ -10,6 +10,7 @@ from numpyro_tempered.handlers.marginalize import marginalize
 from numpyro_tempered.handlers.robust import robust
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer import distributions, guides, optim
+from numpyro_tempered.infer.bare_loss import BareLoss, bare_loss
 from numpyro_tempered.infer.elbo import ExpectedNLL
 from numpyro_tempered.infer.evidence import LinearResponse
 from numpyro_tempered.infer.fit_support import fit_support
@@ -39,6 +40,7 @@ from numpyro_tempered.theory import bounds, hindsight
 from numpyro_tempered.theory.ledger import regret_ledger
 
 __all__ = [
+    "BareLoss",
     "Calibration",
     "CompilationWarning",
     "Convergence",
@@ -54,6 +56,7 @@ __all__ = [
     "TemperedELBO",
     "TemperedFit",
     "alpha",
+    "bare_loss",
     "bounds",
     "certify_risk",
     "check_calibration",

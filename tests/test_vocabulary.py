@@ -41,6 +41,7 @@ EXCEPTIONS = {
     ("learning_rate", "online.aggregate"): "the rate of the weights, not a step of the parameters",
     ("max_evaluations", "fit_gaussian"): "evaluations are what costs, and a step may take several",
     ("max_evaluations", "descent.minimise"): "as fit_gaussian",
+    ("max_evaluations", "online.partitioned"): "as fit_gaussian, of each local fit",
     ("num_sweeps", "sparse."): "fit_linear's name for the limit, and so for the number",
     ("num_iterations", "OnlineVI.with_prior"): "fixed with OnlineVI",
     ("start", "mixtures."): "fixed with mixtures.fit: a rule for first responsibilities, no state",

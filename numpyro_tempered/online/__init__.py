@@ -19,6 +19,9 @@ from numpyro_tempered.online.experts.state import (
 )
 from numpyro_tempered.online.experts.sweep import run_grid
 from numpyro_tempered.online.experts.windows import aggregate_windows
+from numpyro_tempered.online.parts.partitioned import Partitioned, partitioned
+from numpyro_tempered.online.parts.run import PartitionedRun, run_partitioned
+from numpyro_tempered.online.parts.state import Change, Factor, PartitionedState
 from numpyro_tempered.online.predictions import Prediction, class_probabilities, predict, sample_predictor
 from numpyro_tempered.online.rates import (
     doubling,
@@ -49,18 +52,24 @@ from numpyro_tempered.online.streams.robust import Weighing, robust
 from numpyro_tempered.online.streams.save import restore, save
 from numpyro_tempered.online.streams.skip import Skipping, skip
 from numpyro_tempered.online.streams.standardise import Standardisation, original_scale, standardise
+from numpyro_tempered.online.streams.transport import from_bytes, to_bytes
 
 __all__ = [
     "Ball",
     "Box",
+    "Change",
     "Clipping",
     "Experts",
+    "Factor",
     "Finding",
     "Forgetting",
     "Grid",
     "LoadedUpdate",
     "Losses",
     "OnlineState",
+    "Partitioned",
+    "PartitionedRun",
+    "PartitionedState",
     "Pending",
     "Prediction",
     "Rule",
@@ -83,6 +92,7 @@ __all__ = [
     "ewa_rate",
     "expert_states",
     "export_update",
+    "from_bytes",
     "grid",
     "iterate_chunks",
     "load_update",
@@ -93,6 +103,7 @@ __all__ = [
     "oga_rate",
     "original_scale",
     "pad_batch",
+    "partitioned",
     "pending",
     "point_kl",
     "power",
@@ -107,6 +118,7 @@ __all__ = [
     "run",
     "run_chunks",
     "run_grid",
+    "run_partitioned",
     "rvga",
     "sample_predictor",
     "save",
@@ -118,6 +130,7 @@ __all__ = [
     "svb_constant",
     "svb_rate",
     "svb_strongly_convex_rate",
+    "to_bytes",
     "to_prior",
     "update",
     "weighted_posteriors",

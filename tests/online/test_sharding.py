@@ -37,3 +37,35 @@ def test_sharded_streams_equal_streams_on_one_device(rule):
 
     for ours, theirs in zip(compared(sharded), compared(single), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2")
+def test_machines_of_a_mesh_combine_their_changes():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, DIMENSION)).astype(np.float32), rng.normal(size=40).astype(np.float32)
+    logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-jnp.sign(y) * u))
+    pvi = nt.online.partitioned(logistic)
+    prior = nt.families.FullRank(jnp.zeros(DIMENSION), jnp.eye(DIMENSION))
+    server = pvi.init(prior, 2)
+    factors = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(pvi.factor(server, k) for k in range(2)))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("machines",))
+    each, everywhere = jax.sharding.PartitionSpec("machines"), jax.sharding.PartitionSpec()
+
+    def one_round(state, factor, x, y):
+        factor = pvi.refit(jax.tree.map(lambda leaf: leaf[0], factor), state, x, y)
+        return pvi.combine_over(state, factor.change, "machines"), jax.tree.map(lambda leaf: leaf[None], factor)
+
+    specs = {"in_specs": (everywhere, each, each, each), "out_specs": (everywhere, each)}
+    if hasattr(jax, "shard_map"):
+        mapped = jax.shard_map(one_round, mesh=mesh, **specs, check_vma=False)
+    else:
+        from jax.experimental.shard_map import shard_map
+
+        mapped = shard_map(one_round, mesh=mesh, **specs, check_rep=False)
+    state, after = jax.jit(mapped)(server, factors, x, y)
+    assert len(after.linear.sharding.device_set) == 2
+    here = nt.online.run_partitioned(
+        pvi, prior, [(x[:20], y[:20]), (x[20:], y[20:])], num_rounds=1, tolerance=np.inf
+    )
+    np.testing.assert_allclose(state.posterior.loc, here.posterior.loc, rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(state.rounds, [1, 1])

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections import namedtuple
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -63,9 +63,7 @@ def write_file(path: str | os.PathLike[str], header: dict, leaves: list) -> None
     Raises:
         TypeError: If a leaf is not an array.
     """
-    header = header | {"leaves": [kind_of(leaf) for leaf in leaves]}
-    arrays: dict = {f"leaf{i}": _as_bytes(leaf) for i, leaf in enumerate(leaves)}
-    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    arrays = archive_of(header, leaves)
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -85,6 +83,17 @@ def write_file(path: str | os.PathLike[str], header: dict, leaves: list) -> None
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def archive_of(header: dict, leaves: list) -> dict:
+    """What the archive of a header and arrays holds, by name.
+
+    Raises:
+        TypeError: If a leaf is not an array.
+    """
+    header = header | {"leaves": [kind_of(leaf) for leaf in leaves]}
+    arrays = {f"leaf{i}": _as_bytes(leaf) for i, leaf in enumerate(leaves)}
+    return arrays | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
 
 
 def restore(path: str | os.PathLike[str], like: T) -> T:
@@ -263,11 +272,16 @@ def read_file(path: str | os.PathLike[str], what: str) -> tuple[dict, list[np.nd
         ValueError: If it is truncated, or not ``what`` it should be.
     """
     with open(path, "rb") as file:
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                header = json.loads(archive["header"].tobytes().decode())
-                kinds = [(str(dtype), tuple(shape)) for dtype, shape in header["leaves"]]
-                return header, [stored_array(archive[f"leaf{i}"], *kind) for i, kind in enumerate(kinds)]
-        except Exception as error:
-            # A damaged archive raises almost any error, of struct, zlib, zipfile, NumPy or json.
-            raise ValueError(f"{path} is truncated, or not {what} ({type(error).__name__}: {error}).") from error
+        return read_archive(file, str(path), what)
+
+
+def read_archive(file: BinaryIO, name: str, what: str) -> tuple[dict, list[np.ndarray]]:
+    """Header and arrays of an open file, called ``name`` in errors; as :func:`read_file`."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            header = json.loads(archive["header"].tobytes().decode())
+            kinds = [(str(dtype), tuple(shape)) for dtype, shape in header["leaves"]]
+            return header, [stored_array(archive[f"leaf{i}"], *kind) for i, kind in enumerate(kinds)]
+    except Exception as error:
+        # A damaged archive raises almost any error, of struct, zlib, zipfile, NumPy or json.
+        raise ValueError(f"{name} is truncated, or not {what} ({type(error).__name__}: {error}).") from error

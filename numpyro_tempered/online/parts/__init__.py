@@ -1,0 +1,1 @@
+"""One posterior from data that stay on several machines."""
