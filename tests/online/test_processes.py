@@ -28,7 +28,9 @@ def start_two(*arguments):
     environment = os.environ | {"PYTHONPATH": str(WORKER.parents[2])}
     # Not the devices that this run may force.
     flags = [
-        flag for flag in environment.get("XLA_FLAGS", "").split() if not flag.startswith("--xla_force_host_platform")
+        flag
+        for flag in environment.get("XLA_FLAGS", "").split()
+        if not flag.startswith("--xla_force_host_platform")
     ]
     environment["XLA_FLAGS"] = " ".join(flags)
     port, (first, *rest) = free_port(), arguments

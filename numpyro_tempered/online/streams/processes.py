@@ -58,16 +58,16 @@ def automatic(values: T) -> T:
     Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
     sharding of its result.
     """
-    if jax.device_count() == 1:
-        return values
 
     def convert(leaf: object) -> object:
-        if not isinstance(leaf, Array) or is_traced(leaf) or not isinstance(leaf.sharding, NamedSharding):
+        if isinstance(leaf, jax.core.Tracer) or not isinstance(getattr(leaf, "sharding", None), NamedSharding):
             return leaf
-        mesh = Mesh(leaf.sharding.mesh.devices, leaf.sharding.mesh.axis_names)
-        return (
-            leaf if mesh == leaf.sharding.mesh else jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
-        )
+        former, spec = leaf.sharding.mesh, leaf.sharding.spec  # type: ignore[attr-defined]
+        if former.size == 1 and leaf.is_fully_addressable:  # type: ignore[attr-defined]
+            # JAX takes one mesh of a device for another of the same, and changes nothing.
+            return leaf.addressable_shards[0].data  # type: ignore[attr-defined]
+        mesh = Mesh(former.devices, former.axis_names)
+        return leaf if mesh == former else jax.device_put(leaf, NamedSharding(mesh, spec))
 
     return jax.tree.map(convert, values)
 
@@ -246,7 +246,9 @@ def prepare(state: T, data: PyTree, mask: PyTree) -> tuple[T, PyTree, PyTree]:
     Raises:
         ValueError: If the state is one for all processes, and each passes other data.
     """
-    state, data, mask = automatic((state, data, mask))
+    data, mask = automatic((data, mask))
+    # A state has many arrays, and a round on one device must not look at each.
+    state = automatic(state) if jax.device_count() > 1 else state
     if spans(state) and not spans(data, mask) and not is_traced(data, mask):
         check_same((data, mask), "the data")
     return state, data, mask
