@@ -37,6 +37,7 @@ from numpyro_tempered.online.rules.sva import sva
 from numpyro_tempered.online.rules.svb import svb
 from numpyro_tempered.online.service import Service
 from numpyro_tempered.online.streams.average import average, with_average
+from numpyro_tempered.online.streams.batches import global_batches
 from numpyro_tempered.online.streams.clip import Clipping, clip
 from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
 from numpyro_tempered.online.streams.diagnose import diagnose
@@ -82,6 +83,7 @@ __all__ = [
     "ewa_rate",
     "expert_states",
     "export_update",
+    "global_batches",
     "grid",
     "iterate_chunks",
     "load_update",

@@ -1,12 +1,15 @@
 """Streams whose arrays lie on two processes; prints what ``test_processes`` compares.
 
-``python process_worker.py CASES PORT PROCESS FOLDER`` is one of two processes with one device each.
+``python process_worker.py CASES PORT PROCESS FOLDER`` is one of two processes with one device each. With a number
+after the folder the second process is killed by the system before that batch.
 """
 
 import json
 import os
+import signal
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 
@@ -211,20 +214,145 @@ def different_data(where):
     return message_of(lambda: nt.online.update(rule, loss, state, x[t], y[t]))
 
 
+def write_table(folder):
+    """Rows in groups of ten, of which the first process reads two and the second, with five rows, one."""
+    import pandas as pd
+
+    x, y, _ = data()
+    columns = {"a": x[:25, 0, 0], "b": x[:25, 0, 1], "c": x[:25, 0, 2], "y": y[:25, 0]}
+    pd.DataFrame(columns).to_parquet(folder / "rows.parquet", row_group_size=10)
+    pd.DataFrame(columns).iloc[:7].to_parquet(folder / "one_group.parquet")
+
+
+def learn(where, path, killed_before=None, size=8, save_to=None):
+    """A stream of which each process reads its own row groups, saved every third batch and gone on with."""
+    import jax
+
+    import numpyro_tempered as nt
+
+    rule, loss = nt.online.rvga(0.5), nt.expectations.squared()
+    state = rule.init(full_rank())
+    if save_to is not None and save_to.exists():
+        state = nt.online.restore(save_to, like=state)
+    seen = int(state.count + state.rejected)
+    rows = nt.tables.parquet_chunks(path, "y", part=(jax.process_index(), jax.process_count()))
+    batches = nt.online.global_batches(rows, size=size, skip=seen)
+    sizes = []
+    for number, ((x, y), mask) in enumerate(batches, start=seen):
+        if number == killed_before and where.process == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state, _ = nt.online.update(rule, loss, state, x, y, mask=mask)
+        sizes.append(int(mask.sum()))
+        if save_to is not None and number % 3 == 2:
+            nt.online.save(save_to, state)
+    return {"resumed_at": seen, "sizes": sizes, "state": plain(state)}
+
+
+def row_groups(where, folder):
+    """Unequal shares, a share without rows, and a reader that fails on one process."""
+    import numpyro_tempered as nt
+
+    def broken():
+        x, y, _ = data()
+        yield x[0], y[0]
+        if where.process == 1:
+            raise OSError("the disk is gone")
+        yield x[1], y[1]
+
+    def all_of(chunks):
+        return list(nt.online.global_batches(chunks, size=16))
+
+    x, y, _ = data()
+    forms = [(x[0], y[0])] if where.process == 0 else [(x[0][:, :2], y[0])]
+    return {
+        "unequal": learn(where, folder / "rows.parquet"),
+        "one group": learn(where, folder / "one_group.parquet"),
+        "broken": message_of(lambda: all_of(broken())),
+        "forms": message_of(lambda: all_of(forms)),
+        "nothing": message_of(lambda: all_of([])),
+    }
+
+
+def saved(where, folder):
+    """States that all hold, and that are shared out, with keys of their own; damaged parts and other numbers."""
+    import jax
+
+    import numpyro_tempered as nt
+
+    x, y, _ = data()
+    rule, loss = nt.online.rvga(0.5), nt.expectations.squared()
+    start = rule.init(full_rank())
+    state, _ = nt.online.update(rule, loss, start, where.place(x[0]), where.place(y[0]))
+    nt.online.save(folder / "whole.npz", state)
+    again = nt.online.restore(folder / "whole.npz", like=start)
+    results = {"whole": plain(again) == plain(state)}
+
+    def learned(rounds):
+        states = jax.tree.map(
+            lambda leaf: where.place(np.broadcast_to(leaf, (NUM_ROWS, *np.shape(leaf))).copy()), start
+        )
+        rows = (where.place(np.swapaxes(x, 0, 1)[:, :rounds].copy()), where.place(y.T[:, :rounds].copy()))
+        states, _ = jax.jit(jax.vmap(lambda s, x, y: nt.online.run(rule, loss, s, x, y)))(states, *rows)
+        keys = jax.jit(jax.vmap(jax.random.key), out_shardings=rows[1].sharding.update(spec=("rows",)))(
+            np.arange(NUM_ROWS)
+        )
+        return {"states": states, "keys": keys}
+
+    def bits(tree):
+        parts = [jax.random.key_data(tree["keys"]), *jax.tree.leaves(tree["states"])]
+        return [np.asarray(leaf.addressable_shards[0].data).tobytes().hex() for leaf in parts]
+
+    path, older, newer = folder / "stack.npz", learned(5), learned(9)
+    for each in (learned(2), older, newer):
+        nt.online.save(path, each)
+    results["parts"] = bits(nt.online.restore(path, like=newer)) == bits(newer)
+    results["files"] = sorted(file.name for file in folder.glob("stack*"))
+    # The third save goes to the second file; the second process loses it.
+    if where.process == 1:
+        part = folder / "stack.1of2.b.npz"
+        part.write_bytes(part.read_bytes()[:-100])
+    results["damaged"] = bits(nt.online.restore(path, like=newer)) == bits(older)
+    nt.online.save(path, newer)
+    results["saved again"] = bits(nt.online.restore(path, like=older)) == bits(newer)
+    results["absent"] = message_of(lambda: nt.online.restore(folder / "absent.npz", like=newer))
+    (folder / "other.0of3.a.npz").touch()
+    results["number"] = message_of(lambda: nt.online.restore(folder / "other.npz", like=newer))
+    coarse = jax.tree.map(lambda leaf: leaf.astype("float32"), newer["states"])
+    results["form"] = message_of(lambda: nt.online.restore(path, like=newer | {"states": coarse}))
+    return results
+
+
+def survivor(where, folder, killed_before=None):
+    """The stream that is killed, or goes on."""
+    return learn(where, folder / "rows.parquet", killed_before, save_to=folder / "state.npz")
+
+
 NUMBERS = (batches, masked_updates, model_updates, model_run, chunks, many_streams)
 
 
-def as_one_of_two(cases, port, process):
+def as_one_of_two(cases, port, process, folder, killed_before=None):
+    import inspect
+
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+    # Older versions take a hundred seconds to miss a process.
+    names = inspect.signature(jax.distributed.initialize).parameters
+    options = {"heartbeat_timeout_seconds": 10} if "heartbeat_timeout_seconds" in names else {}
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process, **options)
     # As documents of JAX make a mesh: its axes may be explicit.
-    where = OneOfTwo(jax.make_mesh((2,), ("rows",)), process)
-    return {name: globals()[name](where) for name in cases}
+    where, results = OneOfTwo(jax.make_mesh((2,), ("rows",)), process), {}
+    for name in cases:
+        more = {"row_groups": (folder,), "saved": (folder,), "survivor": (folder, killed_before)}.get(name, ())
+        results[name] = globals()[name](where, *more)
+    return results
 
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
-    results = as_one_of_two(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))
-    print(json.dumps(results))
+    cases, port, process, folder, *killed_before = sys.argv[1:]
+    print(
+        json.dumps(
+            as_one_of_two(cases.split(","), int(port), int(process), Path(folder), *map(int, killed_before))
+        )
+    )

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +69,11 @@ def on_one():
 
 
 @pytest.fixture(scope="module")
-def on_two():
-    names = [each.__name__ for each in process_worker.NUMBERS] + ["refusals", "different_data"]
-    processes = start_two(",".join(names))
+def on_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    process_worker.write_table(folder)
+    names = [each.__name__ for each in process_worker.NUMBERS]
+    processes = start_two(",".join([*names, "refusals", "different_data", "row_groups", "saved"]), folder)
     try:
         yield [result_of(process) for process in processes]
     finally:
@@ -99,3 +104,75 @@ def test_what_one_process_cannot_take_both_refuse_with_a_sentence(on_two):
 
 def test_a_state_of_all_processes_takes_no_data_that_differ(on_two):
     assert on_two[0]["different_data"].startswith("ValueError: the data differ between processes")
+
+
+def posterior_of(num_rows):
+    """Of the linear regression with unit noise that half the squared loss is, in closed form."""
+    x, y, _ = process_worker.data()
+    x, y = x[:num_rows, 0], y[:num_rows, 0]
+    covariance = np.linalg.inv(x.T @ x + np.eye(3) / 100.0)
+    return covariance @ (x.T @ y), covariance
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("unequal", [8, 5, 4, 4, 4]), ("one group", [4, 3])])
+def test_unequal_row_groups_are_all_learned_once(name, sizes, on_two):
+    pytest.importorskip("pyarrow")
+    result = on_two[0]["row_groups"][name]
+    assert result["sizes"] == sizes
+    loc, covariance = posterior_of(sum(sizes))
+    np.testing.assert_allclose(result["state"][0], loc, rtol=1e-9)
+    root = np.asarray(result["state"][1])
+    np.testing.assert_allclose(root @ root.T, covariance, rtol=1e-9)
+
+
+def test_readers_fail_on_both_processes(on_two):
+    result = on_two[0]["row_groups"]
+    assert result["broken"] == "OSError: the disk is gone (on process 1 of 2)"
+    assert result["forms"].startswith("ValueError: rows are ")
+    assert result["nothing"].startswith("ValueError: no process has a row")
+
+
+def test_saved_states_come_back_bit_for_bit(on_two):
+    result = on_two[0]["saved"]
+    assert result["whole"]
+    assert result["parts"]
+    assert result["files"] == [f"stack.{k}of2.{turn}.npz" for k in range(2) for turn in "ab"]
+    # A save that one process lost counts for none.
+    assert result["damaged"]
+    assert result["saved again"]
+
+
+def test_parts_that_do_not_fit_are_refused_on_both_processes(on_two):
+    result = on_two[0]["saved"]
+    assert result["absent"].startswith("FileNotFoundError: no save of ")
+    assert "saved in parts by 3 processes, and there are 2" in result["number"]
+    assert "stack.npz holds float64[8,3] at ['states'].posterior.loc, expected float32[8,3]" in result["form"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_stops_the_other_and_both_resume_bit_for_bit(tmp_path, on_two):
+    pytest.importorskip("pyarrow")
+    process_worker.write_table(tmp_path)
+    processes = start_two("survivor", tmp_path, 4)
+    try:
+        begin = time.monotonic()
+        _, err = processes[0].communicate(timeout=120)
+        seconds = time.monotonic() - begin
+        processes[1].communicate(timeout=10)
+    finally:
+        stop(processes)
+    assert processes[1].returncode == -signal.SIGKILL
+    assert processes[0].returncode not in (0, None)
+    assert re.search("Connection (reset|closed)|heartbeat timeout", err), err
+    # Ten seconds without a heartbeat, and those of the start.
+    assert seconds < 60.0
+    assert (tmp_path / "state.npz").exists()
+
+    processes = start_two("survivor", tmp_path)
+    try:
+        results = [result_of(process)["survivor"] for process in processes]
+    finally:
+        stop(processes)
+    assert results[0] == results[1]
+    assert results[0]["resumed_at"] == 3
+    assert results[0]["state"] == on_two[0]["row_groups"]["unequal"]["state"]

@@ -17,7 +17,8 @@ from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 
 T = TypeVar("T")
-_KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError, ImportError)}
+_MAKE = "Make arrays of all of them, by nt.online.global_batches or jax.make_array_from_process_local_data."
+_KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError, ImportError, OSError)}
 
 
 def spans(*values: PyTree) -> bool:
@@ -74,6 +75,8 @@ def automatic(values: T) -> T:
 
 def gather(row: np.ndarray) -> np.ndarray:
     """The rows of all processes, ``(number of processes, n)``."""
+    if jax.process_count() == 1:
+        return row[None]
     from jax.experimental import multihost_utils
 
     return np.reshape(np.asarray(multihost_utils.process_allgather(row)), (-1, row.size))
@@ -218,7 +221,7 @@ def _cut(leaf: object) -> tuple | None:
     return leaf.sharding.mesh, tuple(spec)  # type: ignore[attr-defined]
 
 
-def check_same(values: PyTree, name: str) -> None:
+def check_same(values: PyTree, name: str, advice: str) -> None:
     """Raise where processes pass different arrays for what they compute together.
 
     Raises:
@@ -230,10 +233,7 @@ def check_same(values: PyTree, name: str) -> None:
         digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
     digests = gather(np.frombuffer(digest.digest(), np.uint8))
     if np.any(digests != digests[0]):
-        raise ValueError(
-            f"{name} differ between processes, and the state is one for all of them: make arrays of all "
-            "processes, by nt.online.global_batches or jax.make_array_from_process_local_data."
-        )
+        raise ValueError(f"{name} differ between processes, which compute this round together. {advice}")
 
 
 def _is_key(leaf: object) -> bool:
@@ -244,11 +244,15 @@ def prepare(state: T, data: PyTree, mask: PyTree) -> tuple[T, PyTree, PyTree]:
     """State, data and mask of a run, ready to be computed on by all processes that hold them.
 
     Raises:
-        ValueError: If the state is one for all processes, and each passes other data.
+        ValueError: If the state is one for all processes, and each passes other data, or the data are, and each
+            passes another state.
     """
     data, mask = automatic((data, mask))
     # A state has many arrays, and a round on one device must not look at each.
     state = automatic(state) if jax.device_count() > 1 else state
-    if spans(state) and not spans(data, mask) and not is_traced(data, mask):
-        check_same((data, mask), "the data")
+    if jax.process_count() > 1 and not is_traced(state, data, mask):
+        if spans(state) and not spans(data, mask):
+            check_same((data, mask), "the data", _MAKE)
+        elif spans(data, mask) and not spans(state):
+            check_same(state, "the states", "Start at one prior, or restore one file.")
     return state, data, mask
