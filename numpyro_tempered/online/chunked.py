@@ -16,7 +16,17 @@ from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data
 from numpyro_tempered.online.stream import Rounds, compiled_loop
 from numpyro_tempered.online.streams.diagnose import diagnose
-from numpyro_tempered.online.streams.processes import Placement, alike, automatic, fetch, whole
+from numpyro_tempered.online.streams.processes import (
+    ADVICE,
+    Placement,
+    alike,
+    automatic,
+    check_same,
+    check_start,
+    fetch,
+    spans,
+    whole,
+)
 
 
 def run_chunks(
@@ -156,10 +166,14 @@ def iterate_chunks(
     state, chunks = automatic(state), iter(chunks)
     first = list(itertools.islice(chunks, 1))
     placement = Placement.of(first[0]) if first else Placement()
+    if placement.shardings:
+        check_start(state, rng_key)
     local = map(placement.take, itertools.chain(first, chunks))
     for block, num_rounds in blocks(local, size, skip):
         check = partial(check_data, expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
         alike(check) if placement.shardings else check()
+        if spans(state) and not placement.shardings:
+            check_same(block, "the data", ADVICE)
         # Without a name of its own the block on the device is freed before the next one is made.
         after, losses = compiled_loop(
             rule, expectation, state, Rounds(placement.put(block), None, num_rounds), rng_key

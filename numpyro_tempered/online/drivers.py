@@ -107,7 +107,7 @@ def update(
     check_parts(rule, expectation, state)
     arrays = stream_arrays(data)
     rows = check_mask(mask, arrays, num_axes=1)
-    before, arrays, rows = prepare(state, arrays, rows)
+    before, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
     after, losses = compiled_single(rule, expectation, before, Rounds(arrays, rows, 1), rng_key)
     return (whole(after, before), whole(losses)) if spans(arrays) else (after, losses)
@@ -176,7 +176,7 @@ def run_rounds(
     rows = check_mask(mask, arrays, num_axes=2)
     if rows is not None and rows.ndim == 0:
         raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
-    state, arrays, rows = prepare(state, arrays, rows)
+    state, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
     if num_rounds == 1:
         row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))

@@ -204,14 +204,24 @@ def refusals(where):
 
 
 def different_data(where):
-    """Data of this process alone, for a state that both hold."""
+    """Data of this process alone, for a state that both hold; keys and states of its own, for data of both."""
+    import jax
+
     import numpyro_tempered as nt
 
     x, y, _ = data()
     rule, loss = nt.online.ngvi(), nt.expectations.squared()
-    state, _ = nt.online.update(rule, loss, rule.init(mean_field()), where.place(x[0]), where.place(y[0]))
+    start = rule.init(mean_field())
+    state, _ = nt.online.update(rule, loss, start, where.place(x[0]), where.place(y[0]))
     t = 1 + where.process
-    return message_of(lambda: nt.online.update(rule, loss, state, x[t], y[t]))
+    xs, ys = where.place(x, 1), where.place(y, 1)
+    drawn, key = nt.expectations.monte_carlo(lambda theta, x, y: (y - x @ theta) ** 2), jax.random.key(t)
+    return [
+        message_of(lambda: nt.online.update(rule, loss, state, x[t], y[t])),
+        message_of(lambda: nt.online.run_chunks(rule, loss, state, [(x[t:], y[t:])])),
+        message_of(lambda: nt.online.run(rule, drawn, rule.init(mean_field()), xs, ys, rng_key=key)),
+        message_of(lambda: nt.online.run_chunks(rule, loss, start._replace(count=start.count + t), [(xs, ys)])),
+    ]
 
 
 def write_table(folder):

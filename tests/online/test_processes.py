@@ -102,8 +102,12 @@ def test_what_one_process_cannot_take_both_refuse_with_a_sentence(on_two):
     assert "2 of 60 rounds were rejected (2 with data that are not finite, the first in row 3)" in missing
 
 
-def test_a_state_of_all_processes_takes_no_data_that_differ(on_two):
-    assert on_two[0]["different_data"].startswith("ValueError: the data differ between processes")
+def test_processes_that_compute_together_pass_the_same(on_two):
+    data, chunks, keys, states = on_two[0]["different_data"]
+    for message in (data, chunks):
+        assert message.startswith("ValueError: the data differ between processes")
+    for message in (keys, states):
+        assert message.startswith("ValueError: states or keys differ between processes")
 
 
 def posterior_of(num_rows):

@@ -17,7 +17,7 @@ from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 
 T = TypeVar("T")
-_MAKE = "Make arrays of all of them, by nt.online.global_batches or jax.make_array_from_process_local_data."
+ADVICE = "Make arrays of all of them, by nt.online.global_batches or jax.make_array_from_process_local_data."
 _KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError, ImportError, OSError)}
 
 
@@ -240,7 +240,17 @@ def _is_key(leaf: object) -> bool:
     return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def prepare(state: T, data: PyTree, mask: PyTree) -> tuple[T, PyTree, PyTree]:
+def check_start(state: PyTree, rng_key: Array | None) -> None:
+    """Raise where processes begin a run of all of them at other states, or with other keys.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    if not spans(state):
+        check_same((state, rng_key), "states or keys", "Start at one prior, or restore one file.")
+
+
+def prepare(state: T, data: PyTree, mask: PyTree, rng_key: Array | None) -> tuple[T, PyTree, PyTree]:
     """State, data and mask of a run, ready to be computed on by all processes that hold them.
 
     Raises:
@@ -251,8 +261,8 @@ def prepare(state: T, data: PyTree, mask: PyTree) -> tuple[T, PyTree, PyTree]:
     # A state has many arrays, and a round on one device must not look at each.
     state = automatic(state) if jax.device_count() > 1 else state
     if jax.process_count() > 1 and not is_traced(state, data, mask):
-        if spans(state) and not spans(data, mask):
-            check_same((data, mask), "the data", _MAKE)
-        elif spans(data, mask) and not spans(state):
-            check_same(state, "the states", "Start at one prior, or restore one file.")
+        if spans(data, mask):
+            check_start(state, rng_key)
+        elif spans(state):
+            check_same((data, mask), "the data", ADVICE)
     return state, data, mask
