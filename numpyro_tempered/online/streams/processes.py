@@ -59,9 +59,12 @@ def automatic(values: T) -> T:
     Under a mesh with explicit axes, which newer jax makes by default, each operation would have to name the
     sharding of its result.
     """
+    # A round in a loop of Python must not wait for this.
+    if not any(map(_has_mesh, jax.tree.leaves(values))):
+        return values
 
     def convert(leaf: object) -> object:
-        if isinstance(leaf, jax.core.Tracer) or not isinstance(getattr(leaf, "sharding", None), NamedSharding):
+        if not _has_mesh(leaf):
             return leaf
         former, spec = leaf.sharding.mesh, leaf.sharding.spec  # type: ignore[attr-defined]
         if former.size == 1 and leaf.is_fully_addressable:  # type: ignore[attr-defined]
@@ -71,6 +74,10 @@ def automatic(values: T) -> T:
         return leaf if mesh == former else jax.device_put(leaf, NamedSharding(mesh, spec))
 
     return jax.tree.map(convert, values)
+
+
+def _has_mesh(leaf: object) -> bool:
+    return not isinstance(leaf, jax.core.Tracer) and isinstance(getattr(leaf, "sharding", None), NamedSharding)
 
 
 def gather(row: np.ndarray) -> np.ndarray:
@@ -257,7 +264,7 @@ def prepare(state: T, data: PyTree, mask: PyTree, rng_key: Array | None) -> tupl
         ValueError: If the state is one for all processes, and each passes other data, or the data are, and each
             passes another state.
     """
-    data, mask = automatic((data, mask))
+    data, mask = automatic(data), automatic(mask)
     # A state has many arrays, and a round on one device must not look at each.
     state = automatic(state) if jax.device_count() > 1 else state
     if jax.process_count() > 1 and not is_traced(state, data, mask):

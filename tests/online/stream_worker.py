@@ -1,6 +1,6 @@
-"""Streams whose arrays lie on two processes; prints what ``test_processes`` compares.
+"""Streams whose arrays lie on two processes; prints what ``test_shared_streams`` compares.
 
-``python process_worker.py CASES PORT PROCESS FOLDER`` is one of two processes with one device each. With a number
+``python stream_worker.py CASES PORT PROCESS FOLDER`` is one of two processes with one device each. With a number
 after the folder the second process is killed by the system before that batch.
 """
 

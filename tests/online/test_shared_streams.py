@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-import process_worker
 import pytest
+import stream_worker
 from conftest import enable_x64
 
 pytestmark = pytest.mark.full
 
-WORKER = Path(__file__).with_name("process_worker.py")
+WORKER = Path(__file__).with_name("stream_worker.py")
 
 
 def free_port():
@@ -65,14 +65,14 @@ def stop(processes):
 @pytest.fixture(scope="module")
 def on_one():
     with enable_x64():
-        return {each.__name__: each(process_worker.Here()) for each in process_worker.NUMBERS}
+        return {each.__name__: each(stream_worker.Here()) for each in stream_worker.NUMBERS}
 
 
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    process_worker.write_table(folder)
-    names = [each.__name__ for each in process_worker.NUMBERS]
+    stream_worker.write_table(folder)
+    names = [each.__name__ for each in stream_worker.NUMBERS]
     processes = start_two(",".join([*names, "refusals", "different_data", "row_groups", "saved"]), folder)
     try:
         yield [result_of(process) for process in processes]
@@ -80,7 +80,7 @@ def on_two(tmp_path_factory):
         stop(processes)
 
 
-@pytest.mark.parametrize("name", [each.__name__ for each in process_worker.NUMBERS])
+@pytest.mark.parametrize("name", [each.__name__ for each in stream_worker.NUMBERS])
 def test_two_processes_give_the_numbers_of_one(name, on_one, on_two):
     # Implicit steps of a model stop at a tolerance; all else differs by rounding.
     rtol = 1e-6 if name.startswith("model") else 1e-11
@@ -112,7 +112,7 @@ def test_processes_that_compute_together_pass_the_same(on_two):
 
 def posterior_of(num_rows):
     """Of the linear regression with unit noise that half the squared loss is, in closed form."""
-    x, y, _ = process_worker.data()
+    x, y, _ = stream_worker.data()
     x, y = x[:num_rows, 0], y[:num_rows, 0]
     covariance = np.linalg.inv(x.T @ x + np.eye(3) / 100.0)
     return covariance @ (x.T @ y), covariance
@@ -156,7 +156,7 @@ def test_parts_that_do_not_fit_are_refused_on_both_processes(on_two):
 @pytest.mark.slow
 def test_a_killed_process_stops_the_other_and_both_resume_bit_for_bit(tmp_path, on_two):
     pytest.importorskip("pyarrow")
-    process_worker.write_table(tmp_path)
+    stream_worker.write_table(tmp_path)
     processes = start_two("survivor", tmp_path, 4)
     try:
         begin = time.monotonic()
