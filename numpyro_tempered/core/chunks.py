@@ -58,6 +58,7 @@ def parquet_chunks(
     *,
     features: Sequence[str] | None = None,
     size: int = 65536,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Arrays]:
     """The rows of a Parquet file as chunks ``(x, y)``, read row group by row group.
 
@@ -67,13 +68,16 @@ def parquet_chunks(
         features: Names of the features' columns, in the order of the parameters; by default all others. Only
             these columns are read.
         size: Most rows in a chunk; a chunk never crosses a row group.
+        part: Which share of the row groups is read: number k of n, from 0, each of consecutive groups that no
+            other has. Several processes read one file with ``(jax.process_index(), jax.process_count())``. With
+            fewer groups than shares some are empty.
 
     Yields:
         As :func:`frame_chunks`.
 
     Raises:
         ImportError: If pyarrow is not installed.
-        ValueError: If a column is not there, or does not hold numbers.
+        ValueError: If a column is not there, or does not hold numbers, or there is no such part.
 
     Example:
         >>> import tempfile, pandas as pd
@@ -85,6 +89,8 @@ def parquet_chunks(
         >>> [x.shape for x, y in chunks]
         [(2, 1), (1, 1)]
     """
+    index, count = part
+    check_count(index, "the number of a part", 0, check_count(count, "the number of parts") - 1)
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -93,7 +99,7 @@ def parquet_chunks(
         ) from error
     with parquet.ParquetFile(path) as file:
         names = _columns(list(file.schema_arrow.names), outcome, features)
-        for group in range(file.num_row_groups):
+        for group in np.array_split(np.arange(file.num_row_groups), count)[index].tolist():
             for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=names):
                 yield _arrays(batch.to_pandas(), names, outcome)
 

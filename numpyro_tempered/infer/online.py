@@ -15,19 +15,19 @@ from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
-from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.likelihood import latent_sites, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides.online import StartsAtPrior
-from numpyro_tempered.infer.online_checks import check_batch, set_up_guide, support_check
+from numpyro_tempered.infer.online_checks import check_batch, set_up_guide, stream_arguments, support_check
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_run import run_of
 from numpyro_tempered.infer.online_service import service_of
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online import Losses, Rule, Service, drivers, run_chunks, rvga, stream
+from numpyro_tempered.online.streams.processes import fetch
 
 # One for all, so that compiled rounds are shared.
 _DEFAULT_RULE = rvga()
@@ -113,7 +113,7 @@ class OnlineVI:
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
         check_key(rng_key, "OnlineVI.init(rng_key, *args) or OnlineVI.run(rng_key, *args)")
-        args, kwargs = model_arguments(OnlineVI.init, self.model, args, kwargs, finite=False)
+        args, kwargs = stream_arguments(OnlineVI.init, self.model, args, kwargs)
         model_prior = set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
@@ -177,7 +177,7 @@ class OnlineVI:
     ) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
         """The arrays of a batch that fits the model, the structure around them, and the expectation of arrays."""
         self.require_set_up()
-        args, kwargs = model_arguments(OnlineVI.update, self.model, args, kwargs, finite=False)
+        args, kwargs = stream_arguments(OnlineVI.update, self.model, args, kwargs)
         arrays, structure, expectation = self._split(args, kwargs)
         # Once for each shape.
         shapes = (mask is None, *(array.shape for array in arrays))
@@ -205,7 +205,7 @@ class OnlineVI:
         Raises:
             ValueError: If the leading axes differ, T is 0, or data are outside of a support or nowhere finite.
         """
-        args, kwargs = model_arguments(OnlineVI.run, self.model, args, kwargs, finite=False)
+        args, kwargs = stream_arguments(OnlineVI.run, self.model, args, kwargs)
         num_rounds = drivers.check_rows([a for a in separate(args, kwargs)[0] if a.ndim])
         state = self._start(rng_key, args, kwargs)
         arrays, _, expectation = self._split(args, kwargs)
@@ -235,11 +235,11 @@ class OnlineVI:
         first = next(iterator, None)
         if first is None:
             raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
-        one = tuple(np.asarray(leaf)[:1] for leaf in first)
+        one = tuple(fetch(leaf)[:1] for leaf in first)
         state = self._start(rng_key, one, {})
         *_, expectation = self._split(one, {})
         chunks = itertools.chain([first], iterator)
-        rows = (tuple(np.asarray(leaf)[:, None] for leaf in chunk) for chunk in chunks)
+        rows = (tuple(fetch(leaf)[:, None] for leaf in chunk) for chunk in chunks)
         rule_state, losses = run_chunks(
             self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
         )

@@ -19,13 +19,22 @@ from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.handlers import likelihood
+from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
+from numpyro_tempered.online.streams.processes import automatic, spans
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
 _DENSE = 1000
 _SPLITS = 8
+
+
+def stream_arguments(
+    function: Callable[..., object], model: Model, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """The arguments of a model as arrays, of a round or a stream, which may hold NaN."""
+    return automatic(model_arguments(function, model, args, kwargs, finite=False))
 
 
 def check_model(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> None:
@@ -162,7 +171,7 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
     def twice(leaf: object) -> object:
         if not isinstance(leaf, jax.Array | np.ndarray) or not leaf.ndim:
             return leaf
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if spans(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             return jnp.concatenate([leaf, leaf])
         return jnp.asarray(np.concatenate([leaf, leaf]))
 

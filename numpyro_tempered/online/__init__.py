@@ -41,6 +41,7 @@ from numpyro_tempered.online.rules.sva import sva
 from numpyro_tempered.online.rules.svb import svb
 from numpyro_tempered.online.service import Service
 from numpyro_tempered.online.streams.average import average, with_average
+from numpyro_tempered.online.streams.batches import global_batches
 from numpyro_tempered.online.streams.clip import Clipping, clip
 from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
 from numpyro_tempered.online.streams.diagnose import diagnose
@@ -93,6 +94,7 @@ __all__ = [
     "expert_states",
     "export_update",
     "from_bytes",
+    "global_batches",
     "grid",
     "iterate_chunks",
     "load_update",

@@ -3,9 +3,9 @@
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_choice
@@ -16,6 +16,17 @@ from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data
 from numpyro_tempered.online.stream import Rounds, compiled_loop
 from numpyro_tempered.online.streams.diagnose import diagnose
+from numpyro_tempered.online.streams.processes import (
+    ADVICE,
+    Placement,
+    alike,
+    automatic,
+    check_same,
+    check_start,
+    fetch,
+    spans,
+    whole,
+)
 
 
 def run_chunks(
@@ -78,7 +89,7 @@ def run_chunks(
     history: list[list[np.ndarray]] = []
 
     def collect(losses: Losses) -> None:
-        on_host = [np.asarray(loss) for loss in losses]
+        on_host = [fetch(loss) for loss in losses]
         if keep != "nothing":
             history.append(on_host if keep == "rounds" else [_average(loss) for loss in on_host])
         if bar is not None:
@@ -152,12 +163,22 @@ def iterate_chunks(
         5
     """
     before: Losses | None = None
-    for block, num_rounds in blocks(chunks, size, skip):
-        check_data(expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
+    state, chunks = automatic(state), iter(chunks)
+    first = list(itertools.islice(chunks, 1))
+    placement = Placement.of(first[0]) if first else Placement()
+    if placement.shardings:
+        check_start(state, rng_key)
+    local = map(placement.take, itertools.chain(first, chunks))
+    for block, num_rounds in blocks(local, size, skip):
+        check = partial(check_data, expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
+        alike(check) if placement.shardings else check()
+        if spans(state) and not placement.shardings:
+            check_same(block, "the data", ADVICE)
         # Without a name of its own the block on the device is freed before the next one is made.
-        state, losses = compiled_loop(
-            rule, expectation, state, Rounds(jax.tree.map(jnp.asarray, block), None, num_rounds), rng_key
+        after, losses = compiled_loop(
+            rule, expectation, state, Rounds(placement.put(block), None, num_rounds), rng_key
         )
+        state, losses = (whole(after, state), whole(losses)) if placement.shardings else (after, losses)
         # A reader faster than the rule would fill the memory with blocks that wait.
         jax.block_until_ready(before)
         before = losses
@@ -174,5 +195,5 @@ def _features(chunks: list[Data], size: int) -> np.ndarray | None:
     leaves = jax.tree.leaves(chunks)
     if not leaves or np.ndim(leaves[0]) < 2:
         return None
-    x = np.asarray(leaves[0][:size])
+    x = fetch(automatic(leaves[0])[:size])
     return np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None

@@ -12,16 +12,25 @@ from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
 from numpyro_tempered.online.stream import Rounds, compiled_loop, compiled_single
 from numpyro_tempered.online.streams.findings import Pass, conclude
+from numpyro_tempered.online.streams.processes import check_pieces, fetch, prepare, spans, whole
 
 
 def check_data(expectation: Expectation, data: Data, mask: Array | None = None) -> None:
     """Raise ValueError where the loss does not admit concrete data in rows that are on."""
     if expectation.check is None or is_traced(data, mask):
         return
-    if mask is not None:
-        on = np.asarray(mask)
-        data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
-    expectation.check(*data)
+    admits = expectation.check
+
+    def check(data: Data, mask: ArrayLike | None) -> None:
+        if mask is not None:
+            on = np.asarray(mask)
+            data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
+        admits(*data)
+
+    if spans(data, mask):
+        check_pieces(check, data, mask)
+    else:
+        check(data, mask)
 
 
 def check_parts(rule: Rule, expectation: Expectation, state: OnlineState) -> None:
@@ -98,8 +107,10 @@ def update(
     check_parts(rule, expectation, state)
     arrays = stream_arrays(data)
     rows = check_mask(mask, arrays, num_axes=1)
+    before, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
-    return compiled_single(rule, expectation, state, Rounds(arrays, rows, 1), rng_key)
+    after, losses = compiled_single(rule, expectation, before, Rounds(arrays, rows, 1), rng_key)
+    return (whole(after, before), whole(losses)) if spans(arrays) else (after, losses)
 
 
 def run(
@@ -165,6 +176,7 @@ def run_rounds(
     rows = check_mask(mask, arrays, num_axes=2)
     if rows is not None and rows.ndim == 0:
         raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
+    state, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
     if num_rounds == 1:
         row, on = jax.tree.map(lambda leaf: leaf[0], (arrays, rows))
@@ -173,6 +185,8 @@ def run_rounds(
     else:
         check_some_finite(arrays, rows)
         after, losses = compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
+    if spans(arrays):
+        after, losses = whole(after, state), whole(losses)
     conclude(state, after, Pass(expectation, arrays, losses, rows), stacklevel=4)
     return after, losses
 
@@ -185,20 +199,32 @@ def check_some_finite(data: Data, mask: Array | None) -> None:
         # One entry for each round is read at once; of others a look at the first round tells almost always.
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        if leaf.size > leaf.shape[0]:
+        if spans(leaf):
+            if bool(_any_finite(leaf, mask)):
+                continue
+        elif leaf.size > leaf.shape[0]:
             # Data may be constants of a program that is traced now.
             with jax.ensure_compile_time_eval():
                 first = np.asarray(leaf[0])
             if np.any(np.isfinite(first)):
                 continue
-        values = np.asarray(leaf)
+        values = fetch(leaf)
         if mask is not None:
-            values = values[np.asarray(mask)] if values.shape[: mask.ndim] == mask.shape else values
+            values = values[fetch(mask)] if values.shape[: mask.ndim] == mask.shape else values
         if values.size and not np.any(np.isfinite(values)):
             raise ValueError(
                 f"data array {number} of shape {leaf.shape} holds no finite value, got {values.flat[0]} "
                 "throughout: every round would be rejected. Look at how the data were read."
             )
+
+
+@jax.jit
+def _any_finite(leaf: Array, mask: Array | None) -> Array:
+    """Whether anything in rows that are on is finite."""
+    finite = jnp.isfinite(leaf)
+    if mask is not None and leaf.shape[: mask.ndim] == mask.shape:
+        finite &= jnp.reshape(mask, mask.shape + (1,) * (leaf.ndim - mask.ndim))
+    return jnp.any(finite)
 
 
 def check_rows(arrays: list[Array]) -> int:

@@ -302,6 +302,36 @@ def test_a_parquet_file_is_a_stream(tmp_path):
     assert_same(ours, theirs)
 
 
+def test_parts_of_a_parquet_file_are_its_row_groups(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame, path = make_frame(), tmp_path / "data.parquet"
+    frame.to_parquet(path, row_group_size=10, index=False)
+    parts = [list(nt.tables.parquet_chunks(path, "y", part=(k, 2))) for k in range(2)]
+    assert [[len(y) for _, y in part] for part in parts] == [[10, 10], [5]]
+    together = np.concatenate([x for part in parts for x, _ in part])
+    np.testing.assert_array_equal(together, frame.drop(columns="y").to_numpy(float))
+    assert list(nt.tables.parquet_chunks(path, "y", part=(3, 4))) == []
+    with pytest.raises(ValueError, match="the number of a part must be an integer from 0 to 1, got 2"):
+        next(nt.tables.parquet_chunks(path, "y", part=(2, 2)))
+
+
+def test_batches_of_one_process_are_its_rows():
+    x, y = np.arange(22.0).reshape(11, 2), np.arange(11.0)
+    chunks = [(x[:3], y[:3]), (x[3:], y[3:])]
+    batches = list(nt.online.global_batches(chunks, size=4))
+    np.testing.assert_array_equal(np.concatenate([np.asarray(xs)[np.asarray(on)] for (xs, _), on in batches]), x)
+    skipped = list(nt.online.global_batches(chunks, size=4, skip=2))
+    assert [np.asarray(ys)[np.asarray(on)].tolist() for (_, ys), on in skipped] == [[8.0, 9.0, 10.0]]
+    # A run that had ended has nothing to go on with; a used iterator is an error.
+    assert list(nt.online.global_batches(chunks, size=4, skip=3)) == []
+    with pytest.raises(ValueError, match="no process has a row"):
+        next(nt.online.global_batches(iter([]), size=4))
+    with pytest.raises(ValueError, match="a tuple of arrays, such as"):
+        next(nt.online.global_batches([({"x": x}, y)], size=4))
+    with pytest.raises(ValueError, match="size must be an integer of at least 2, got 1"):
+        next(nt.online.global_batches(chunks, size=1))
+
+
 def test_parquet_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)

@@ -13,7 +13,7 @@ import pytest
 from conftest import enable_x64, tiered
 
 import numpyro_tempered as nt
-from numpyro_tempered.online.streams.save import read_file, write_file
+from numpyro_tempered.online.streams.files import read_file, write_file
 from numpyro_tempered.online.streams.structures import decode, encode
 
 pytest.importorskip("flatbuffers")

@@ -328,7 +328,7 @@ def test_damage_is_an_error_or_leaves_the_state_as_it_was(tmp_path_factory, data
     assert_same(restored, state)
 
 
-@pytest.mark.parametrize("where", ["numpyro_tempered.online.streams.save.os.fsync", "os.replace", "numpy.savez"])
+@pytest.mark.parametrize("where", ["numpyro_tempered.online.streams.files.os.fsync", "os.replace", "numpy.savez"])
 def test_the_old_file_survives_a_save_that_fails(where, tmp_path, monkeypatch):
     state, whole = saved(tmp_path)
 

@@ -17,6 +17,7 @@ from numpyro_tempered.online.drivers import check_data, check_mask, check_rows, 
 from numpyro_tempered.online.experts.grid import Grid, init_experts, scale_gradients
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, loop
 from numpyro_tempered.online.streams.findings import Pass, StreamWarning, count_findings, loss_findings
+from numpyro_tempered.online.streams.processes import prepare
 
 # Numbers of the posteriors that run side by side on a CPU: what the arithmetic of a round holds then stays in its
 # nearest cache, and a matrix, whose products take turns anyway, runs alone.
@@ -75,9 +76,9 @@ def run_grid(
     on = check_mask(mask, arrays, num_axes=2)
     if on is not None and on.ndim == 0:
         raise ValueError(f"mask must have shape ({num_rounds},), or ({num_rounds}, n) for batches, got ().")
+    before, arrays, on = prepare(_states(grid, init), arrays, on, rng_key)
     check_data(expectation, arrays, on)
     check_some_finite(arrays, on)
-    before = _states(grid, init)
     values = grid.arrays(before.posterior.loc.dtype)
     rounds, batch_size = Rounds(arrays, on, num_rounds), _batch_size(before.posterior, len(grid.labels))
 
@@ -121,8 +122,6 @@ def _batch_size(posteriors: PyTree, size: int) -> int:
 
 def _warn(grid: Grid, before: OnlineState, after: OnlineState, rounds: Pass) -> None:
     """Issue one warning with the findings of the rule of the least loss: others may be there to fail."""
-    if not rounds.readable:
-        return
     totals = np.sum(np.asarray(rounds.losses.at_mean, float), axis=1)
     best = int(np.argmin(np.where(np.isfinite(totals), totals, np.inf)))
     before, after, losses = jax.tree.map(lambda leaf: leaf[best], (before, after, rounds.losses))

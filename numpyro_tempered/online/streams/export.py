@@ -15,6 +15,7 @@ from numpyro_tempered.core.programs import share_trace
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.online.drivers import check_mask
 from numpyro_tempered.online.stream import Rounds, RoundStep, Step, single
+from numpyro_tempered.online.streams.files import kind_of, write_file
 from numpyro_tempered.online.streams.load import (
     FORMAT,
     VERSION,
@@ -23,7 +24,6 @@ from numpyro_tempered.online.streams.load import (
     precision,
     with_leaves,
 )
-from numpyro_tempered.online.streams.save import kind_of, write_file
 from numpyro_tempered.online.streams.structures import encode
 
 

@@ -16,6 +16,7 @@ from numpyro_tempered.core.programs import first_row, share_trace
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import JUMP, Data, Losses, OnlineState, layers
+from numpyro_tempered.online.streams.processes import fetch, spans
 from numpyro_tempered.online.streams.robust import Weighing
 from numpyro_tempered.online.streams.skip import Skipping
 from numpyro_tempered.online.streams.standardise import Standardisation
@@ -68,12 +69,6 @@ class Pass(NamedTuple):
     losses: Losses
     mask: Array | None = None
 
-    @property
-    def readable(self) -> bool:
-        """Whether this process holds the data and the losses."""
-        leaves = jax.tree.leaves((self.data, self.losses, self.mask))
-        return all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
-
 
 def conclude(before: OnlineState, after: OnlineState, rounds: Pass, stacklevel: int) -> None:
     """Issue one :class:`StreamWarning` with all findings of a run; nothing inside of transformations."""
@@ -95,7 +90,7 @@ def count_findings(
     total = counters["count"] + counters["rejected"]
     if counters["rejected"]:
         where = _skipped(state, before)
-        if rounds is not None and rounds.readable:
+        if rounds is not None:
             where += _where(rounds, counters["rejected"])
         details = f" ({', '.join(where)})" if where else ""
         message = (
@@ -150,14 +145,18 @@ def _where(rounds: Pass, number: int) -> list[str]:
     missing = np.zeros(num_rounds, bool)
     for leaf in jax.tree.leaves(rounds.data):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            missing |= ~np.all(np.isfinite(np.asarray(leaf, float)).reshape(num_rounds, -1), axis=1)
-    lost = ~(np.isfinite(np.asarray(rounds.losses.at_mean)) & np.isfinite(np.asarray(rounds.losses.expected)))
+            # Rounds of several processes are looked at where they are.
+            library = jnp if spans(leaf) else np
+            missing |= ~fetch(library.all(library.isfinite(leaf).reshape(num_rounds, -1), axis=1))
+    at_mean = fetch(rounds.losses.at_mean)
+    lost = ~(np.isfinite(at_mean) & np.isfinite(fetch(rounds.losses.expected)))
     if rounds.mask is not None and np.ndim(rounds.mask) == 1:
-        missing, lost = missing & np.asarray(rounds.mask), lost & np.asarray(rounds.mask)
+        on = fetch(rounds.mask)
+        missing, lost = missing & on, lost & on
     lost &= ~missing
     # Rules with implicit steps take rounds whose expected loss is infinite: those were not lost.
     if np.sum(missing | lost) > number:
-        lost &= ~np.isfinite(np.asarray(rounds.losses.at_mean))
+        lost &= ~np.isfinite(at_mean)
     parts = []
     if missing.any() and (rounds.mask is None or np.ndim(rounds.mask) == 1):
         parts.append(f"{missing.sum()} with data that are not finite, the first in row {missing.argmax()}")
@@ -169,8 +168,10 @@ def _where(rounds: Pass, number: int) -> list[str]:
 
 def _common_outcome(outcomes: Array, lost: np.ndarray) -> list[str]:
     """The outcomes whose every round was lost, where there are few distinct ones."""
-    values = np.asarray(outcomes).reshape(lost.size, -1)
-    if values.shape[1] != 1 or values.dtype.kind not in "bif":
+    if np.size(outcomes) != lost.size:
+        return []
+    values = fetch(outcomes).reshape(lost.size, -1)
+    if values.dtype.kind not in "bif":
         return []
     distinct = np.unique(values[np.isfinite(values)])
     whole = [f"{value:g}" for value in distinct if np.all(lost[values[:, 0] == value])]
@@ -185,18 +186,18 @@ def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
     """
     standardised = any(isinstance(memory, Standardisation) for memory in layers(state))
     num_rounds = np.shape(rounds.losses.at_mean)[0]
-    if rounds.expectation.loss is None or num_rounds < MIN_ROUNDS or not rounds.readable:
+    if rounds.expectation.loss is None or num_rounds < MIN_ROUNDS:
         return
     loc = state.prior.loc
     # The features of the loss are not those of the data, which does not matter at 0.
     if standardised and np.any(np.asarray(loc)):
         return
     rows = (rounds.data, rounds.mask)
-    prior = np.asarray(prior_losses(rounds.expectation.loss, loc, rows), float)
-    ours = np.asarray(rounds.losses.at_mean, float)
+    prior = fetch(prior_losses(rounds.expectation.loss, loc, rows)).astype(float)
+    ours = fetch(rounds.losses.at_mean).astype(float)
     used = np.isfinite(prior) & np.isfinite(ours)
     if rounds.mask is not None:
-        used &= np.asarray(rounds.mask).reshape(num_rounds, -1).any(axis=1)
+        used &= fetch(rounds.mask).reshape(num_rounds, -1).any(axis=1)
     if used.sum() < MIN_ROUNDS:
         return
     size = np.abs(prior)

@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_tempered.core.model_arguments import ArgumentStructure, as_array, fill_masked, is_list, separate
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.online.base import Losses
-from numpyro_tempered.online.streams.save import (
+from numpyro_tempered.online.streams.files import (
     describe,
     difference,
     from_bytes,

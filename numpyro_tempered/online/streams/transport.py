@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.online.streams.save import FORMAT, VERSION, archive_of, describe, read_archive, restore_from
+from numpyro_tempered.online.streams.files import archive_of, as_bytes, describe, kind_of, read_archive
+from numpyro_tempered.online.streams.save import FORMAT, VERSION, restore_from
 
 T = TypeVar("T")
 
@@ -31,8 +32,9 @@ def to_bytes(state: object) -> bytes:
         raise TypeError("to_bytes writes values, and this state is traced: call it outside of transformations.")
     leaves, structure = jax.tree.flatten(state)
     header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
+    header |= {"leaves": [kind_of(leaf) for leaf in leaves]}
     buffer = io.BytesIO()
-    np.savez(buffer, **archive_of(header, leaves))
+    np.savez(buffer, **archive_of(header, [as_bytes(leaf) for leaf in leaves]))
     return buffer.getvalue()
 
 
