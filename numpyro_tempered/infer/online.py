@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_key, check_record, is_traced
 from numpyro_tempered.core.model_arguments import ArgumentStructure, on_arrays, separate
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
@@ -27,7 +28,6 @@ from numpyro_tempered.infer.online_service import service_of
 from numpyro_tempered.infer.online_state import OnlineVIState
 from numpyro_tempered.infer.svi import TemperedFit
 from numpyro_tempered.online import Losses, Rule, Service, drivers, run_chunks, rvga, stream
-from numpyro_tempered.online.streams.processes import fetch
 
 # One for all, so that compiled rounds are shared.
 _DEFAULT_RULE = rvga()
@@ -235,11 +235,11 @@ class OnlineVI:
         first = next(iterator, None)
         if first is None:
             raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
-        one = tuple(fetch(leaf)[:1] for leaf in first)
+        one = tuple(to_host(leaf)[:1] for leaf in first)
         state = self._start(rng_key, one, {})
         *_, expectation = self._split(one, {})
         chunks = itertools.chain([first], iterator)
-        rows = (tuple(fetch(leaf)[:, None] for leaf in chunk) for chunk in chunks)
+        rows = (tuple(to_host(leaf)[:, None] for leaf in chunk) for chunk in chunks)
         rule_state, losses = run_chunks(
             self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
         )

@@ -14,6 +14,7 @@ from numpyro.distributions.constraints import Constraint
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.model_arguments import ArgumentStructure, join, separate
+from numpyro_tempered.core.processes import spans_processes
 from numpyro_tempered.core.programs import compile_once
 from numpyro_tempered.core.typing import Array, Model, Numbers, Params
 from numpyro_tempered.gaussian.expectations.base import Expectation, ModelLoss
@@ -23,7 +24,7 @@ from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.handlers.model_loss import model_loss
 from numpyro_tempered.infer.guides.online import StartsAtPrior, check_start
 from numpyro_tempered.infer.set_up import first_call
-from numpyro_tempered.online.streams.processes import automatic, spans
+from numpyro_tempered.online.streams.processes import automatic
 
 # Up to this many data the whole Jacobian of the losses in the predictors is checked, beyond it random halves.
 _DENSE = 1000
@@ -171,7 +172,7 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
     def twice(leaf: object) -> object:
         if not isinstance(leaf, jax.Array | np.ndarray) or not leaf.ndim:
             return leaf
-        if spans(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if spans_processes(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             return jnp.concatenate([leaf, leaf])
         return jnp.asarray(np.concatenate([leaf, leaf]))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_choice
 from numpyro_tempered.core.chunks import blocks
+from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
@@ -23,8 +24,6 @@ from numpyro_tempered.online.streams.processes import (
     automatic,
     check_same,
     check_start,
-    fetch,
-    spans,
     whole,
 )
 
@@ -89,7 +88,7 @@ def run_chunks(
     history: list[list[np.ndarray]] = []
 
     def collect(losses: Losses) -> None:
-        on_host = [fetch(loss) for loss in losses]
+        on_host = [to_host(loss) for loss in losses]
         if keep != "nothing":
             history.append(on_host if keep == "rounds" else [_average(loss) for loss in on_host])
         if bar is not None:
@@ -172,7 +171,7 @@ def iterate_chunks(
     for block, num_rounds in blocks(local, size, skip):
         check = partial(check_data, expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
         alike(check) if placement.shardings else check()
-        if spans(state) and not placement.shardings:
+        if spans_processes(state) and not placement.shardings:
             check_same(block, "the data", ADVICE)
         # Without a name of its own the block on the device is freed before the next one is made.
         after, losses = compiled_loop(
@@ -195,5 +194,5 @@ def _features(chunks: list[Data], size: int) -> np.ndarray | None:
     leaves = jax.tree.leaves(chunks)
     if not leaves or np.ndim(leaves[0]) < 2:
         return None
-    x = fetch(automatic(leaves[0])[:size])
+    x = to_host(automatic(leaves[0])[:size])
     return np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None

@@ -7,12 +7,13 @@ import numpy as np
 from numpyro_tempered.core.checks import check_record, describe, is_traced
 from numpyro_tempered.core.chunks import common_rows
 from numpyro_tempered.core.model_arguments import stream_arrays
+from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
 from numpyro_tempered.online.stream import Rounds, compiled_loop, compiled_single
 from numpyro_tempered.online.streams.findings import Pass, conclude
-from numpyro_tempered.online.streams.processes import check_pieces, fetch, prepare, spans, whole
+from numpyro_tempered.online.streams.processes import check_pieces, prepare, whole
 
 
 def check_data(expectation: Expectation, data: Data, mask: Array | None = None) -> None:
@@ -27,7 +28,7 @@ def check_data(expectation: Expectation, data: Data, mask: Array | None = None) 
             data = jax.tree.map(lambda a: np.asarray(a)[on] if a.shape[: on.ndim] == on.shape else a, data)
         admits(*data)
 
-    if spans(data, mask):
+    if spans_processes(data, mask):
         check_pieces(check, data, mask)
     else:
         check(data, mask)
@@ -110,7 +111,7 @@ def update(
     before, arrays, rows = prepare(state, arrays, rows, rng_key)
     check_data(expectation, arrays, rows)
     after, losses = compiled_single(rule, expectation, before, Rounds(arrays, rows, 1), rng_key)
-    return (whole(after, before), whole(losses)) if spans(arrays) else (after, losses)
+    return (whole(after, before), whole(losses)) if spans_processes(arrays) else (after, losses)
 
 
 def run(
@@ -185,7 +186,7 @@ def run_rounds(
     else:
         check_some_finite(arrays, rows)
         after, losses = compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
-    if spans(arrays):
+    if spans_processes(arrays):
         after, losses = whole(after, state), whole(losses)
     conclude(state, after, Pass(expectation, arrays, losses, rows), stacklevel=4)
     return after, losses
@@ -199,7 +200,7 @@ def check_some_finite(data: Data, mask: Array | None) -> None:
         # One entry for each round is read at once; of others a look at the first round tells almost always.
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        if spans(leaf):
+        if spans_processes(leaf):
             if bool(_any_finite(leaf, mask)):
                 continue
         elif leaf.size > leaf.shape[0]:
@@ -208,9 +209,9 @@ def check_some_finite(data: Data, mask: Array | None) -> None:
                 first = np.asarray(leaf[0])
             if np.any(np.isfinite(first)):
                 continue
-        values = fetch(leaf)
+        values = to_host(leaf)
         if mask is not None:
-            values = values[fetch(mask)] if values.shape[: mask.ndim] == mask.shape else values
+            values = values[to_host(mask)] if values.shape[: mask.ndim] == mask.shape else values
         if values.size and not np.any(np.isfinite(values)):
             raise ValueError(
                 f"data array {number} of shape {leaf.shape} holds no finite value, got {values.flat[0]} "

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
 from numpyro_tempered.online.base import Box, OnlineState, Rule, layers
 from numpyro_tempered.online.streams.findings import Finding, StreamWarning, count_findings
-from numpyro_tempered.online.streams.processes import fetch
 from numpyro_tempered.online.streams.standardise import Standardisation
 
 # A variance a million million times smaller than the prior's: that of 10^12 data of unit information.
@@ -68,7 +68,7 @@ def diagnose(
     findings = [*_posterior_findings(rule, state, rule.box if box is None else box)]
     findings += count_findings(state)
     if x is not None and not any(isinstance(memory, Standardisation) for memory in layers(state)):
-        findings += _feature_findings(fetch(x).astype(float))
+        findings += _feature_findings(to_host(x).astype(float))
     if warn:
         for finding in findings:
             warnings.warn(finding.message, StreamWarning, stacklevel=2)

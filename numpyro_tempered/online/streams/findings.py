@@ -12,11 +12,11 @@ import numpy as np
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.precision import CompensatedSum
+from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.programs import first_row, share_trace
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import JUMP, Data, Losses, OnlineState, layers
-from numpyro_tempered.online.streams.processes import fetch, spans
 from numpyro_tempered.online.streams.robust import Weighing
 from numpyro_tempered.online.streams.skip import Skipping
 from numpyro_tempered.online.streams.standardise import Standardisation
@@ -146,12 +146,12 @@ def _where(rounds: Pass, number: int) -> list[str]:
     for leaf in jax.tree.leaves(rounds.data):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             # Rounds of several processes are looked at where they are.
-            library = jnp if spans(leaf) else np
-            missing |= ~fetch(library.all(library.isfinite(leaf).reshape(num_rounds, -1), axis=1))
-    at_mean = fetch(rounds.losses.at_mean)
-    lost = ~(np.isfinite(at_mean) & np.isfinite(fetch(rounds.losses.expected)))
+            library = jnp if spans_processes(leaf) else np
+            missing |= ~to_host(library.all(library.isfinite(leaf).reshape(num_rounds, -1), axis=1))
+    at_mean = to_host(rounds.losses.at_mean)
+    lost = ~(np.isfinite(at_mean) & np.isfinite(to_host(rounds.losses.expected)))
     if rounds.mask is not None and np.ndim(rounds.mask) == 1:
-        on = fetch(rounds.mask)
+        on = to_host(rounds.mask)
         missing, lost = missing & on, lost & on
     lost &= ~missing
     # Rules with implicit steps take rounds whose expected loss is infinite: those were not lost.
@@ -170,7 +170,7 @@ def _common_outcome(outcomes: Array, lost: np.ndarray) -> list[str]:
     """The outcomes whose every round was lost, where there are few distinct ones."""
     if np.size(outcomes) != lost.size:
         return []
-    values = fetch(outcomes).reshape(lost.size, -1)
+    values = to_host(outcomes).reshape(lost.size, -1)
     if values.dtype.kind not in "bif":
         return []
     distinct = np.unique(values[np.isfinite(values)])
@@ -193,11 +193,11 @@ def loss_findings(state: OnlineState, rounds: Pass) -> Iterator[Finding]:
     if standardised and np.any(np.asarray(loc)):
         return
     rows = (rounds.data, rounds.mask)
-    prior = fetch(prior_losses(rounds.expectation.loss, loc, rows)).astype(float)
-    ours = fetch(rounds.losses.at_mean).astype(float)
+    prior = to_host(prior_losses(rounds.expectation.loss, loc, rows)).astype(float)
+    ours = to_host(rounds.losses.at_mean).astype(float)
     used = np.isfinite(prior) & np.isfinite(ours)
     if rounds.mask is not None:
-        used &= fetch(rounds.mask).reshape(num_rounds, -1).any(axis=1)
+        used &= to_host(rounds.mask).reshape(num_rounds, -1).any(axis=1)
     if used.sum() < MIN_ROUNDS:
         return
     size = np.abs(prior)

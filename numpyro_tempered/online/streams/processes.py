@@ -14,32 +14,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core.processes import spans_processes, to_host
+from numpyro_tempered.core.typing import Array, PyTree
 
 T = TypeVar("T")
 ADVICE = "Make arrays of all of them, by nt.online.global_batches or jax.make_array_from_process_local_data."
 _KINDS = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError, ImportError, OSError)}
 
 
-def spans(*values: PyTree) -> bool:
-    """Whether a leaf lies on several processes."""
-    if jax.process_count() == 1 or is_traced(values):
-        return False
-    return any(isinstance(leaf, Array) and not leaf.is_fully_addressable for leaf in jax.tree.leaves(values))
-
-
 def is_shared_out(leaf: object) -> bool:
     """Whether no process has the whole of an array."""
-    return spans(leaf) and not leaf.is_fully_replicated  # type: ignore[attr-defined]
-
-
-def fetch(values: ArrayLike) -> np.ndarray:
-    """An array on the host, on each process the whole of it."""
-    if is_shared_out(values):
-        from jax.experimental import multihost_utils
-
-        values = multihost_utils.process_allgather(values, tiled=True)
-    return np.asarray(values)
+    return spans_processes(leaf) and not leaf.is_fully_replicated  # type: ignore[attr-defined]
 
 
 def whole(values: T, like: PyTree = None) -> T:
@@ -139,7 +124,7 @@ class Placement(NamedTuple):
     @classmethod
     def of(cls, chunk: PyTree) -> "Placement":
         """That of a chunk. An array whose rounds are cut is gathered: every process needs all of them."""
-        if not spans(chunk):
+        if not spans_processes(chunk):
             return cls()
         return cls(tuple(_by_round(leaf) for leaf in jax.tree.leaves(automatic(chunk))))
 
@@ -159,7 +144,7 @@ class Placement(NamedTuple):
             return chunk
         leaves, tree = jax.tree.flatten(automatic(chunk))
         pairs = zip(leaves, self.shardings, strict=True)
-        return jax.tree.unflatten(tree, [fetch(leaf) if s is None else _local(leaf) for leaf, s in pairs])
+        return jax.tree.unflatten(tree, [to_host(leaf) if s is None else _local(leaf) for leaf, s in pairs])
 
     def put(self, block: PyTree) -> PyTree:
         """Arrays of all processes, of the parts that they hold."""
@@ -208,7 +193,7 @@ def _pieces(values: tuple) -> list[tuple]:
     leaves, tree = jax.tree.flatten(values)
     cuts = {_cut(leaf) for leaf in leaves if np.ndim(leaf)}
     if len(cuts) > 1 or None in cuts:
-        return [jax.tree.map(fetch, values)]
+        return [jax.tree.map(to_host, values)]
     by_device = [
         {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards} if np.ndim(leaf) else leaf
         for leaf in leaves
@@ -220,7 +205,7 @@ def _pieces(values: tuple) -> list[tuple]:
 
 def _cut(leaf: object) -> tuple | None:
     """By which mesh and along which axes an array is cut; None where this cannot be said."""
-    if not spans(leaf) or not isinstance(leaf.sharding, NamedSharding):  # type: ignore[attr-defined]
+    if not spans_processes(leaf) or not isinstance(leaf.sharding, NamedSharding):  # type: ignore[attr-defined]
         return None
     spec = list(leaf.sharding.spec)  # type: ignore[attr-defined]
     while spec and spec[-1] is None:
@@ -253,7 +238,7 @@ def check_start(state: PyTree, rng_key: Array | None) -> None:
     Raises:
         ValueError: If they differ.
     """
-    if not spans(state):
+    if not spans_processes(state):
         check_same((state, rng_key), "states or keys", "Start at one prior, or restore one file.")
 
 
@@ -268,8 +253,8 @@ def prepare(state: T, data: PyTree, mask: PyTree, rng_key: Array | None) -> tupl
     # A state has many arrays, and a round on one device must not look at each.
     state = automatic(state) if jax.device_count() > 1 else state
     if jax.process_count() > 1 and not is_traced(state, data, mask):
-        if spans(data, mask):
+        if spans_processes(data, mask):
             check_start(state, rng_key)
-        elif spans(state):
+        elif spans_processes(state):
             check_same((data, mask), "the data", ADVICE)
     return state, data, mask

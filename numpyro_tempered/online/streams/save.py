@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
+from numpyro_tempered.core.processes import spans_processes
 from numpyro_tempered.online.base import OnlineState
 from numpyro_tempered.online.streams.files import (
     describe,
@@ -20,7 +21,7 @@ from numpyro_tempered.online.streams.files import (
     write_file,
 )
 from numpyro_tempered.online.streams.parts import restore_together, save_together
-from numpyro_tempered.online.streams.processes import is_shared_out, spans
+from numpyro_tempered.online.streams.processes import is_shared_out
 
 FORMAT, VERSION = "numpyro_tempered state", 2
 # Version 1 has no moves.
@@ -63,7 +64,7 @@ def save(path: str | os.PathLike[str], state: object) -> None:
         raise TypeError("save writes values, and this state is traced: call it outside of jit, vmap and scan.")
     leaves, structure = jax.tree.flatten(state)
     header = {"format": FORMAT, "version": VERSION, "structure": describe(structure)}
-    if spans(leaves):
+    if spans_processes(leaves):
         save_together(path, header | {"leaves": [kind_of(leaf) for leaf in leaves]}, leaves)
     else:
         write_file(path, header, leaves)
