@@ -231,10 +231,10 @@ def side_by_side(kind, number, together, n):
     return [json.loads(text.strip().splitlines()[-1]) for text in printed]
 
 
-def processes(rows):
+def processes(sizes):
     """Seconds of one process and of two, and the efficiency of the second."""
     rows = []
-    for kind, n in rows.items():
+    for kind, n in sizes.items():
         ways = {"one": (1, False), "two together": (2, True), "two apart": (2, False)}
         seconds = {}
         for way, (number, together) in ways.items():
