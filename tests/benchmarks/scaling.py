@@ -231,10 +231,10 @@ def side_by_side(kind, number, together, n):
     return [json.loads(text.strip().splitlines()[-1]) for text in printed]
 
 
-def processes(n, kinds):
+def processes(sizes):
     """Seconds of one process and of two, and the efficiency of the second."""
     rows = []
-    for kind in kinds:
+    for kind, n in sizes.items():
         ways = {"one": (1, False), "two together": (2, True), "two apart": (2, False)}
         seconds = {}
         for way, (number, together) in ways.items():
@@ -320,8 +320,8 @@ def main():
     from provenance import describe
 
     begin = time.perf_counter()
-    kinds = ("mixture", "stream of batches")
-    by_process = processes(2 * 8192, kinds[:1]) if options.small else processes(10**6, kinds)
+    small, large = {"stream of batches": 2 * 8192}, {"mixture": 10**5, "stream of batches": 10**6}
+    by_process = processes(small if options.small else large)
     by_process.to_csv(output / "scaling_processes.csv", index=False, float_format="%.4g")
     print(by_process.to_string())
     table = sweep(SMALL if options.small else SIZES)
