@@ -7,6 +7,7 @@ Example:
     False
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,10 @@ from numpyro_tempered.core.precision import matmul
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 __all__ = ["Start", "given_responsibilities", "kmeans_plus_plus", "random_responsibilities"]
+
+
+# Into which the rows are divided where one of them is drawn.
+MOST_PARTS = 64
 
 
 class Assign(Protocol):
@@ -92,12 +97,21 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
 
 def draw_row(rng_key: Array, mass: Array) -> Array:
     """An index drawn with probability proportional to ``mass``."""
-    cumulative = jnp.cumsum(mass)
-    level = jax.random.uniform(rng_key, (), mass.dtype) * cumulative[-1]
-    index = jnp.searchsorted(cumulative, level, side="right")
-    # Rounding may put the level at the end, beyond the last row that has mass.
+    # First a part of the rows, whose sums devices that share the rows have by themselves, then a row of it: a
+    # cumulative sum over devices takes a time quadratic in the rows.
+    mass = jnp.reshape(mass, (math.gcd(mass.shape[0], MOST_PARTS), -1))
+    before = jnp.cumsum(jnp.sum(mass, axis=1))
+    level = jax.random.uniform(rng_key, (), mass.dtype) * before[-1]
+    part = _place(before, level, jnp.max(mass, axis=1))
+    rest = level - jnp.where(part > 0, before[part - 1], 0.0)
+    return part * mass.shape[1] + _place(jnp.cumsum(mass[part]), rest, mass[part])
+
+
+def _place(cumulative: Array, level: Array, mass: Array) -> Array:
+    """The first place whose cumulative sum is above a level."""
+    # Rounding may put the level at the end, beyond the last place that has mass.
     last = mass.shape[0] - 1 - jnp.argmax(mass[::-1] > 0)
-    return jnp.minimum(index, last)
+    return jnp.minimum(jnp.searchsorted(cumulative, level, side="right"), last)
 
 
 def squared_distance(points: Array, centre: Array) -> Array:

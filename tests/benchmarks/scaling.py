@@ -320,7 +320,7 @@ def main():
     from provenance import describe
 
     begin = time.perf_counter()
-    small, large = {"stream of batches": 2 * 8192}, {"mixture": 10**5, "stream of batches": 10**6}
+    small, large = {"stream of batches": 2 * 8192}, {"mixture": 10**6, "stream of batches": 10**6}
     by_process = processes(small if options.small else large)
     by_process.to_csv(output / "scaling_processes.csv", index=False, float_format="%.4g")
     print(by_process.to_string())

@@ -1,0 +1,35 @@
+"""A row is drawn in proportion to its mass, in a time linear in the rows on several devices too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from numpyro_tempered.mixtures.starts import draw_row
+
+NUM_DRAWS = 20_000
+
+
+@pytest.mark.parametrize("num_rows", [96, 97, 128])
+def test_rows_are_drawn_in_proportion_to_their_mass(num_rows):
+    mass = np.random.default_rng(num_rows).gamma(0.5, size=num_rows).astype(np.float32)
+    # Whole parts, the first row and the last without mass.
+    mass[[0, *range(20, 41), -2, -1]] = 0.0
+    keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
+    rows = np.asarray(jax.jit(jax.vmap(draw_row, (0, None)))(keys, mass))
+    counts, shares = np.bincount(rows, minlength=num_rows), mass / mass.sum()
+    assert not counts[mass == 0.0].any()
+    deviation = np.sqrt(NUM_DRAWS * shares * (1.0 - shares))
+    assert np.all(np.abs(counts - NUM_DRAWS * shares) <= 5.0 * deviation + 1e-3)
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2")
+def test_work_on_two_devices_is_linear_in_the_rows():
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("rows",)), PartitionSpec("rows"))
+
+    def operations(num_rows):
+        mass = jax.device_put(jnp.ones(num_rows), rows)
+        return jax.jit(draw_row).lower(jax.random.key(0), mass).compile().cost_analysis()["flops"]
+
+    assert operations(2**16) < 5.0 * operations(2**14)
