@@ -161,6 +161,18 @@ def test_both_precisions_and_units(x64, dtype):
     assert_optimal(scaled, x, y, rtol=1e-4)
 
 
+def test_a_factor_keeps_the_types_that_a_round_was_compiled_for(x64):
+    x, y = logistic_rows()
+    pvi = nt.online.partitioned(LOGISTIC, alpha=ALPHA)
+    server = pvi.init(prior_of("full rank"), 3)
+    factor = pvi.factor(server, 0)
+    after = pvi.refit(factor, server, x[:12], y[:12])
+    # jax.typeof tells weak types, for each of which JAX compiles anew.
+    assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, factor)
+    combined = pvi.combine(server, after.change)
+    assert jax.tree.map(jax.typeof, combined) == jax.tree.map(jax.typeof, server)
+
+
 def test_rows_that_are_not_finite_are_left_out(x64):
     x, y = logistic_rows()
     pvi = nt.online.partitioned(LOGISTIC, alpha=ALPHA)

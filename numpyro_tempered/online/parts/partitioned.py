@@ -244,6 +244,7 @@ def _refit(
         round=last.round + 1,
         expected_loss=fit.expected_loss,
         skipped=fit.skipped,
-        converged=fit.converged,
+        # Of a weak type it would have the next round compiled again.
+        converged=fit.converged.astype(bool),
     )
     return Factor(present.linear, present.precision, change)
