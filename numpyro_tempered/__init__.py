@@ -1,8 +1,8 @@
 """Tempered, online and model-selecting variational Bayes for any NumPyro model."""
 
 from numpyro_tempered import estimators, mixtures, online, plots, ppca, sparse
-from numpyro_tempered.core import chunks as tables
 from numpyro_tempered.core import shared_rows as processes
+from numpyro_tempered.core import tables
 from numpyro_tempered.core.compilation import CompilationWarning
 from numpyro_tempered.core.result import DataSummary, Run, TemperedELBO
 from numpyro_tempered.gaussian import descent, expectations, families

@@ -221,7 +221,7 @@ def side_by_side(kind, number, together, n):
             [sys.executable, __file__, "--one", "process", kind, str(number), str(index), str(port), str(n)],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | NO_CACHE,
+            env=os.environ | NO_CACHE | {"no_proxy": "localhost"},
         )
         for index in range(number)
     ]

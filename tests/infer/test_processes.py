@@ -23,7 +23,8 @@ PATIENCE = 300
 
 
 def start(port, process, *arguments):
-    environment = dict(os.environ, PYTHONPATH=str(WORKER.parents[2]))
+    # JAX would ask a proxy for the other process.
+    environment = dict(os.environ, PYTHONPATH=str(WORKER.parents[2]), no_proxy="localhost")
     flags = os.environ.get("XLA_FLAGS", "").split()
     # Not the devices that this run may force: one device is one process here.
     flags = [flag for flag in flags if "device_count" not in flag]

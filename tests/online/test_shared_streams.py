@@ -28,7 +28,8 @@ def free_port():
 
 def start_two(*arguments):
     """Two processes that meet at a port; arguments come before and after it."""
-    environment = os.environ | {"PYTHONPATH": str(WORKER.parents[2])}
+    # JAX would ask a proxy for the other process.
+    environment = os.environ | {"PYTHONPATH": str(WORKER.parents[2]), "no_proxy": "localhost"}
     # Not the devices that this run may force.
     flags = [
         flag
