@@ -79,8 +79,8 @@ def color(q: FullRank, noise: Array) -> Array:
     """Noise ``(..., d)`` times the factor."""
     if noise.ndim > 1:
         return matmul(noise, q.factor.T)
-    # A product by BLAS takes three times as long as the rest of a draw. Without the barrier XLA would make the noise
-    # anew for each row.
+    # A product by BLAS takes three times as long as the rest of a draw. Without the barrier XLA would make the
+    # noise anew for each row.
     return jnp.sum(q.factor * jax.lax.optimization_barrier(noise), axis=1)
 
 
