@@ -7,7 +7,7 @@ from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import sweep, weights
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_factors
-from numpyro_tempered.mixtures.starts import draw_row, squared_distance
+from numpyro_tempered.mixtures.starts import draw_row, row_of, squared_distance
 from numpyro_tempered.mixtures.sweep import Blocks
 
 
@@ -61,8 +61,8 @@ def propose(
     points = sweep.points_of(component, blocks)
     of_parent = jax.vmap(lambda shard: jax.lax.map(lambda columns: without_donor(columns)[parent], shard))
     mass = sweep.out_of_blocks(blocks.weight * of_parent(blocks.columns))
-    first = squared_distance(points, points[draw_row(first_key, mass)])
-    second = squared_distance(points, points[draw_row(second_key, mass * first)])
+    first = squared_distance(points, row_of(points, draw_row(first_key, mass)))
+    second = squared_distance(points, row_of(points, draw_row(second_key, mass * first)))
 
     def after_split(columns: Array, near_second: Array) -> Array:
         omega = without_donor(columns)

@@ -70,7 +70,7 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
     def assign(rng_key: Array, data: object, points: Array, weight: Array, active: Array) -> Array:
         # A seed that is none is nearest to no row.
         seeds = jnp.full((active.shape[0], points.shape[1]), jnp.inf, points.dtype)
-        first = points[draw_row(jax.random.fold_in(rng_key, 0), weight)]
+        first = row_of(points, draw_row(jax.random.fold_in(rng_key, 0), weight))
         nearest = squared_distance(points, first)
 
         def add(j: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -78,7 +78,7 @@ def kmeans_plus_plus(num_lloyd: int = 0) -> Start:
             mass = weight * nearest
             # All rows are seeds already: further components are empty.
             mass = jnp.where(jnp.sum(mass) > 0, mass, weight)
-            seed = points[draw_row(jax.random.fold_in(rng_key, j), mass)]
+            seed = row_of(points, draw_row(jax.random.fold_in(rng_key, j), mass))
             return seeds.at[j].set(seed), jnp.minimum(nearest, squared_distance(points, seed))
 
         seeds, _ = jax.lax.fori_loop(1, jnp.sum(active, dtype=jnp.int32), add, (seeds.at[0].set(first), nearest))
@@ -104,7 +104,14 @@ def draw_row(rng_key: Array, mass: Array) -> Array:
     level = jax.random.uniform(rng_key, (), mass.dtype) * before[-1]
     part = _place(before, level, jnp.max(mass, axis=1))
     rest = level - jnp.where(part > 0, before[part - 1], 0.0)
-    return part * mass.shape[1] + _place(jnp.cumsum(mass[part]), rest, mass[part])
+    within = row_of(mass, part)
+    return part * mass.shape[1] + _place(jnp.cumsum(within), rest, within)
+
+
+def row_of(rows: Array, index: Array) -> Array:
+    """A row by its index."""
+    # rows[index] would send all rows to all devices that share them, this sends one.
+    return jnp.take(rows, index[None], axis=0, mode="clip")[0]
 
 
 def _place(cumulative: Array, level: Array, mass: Array) -> Array:
@@ -148,8 +155,8 @@ def split_components(
         means = matmul(mass, points) / jnp.where(counts > 0, counts, 1.0)
         distances = jax.lax.map(lambda mean: squared_distance(points, mean), means)
         seed = draw_row(jax.random.fold_in(rng_key, j), jnp.sum(mass * distances, axis=0))
-        parent = jnp.argmax(omega[:, seed])
-        is_nearer = squared_distance(points, points[seed]) < distances[parent]
+        parent = jnp.argmax(row_of(omega.T, seed))
+        is_nearer = squared_distance(points, row_of(points, seed)) < distances[parent]
         part = jnp.where(is_nearer, omega[parent], 0.0)
         return omega.at[j].set(part).at[parent].add(-part)
 

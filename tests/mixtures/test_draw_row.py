@@ -1,12 +1,15 @@
 """A row is drawn in proportion to its mass, in a time linear in the rows on several devices too."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_tempered.mixtures.starts import draw_row
+from numpyro_tempered.mixtures.starts import draw_row, row_of
 
 NUM_DRAWS = 20_000
 
@@ -24,12 +27,36 @@ def test_rows_are_drawn_in_proportion_to_their_mass(num_rows):
     assert np.all(np.abs(counts - NUM_DRAWS * shares) <= 5.0 * deviation + 1e-3)
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2")
-def test_work_on_two_devices_is_linear_in_the_rows():
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("rows",)), PartitionSpec("rows"))
+TWO_DEVICES = pytest.mark.skipif(
+    jax.device_count() < 2, reason="one device: set --xla_force_host_platform_device_count=2"
+)
 
+
+def over_devices(value):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec("rows")))
+
+
+@TWO_DEVICES
+def test_work_on_two_devices_is_linear_in_the_rows():
     def operations(num_rows):
-        mass = jax.device_put(jnp.ones(num_rows), rows)
+        mass = over_devices(jnp.ones(num_rows))
         return jax.jit(draw_row).lower(jax.random.key(0), mass).compile().cost_analysis()["flops"]
 
     assert operations(2**16) < 5.0 * operations(2**14)
+
+
+@TWO_DEVICES
+def test_devices_send_the_row_that_is_drawn_and_no_other():
+    def draw(key, points, mass):
+        return row_of(points, draw_row(key, mass))
+
+    arguments = jax.random.key(0), over_devices(jnp.ones((4096, 3))), over_devices(jnp.ones(4096))
+    program = jax.jit(draw).lower(*arguments).compile().as_text()
+    moved = re.findall(
+        r"= \(?\w+\[([\d,]*)\][^=]* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", program
+    )
+    sizes = [math.prod(map(int, filter(None, shape.split(",")))) for shape in moved]
+    # Sums of the 64 parts, the masses of one, and a row: not the 4096 rows.
+    assert sizes
+    assert max(sizes) <= 64
