@@ -57,7 +57,7 @@ def to_inference_data(
     ``PPCAFit``, ``FactorSelection``                  ``x, rng_key=key``
     ``LinearFit``, ``LogisticFit``                    ``x, y, rng_key=key``
     ``AlphaChoice``                                   what its fit takes
-    ``descent.Result``                                ``rng_key=key``
+    ``descent.Result``, ``online.PartitionedRun``     ``rng_key=key``
     dictionary of draws ``(S, ...)`` by site          the tempered model, then its arguments
     ================================================= ====================================================
 

@@ -17,8 +17,8 @@ OTHERS = {
     "Axes", "Ball", "Box", "Clipping", "Column", "Component", "Criterion", "DataSummary", "Derivatives",
     "Draws", "Evaluation", "Expectation", "Family", "Finding", "Forgetting", "FullRank", "Gain", "Grid",
     "Imputed", "LoadedUpdate", "Location", "LogDensity", "LogTrueDensity", "LowRank", "MeanField",
-    "Method", "Moments", "NoisePosterior", "Objective", "Pending", "Plan", "Posterior", "Prior", "Rows",
-    "Rule", "Scores", "Skipping", "SpikeSlab", "Standardisation", "Start", "TemperedELBO", "Verdict",
+    "Method", "Moments", "NoisePosterior", "Objective", "Partitioned", "Pending", "Plan", "Posterior", "Prior",
+    "Rows", "Rule", "Scores", "Skipping", "SpikeSlab", "Standardisation", "Start", "TemperedELBO", "Verdict",
     "Weighing", "WeightedPosteriors",
 }  # fmt: skip
 

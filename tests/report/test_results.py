@@ -68,6 +68,12 @@ def descent():
     return nt.descent.minimise(nt.descent.objective(nt.expectations.squared(), prior, X, Y, alpha=ALPHA), prior)
 
 
+def rounds():
+    pvi = nt.online.partitioned(nt.expectations.squared(), damping=1.0)
+    prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+    return nt.online.run_partitioned(pvi, prior, [(X, Y)])
+
+
 # Log-likelihoods of draws (S, ...) by the formulas of the models, (S, n).
 
 
@@ -218,6 +224,9 @@ CASES = {
         descent, elbo=lambda result: result.elbo, converged=lambda result: result.converged, alpha=None
     ),
 }
+CASES["online.PartitionedRun"] = Case(
+    rounds, elbo=lambda result: result.elbo[-1], converged=lambda result: result.converged, alpha=None
+)
 UNIT = [
     "TemperedFit",
     "OnlineVIState",

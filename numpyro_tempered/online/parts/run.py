@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, check_number, check_record
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.model_arguments import stream_arrays
+from numpyro_tempered.core.result import Run, check_run_arguments
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.descent import Derivatives, stationarity
 from numpyro_tempered.gaussian.expectations.base import Data
@@ -48,6 +49,26 @@ class PartitionedRun(NamedTuple):
     def posterior(self) -> Gaussian:
         """The posterior of all rows."""
         return self.state.posterior
+
+    def as_run(self, *data: Array, num_samples: int = 1000, rng_key: Array | None = None) -> Run:
+        """Draws of the posterior, ``theta``, for :func:`~numpyro_tempered.to_inference_data`.
+
+        Raises:
+            ValueError: If the key is missing, or data come: the loss is none that ArviZ knows.
+        """
+        key, q = check_run_arguments(self, data, rng_key), self.posterior
+        return Run(
+            model=None,
+            samples={"theta": family_of(q).sample(key, q, (num_samples,))[None]},
+            groups={"variational": {"elbo_trace": self.elbo, "move_trace": self.move}},
+            attrs={
+                "algorithm": "partitioned",
+                "elbo": float(self.elbo[-1]),
+                "converged": int(self.converged),
+                "num_rounds": len(self.move),
+            },
+            dims={"theta": ["coordinate"], "elbo_trace": ["round"], "move_trace": ["round"]},
+        )
 
 
 def run_partitioned(
