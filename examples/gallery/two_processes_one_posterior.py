@@ -214,7 +214,7 @@ print(f"merged once: {distance(merged.posterior):.2f} standard deviations from t
 
 # %% [markdown]
 # **Merge in rounds.** A hospital fits its rows *to what the others know*, and sends the change of its factor. The
-# server adds the changes up. After each round the posterior is one of all rows; where it no longer moves, it is
+# server adds the changes up. After each round the posterior is one of all rows; where it stands still, it is
 # the posterior of all rows.
 
 # %%
