@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.rows import held_arrays
 
 T = TypeVar("T")
 Chunk = TypeVar("Chunk", bound=tuple[object, ...])
@@ -30,7 +31,7 @@ def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[
     for number, chunk in enumerate(chunks):
         if not isinstance(chunk, tuple | list):
             raise ValueError(f"a chunk must be a tuple of arrays, such as (x, y), got {type(chunk).__name__}.")
-        chunk = jax.tree.map(np.asarray, tuple(chunk))
+        chunk = jax.tree.map(np.asarray, held_arrays(tuple(chunk), f"chunk {number}"))
         chunk_rows = common_rows(chunk, f"chunk {number}")
         if model is None:
             model = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), chunk)
@@ -102,7 +103,7 @@ def pad_batch(*data: object, size: int | None = None) -> tuple[tuple[object, ...
         >>> y, mask
         (array([1., 2., 3., 3.]), array([ True,  True,  True, False]))
     """
-    arrays = jax.tree.map(np.asarray, data)
+    arrays = jax.tree.map(np.asarray, held_arrays(data, "the data of a batch"))
     num_rows = common_rows(arrays, "pad_batch")
     size = 1 << max(num_rows - 1, 0).bit_length() if size is None else size
     if not num_rows <= size or size < 1:

@@ -1,13 +1,14 @@
 """The arguments of a model as arrays that vary, and a structure that is compiled in."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, Numbers
+from numpyro_tempered.core.rows import held_array
+from numpyro_tempered.core.typing import Array
 
 T = TypeVar("T")
 
@@ -49,9 +50,11 @@ def separate(args: tuple, kwargs: dict) -> tuple[tuple[Array, ...], ArgumentStru
 
 def _to_jax(leaf: object) -> Array:
     """``jnp.asarray``, which takes ten microseconds to find that it has nothing to do, or compiles a copy."""
-    leaf = leaf if isinstance(leaf, jax.Array) else fill_masked(leaf)
+    if isinstance(leaf, float):
+        return jnp.asarray(leaf)
+    array = held_array(leaf, "an array among the arguments")
     # A copy, as JAX reads the memory of NumPy's arrays, which a stream may fill with its next round meanwhile.
-    return jax.device_put(np.array(leaf)) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    return array if isinstance(array, jax.Array) else jax.device_put(np.array(array))
 
 
 def join(arrays: tuple[Array, ...], structure: ArgumentStructure) -> tuple[tuple, dict]:
@@ -69,92 +72,3 @@ def on_arrays(fn: Callable[..., T], structure: ArgumentStructure) -> Callable[..
         return fn(q, *join(arrays, structure), **options)
 
     return joined
-
-
-def as_array(value: object, name: str, advice: str = "") -> Numbers:
-    """Numbers of any kind as an array: of jax or numpy, in lists, or in pandas.
-
-    Missing ones of pandas and those under the mask of a masked array become NaN.
-
-    Args:
-        value: The numbers.
-        name: What they are called in an error.
-        advice: What to do about other things than categories and dates.
-
-    Raises:
-        TypeError: If they are text, categories, dates or other objects.
-
-    Example:
-        >>> import pandas as pd
-        >>> from numpyro_tempered.core.model_arguments import as_array
-        >>> as_array(pd.Series([1, None], dtype="Int64"), "y")
-        array([ 1., nan])
-        >>> as_array(pd.Series(["a", "b"], dtype="category"), "group")
-        Traceback (most recent call last):
-        TypeError: group must be real numbers, got dtype category, such as 'a'. Pass codes: pandas' .cat.codes,
-        or numpy.unique(values, return_inverse=True)[1].
-    """
-    value = fill_masked(value)
-    if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiub"):
-        return value
-    columns = np.ravel(np.asarray(getattr(value, "dtypes", None), object))
-    is_number = np.array([getattr(dtype, "kind", "O") in "fiub" for dtype in columns])
-    try:
-        array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
-    except ValueError as error:
-        raise TypeError(f"{name} must be real numbers, got lists of different lengths.") from error
-    if array.dtype.kind == "O" and is_number.all():
-        # Nullable columns, or integers beside booleans.
-        array = value.to_numpy(dtype=float, na_value=np.nan)  # type: ignore[attr-defined]
-    if array.dtype.kind in "fiubc" or array.dtype.name == "bfloat16":
-        return array
-    if hasattr(value, "columns"):
-        got = f"other things in columns {np.asarray(value.columns)[~is_number].tolist()}"
-    else:
-        kind = f"dtype {getattr(value, 'dtype', array.dtype)}"
-        got = f"{kind}, such as '{array.flat[0]!s:.20}'" if array.size else kind
-    if array.dtype.kind in "mM":
-        advice = "Pass numbers, such as days since the first date."
-    elif array.dtype.kind in "SUT" or any(isinstance(entry, str) for entry in array.flat):
-        advice = "Pass codes: pandas' .cat.codes, or numpy.unique(values, return_inverse=True)[1]."
-    raise TypeError(f"{name} must be real numbers, got {got}. {advice}".rstrip())
-
-
-def fill_masked(value: Any) -> Any:
-    """A masked array of NumPy as an array, with NaN under its mask; everything else as it is.
-
-    Example:
-        >>> import numpy as np
-        >>> from numpyro_tempered.core.model_arguments import fill_masked
-        >>> fill_masked(np.ma.masked_equal([1, -999], -999))
-        array([ 1., nan])
-    """
-    if not isinstance(value, np.ma.MaskedArray):
-        return value
-    if not np.ma.is_masked(value):
-        return value.data
-    floating: Any = np.ma.asarray(value, float if value.dtype.kind in "iub" else None)
-    return floating.filled(np.nan)
-
-
-def is_list(value: object) -> bool:
-    """Whether a value is a list of numbers or strings, perhaps in lists; other lists are trees of arrays."""
-    scalars = int | float | str | None | np.generic
-    return isinstance(value, list) and bool(value) and all(isinstance(v, scalars) or is_list(v) for v in value)
-
-
-def stream_arrays(data: tuple) -> tuple:
-    """The data of a stream as arrays of jax.
-
-    Raises:
-        TypeError: If they are text, categories, dates or other objects.
-    """
-
-    def convert(leaf: object) -> Array:
-        if isinstance(leaf, jax.Array):
-            return leaf
-        leaf = fill_masked(leaf)
-        plain = not (is_list(leaf) or isinstance(leaf, np.ndarray) or hasattr(leaf, "to_numpy"))
-        return jnp.asarray(leaf if plain else as_array(leaf, "the data of a stream"))
-
-    return jax.tree.map(convert, data, is_leaf=is_list)

@@ -5,8 +5,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.chunks import common_rows, grow
-from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.processes import digest_of, gather, to_host
+from numpyro_tempered.core.rows import held_arrays
 from numpyro_tempered.core.typing import Array, PyTree
 
 __all__ = ["share_rows", "to_host"]
@@ -67,7 +67,7 @@ def share_rows(*data: PyTree, mesh: Mesh | None = None) -> tuple[tuple[PyTree, .
 def _read(data: tuple[PyTree, ...]) -> tuple[tuple[PyTree, ...], int, Exception | None]:
     """The rows as arrays of the host with their number; 0 rows and the error where they are none."""
     try:
-        rows = jax.tree.map(lambda leaf: np.asarray(as_array(leaf, "the data of share_rows")), data)
+        rows = jax.tree.map(np.asarray, held_arrays(data, "the data of share_rows"))
         return rows, common_rows(rows, "share_rows", 1), None
     except (TypeError, ValueError) as error:
         return (), 0, error

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
 from numpyro_tempered.core.checks import check_count, describe
-from numpyro_tempered.core.model_arguments import fill_masked
+from numpyro_tempered.core.rows import fill_masked
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components.base import Component

@@ -10,8 +10,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered import mixtures
 from numpyro_tempered.core.checks import check_choice, check_count, check_number, describe
-from numpyro_tempered.core.model_arguments import fill_masked
 from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core.rows import fill_masked
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components import derived

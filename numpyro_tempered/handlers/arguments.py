@@ -14,8 +14,8 @@ from numpyro.distributions import Distribution
 from numpyro.infer.initialization import init_to_feasible
 
 from numpyro_tempered.core.checks import call_of, check_key, check_options, describe, is_traced
-from numpyro_tempered.core.model_arguments import as_array, fill_masked, is_list
 from numpyro_tempered.core.processes import all_finite, automatic_mesh, check_same, spans_processes, to_host
+from numpyro_tempered.core.rows import held_array, is_list
 from numpyro_tempered.core.typing import Model
 from numpyro_tempered.handlers.effects import Trace, handler_chain
 from numpyro_tempered.handlers.likelihood import get_trace, is_masked, likelihood_sites, untempered_log_prob
@@ -83,14 +83,19 @@ def model_arguments(
         # A round of a stream must not wait.
         return args, kwargs
     labels = _bind(function, model, args, kwargs)
-    whole = jax.tree.map(_plain, (args, kwargs), is_leaf=is_list)
+    values = (*args, *kwargs.values())
+
+    def read(convert: Callable[[object, str], object]) -> tuple[tuple, dict]:
+        parts = [
+            jax.tree.map(lambda leaf, label=label: convert(leaf, label), value, is_leaf=is_list)
+            for label, value in zip(labels, values, strict=True)
+        ]
+        return tuple(parts[: len(args)]), dict(zip(kwargs, parts[len(args) :], strict=True))
+
+    whole = read(_plain)
     if any(map(_is_odd, jax.tree.leaves(whole, is_leaf=is_list))) and not _runs(model, *whole):
         # The model uses them as data; else it looks at them on the host.
-        parts = [
-            jax.tree.map(lambda leaf, label=label: _numbers(leaf, label), value, is_leaf=is_list)
-            for label, value in zip(labels, (*args, *kwargs.values()), strict=True)
-        ]
-        whole = tuple(parts[: len(args)]), dict(zip(kwargs, parts[len(args) :], strict=True))
+        whole = read(_numbers)
     if finite:
         _check_finite(model, whole[0], whole[1], labels)
     return whole
@@ -136,20 +141,22 @@ def _is_odd(leaf: object) -> bool:
     return is_list(leaf) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUTmM")
 
 
-def _plain(leaf: Any) -> Any:
-    """A pandas object as a numpy array, be it of objects; everything else as it is."""
-    leaf = automatic_mesh(fill_masked(leaf))
-    if not hasattr(leaf, "to_numpy"):
+def _plain(leaf: Any, label: str) -> Any:
+    """Data as an array, be it of objects that the model may look at; everything else as it is."""
+    leaf = automatic_mesh(leaf)
+    if not hasattr(leaf, "ndim") and not hasattr(leaf, "to_numpy"):
         return leaf
     try:
-        return as_array(leaf, "")
+        return held_array(leaf, f"argument {label!r} of the model")
     except TypeError:
-        return leaf.to_numpy()
+        if getattr(getattr(leaf, "dtype", None), "kind", "O") == "c":
+            raise
+        return leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
 
 
 def _numbers(leaf: object, label: str) -> object:
-    plain = _plain(leaf)
-    return as_array(leaf, f"argument {label!r} of the model") if _is_odd(plain) else plain
+    plain = _plain(leaf, label)
+    return held_array(leaf, f"argument {label!r} of the model") if _is_odd(plain) else plain
 
 
 def feasible_trace(model: Model, args: tuple, kwargs: dict) -> Trace:

@@ -14,8 +14,8 @@ from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoGuideList, AutoLapl
 from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
-from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import ArrayLike, Guide
 from numpyro_tempered.handlers import numpyro_private
 from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, is_unit, plates_of

@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
-from numpyro_tempered.core.model_arguments import fill_masked
 from numpyro_tempered.core.processes import automatic_mesh
+from numpyro_tempered.core.rows import fill_masked
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import base as components

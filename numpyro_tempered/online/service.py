@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import describe, is_traced
-from numpyro_tempered.core.model_arguments import stream_arrays
 from numpyro_tempered.core.packing import Inputs, Packing, pack, packing_of, unpack
 from numpyro_tempered.core.programs import share_trace
+from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import Losses, OnlineState, Rule

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core import checks
-from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Scalar
 
 T = TypeVar("T")

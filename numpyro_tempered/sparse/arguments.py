@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, check_numbers, check_real, is_traced
-from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse.base import Prior

@@ -13,7 +13,8 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
-from numpyro_tempered.core.model_arguments import as_array, is_list, separate, stream_arrays
+from numpyro_tempered.core.model_arguments import separate
+from numpyro_tempered.core.rows import as_array, is_list, stream_arrays
 from numpyro_tempered.handlers.arguments import model_arguments
 from numpyro_tempered.online.streams.load import _to_device
 

@@ -13,8 +13,8 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import is_traced
-from numpyro_tempered.core.model_arguments import fill_masked
 from numpyro_tempered.core.processes import automatic_mesh, spans_processes
+from numpyro_tempered.core.rows import fill_masked
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters

@@ -12,8 +12,8 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
-from numpyro_tempered.core.model_arguments import as_array
 from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 # A NamedTuple of arrays, the family's own; a dict of such for a product of families.

@@ -3,7 +3,7 @@
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, is_traced
-from numpyro_tempered.core.model_arguments import fill_masked
+from numpyro_tempered.core.rows import fill_masked
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.mixtures.components.base import floating_rows
 from numpyro_tempered.mixtures.prepare import check_weight

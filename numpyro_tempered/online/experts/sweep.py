@@ -7,8 +7,8 @@ import numpy as np
 
 from numpyro_tempered.core.batching import map_batches
 from numpyro_tempered.core.checks import check_record, is_traced
-from numpyro_tempered.core.model_arguments import stream_arrays
 from numpyro_tempered.core.programs import run_program
+from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_number, check_record, is_traced
-from numpyro_tempered.core.model_arguments import stream_arrays
 from numpyro_tempered.core.programs import one_for_equal
+from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
 from numpyro_tempered.gaussian.descent import Method, natural_gradient
 from numpyro_tempered.gaussian.expectations.base import Expectation

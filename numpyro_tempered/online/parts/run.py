@@ -11,8 +11,8 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_number, check_record
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.model_arguments import stream_arrays
 from numpyro_tempered.core.result import Run, check_run_arguments
+from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.descent import Derivatives, stationarity
 from numpyro_tempered.gaussian.expectations.base import Data

@@ -11,7 +11,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.model_arguments import ArgumentStructure, as_array, fill_masked, is_list, separate
+from numpyro_tempered.core.model_arguments import ArgumentStructure, separate
+from numpyro_tempered.core.rows import held_array, is_list
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
 from numpyro_tempered.online.base import Losses
 from numpyro_tempered.online.streams.files import (
@@ -245,13 +246,11 @@ def with_leaves(state: Any, data: list[Array]) -> Any:
 
 def _to_device(leaf: object) -> object:
     """An argument that is data as an array of JAX; ``jnp.asarray`` would compile a program for each shape."""
-    if isinstance(leaf, jax.Array):
+    is_data = hasattr(leaf, "ndim") or isinstance(leaf, float) or is_list(leaf)
+    if isinstance(leaf, jax.Array) or not is_data:
         return leaf
-    leaf = fill_masked(leaf)
-    if is_list(leaf) or hasattr(leaf, "to_numpy"):
-        leaf = as_array(leaf, "an argument of an update")
     # A copy, as a stream may fill its arrays with the next round while this one runs.
-    return jax.device_put(np.array(leaf)) if hasattr(leaf, "ndim") or isinstance(leaf, float) else leaf
+    return jax.device_put(np.array(held_array(leaf, "an argument of an update")))
 
 
 def _check_kind(leaf: Array, kind: list | None, name: str) -> None:
