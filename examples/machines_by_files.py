@@ -20,7 +20,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,7 +27,7 @@ import numpyro_tempered as nt
 
 # What is the same everywhere: the prior and its dtype, the loss and its power.
 PRIOR = nt.families.FullRank(jnp.zeros(3), 2.0 * jnp.eye(3))
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 PVI = nt.online.partitioned(LOGISTIC, alpha=1.0)
 PAUSE = 0.02
 

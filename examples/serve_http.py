@@ -37,7 +37,7 @@ import numpy as np  # noqa: E402
 
 import numpyro_tempered as nt  # noqa: E402
 
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 # Of the mean of recent losses: a window of a hundred rounds.
 RECENT = 0.01
 NUM_STATES = 5

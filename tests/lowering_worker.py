@@ -101,7 +101,7 @@ def run_streams(nt):
     """Experts, wrappers, chunks, expectations and the model's own loop."""
     x, y = stream()
     prior = nt.families.MeanField(jax.numpy.zeros(4), jax.numpy.ones(4))
-    logistic = nt.expectations.gauss_hermite(lambda eta, y: jax.nn.softplus(-y * eta))
+    logistic = nt.expectations.logistic()
     losses = [
         nt.expectations.squared(),
         nt.expectations.absolute(),

@@ -43,7 +43,7 @@ LAZY = {
     "plots": {"matplotlib", "scipy"},
 }
 # Imported by modules that are themselves imported by name alone.
-OPTIONAL = {"estimators": {"river", "scipy", "sklearn"}}
+OPTIONAL = {"estimators": {"pandas", "river", "scipy", "sklearn"}}
 
 
 def module_of(path):

@@ -56,6 +56,8 @@ EXCEPTIONS = {
     ("n_samples", "estimators."): "scikit-learn's name",
     ("random_state", "estimators."): "scikit-learn's name",
     ("tol", "estimators."): "scikit-learn's name",
+    ("verbose", "estimators."): "scikit-learn's name",
+    ("warm_start", "estimators."): "scikit-learn's name",
     ("X", "estimators."): "scikit-learn's name",
 }
 # Those of Python and of NumPyro's handlers.

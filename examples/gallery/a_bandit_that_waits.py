@@ -96,7 +96,7 @@ print(f"{num_rounds:,} rounds, {num_repeats} repetitions; {share:.0%} of the ans
 # While an answer is out, `nt.online.pending` holds the picture and the guess; `recall` finds them when it comes.
 
 # %%
-logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=10)
+logistic = nt.expectations.logistic(num_nodes=10)
 linear = nt.expectations.squared(noise_scale=1.0)
 
 

@@ -7,10 +7,13 @@ import jax
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import held_arrays
 
 T = TypeVar("T")
 Chunk = TypeVar("Chunk", bound=tuple[object, ...])
+# Shapes that a message shows.
+MOST_SHAPES = 4
 
 
 def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[Chunk, int]]:
@@ -22,20 +25,20 @@ def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[
         skip: Rows to leave out at the start.
 
     Raises:
+        TypeError: If a chunk does not hold real numbers.
         ValueError: If ``size`` is less than 2, there is no chunk, or a chunk does not look like the first.
     """
     check_count(size, "size", least=2)
+    # No rows, with the shapes and dtypes of what came so far.
     model: Chunk | None = None
     parts: list[Chunk] = []
     num_rows = 0
     for number, chunk in enumerate(chunks):
-        if not isinstance(chunk, tuple | list):
-            raise ValueError(f"a chunk must be a tuple of arrays, such as (x, y), got {type(chunk).__name__}.")
-        chunk = jax.tree.map(np.asarray, held_arrays(tuple(chunk), f"chunk {number}"))
-        chunk_rows = common_rows(chunk, f"chunk {number}")
-        if model is None:
-            model = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), chunk)
-        chunk = like_first(chunk, model, number)
+        chunk = read_chunk(chunk, number)
+        chunk_rows = len(jax.tree.leaves(chunk)[0])
+        none = jax.tree.map(lambda leaf: leaf[:0], chunk)
+        model = none if model is None else _joint(none, model, number)
+        chunk = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype, copy=False), chunk, model)
         start = min(skip, chunk_rows)
         skip -= start
         while start < chunk_rows:
@@ -54,24 +57,38 @@ def blocks(chunks: Iterable[Chunk], size: int, skip: int = 0) -> Iterator[tuple[
         yield jax.tree.map(lambda leaf: grow(leaf, size), join(parts)), num_rows
 
 
-def like_first(chunk: Chunk, first: Chunk, number: int) -> Chunk:
-    """The chunk with the dtypes of the first.
+def read_chunk(chunk: Chunk, number: int) -> Chunk:
+    """Read a chunk as arrays of the host.
 
     Raises:
-        ValueError: If the structure or the shape of a row differ, or a dtype does not fit.
+        TypeError: If it does not hold real numbers.
+        ValueError: If it is no tuple of arrays with one common leading axis.
     """
-    shapes, expected = ([leaf.shape[1:] for leaf in jax.tree.leaves(part)] for part in (chunk, first))
-    if shapes != expected or jax.tree.structure(chunk) != jax.tree.structure(first):  # type: ignore[operator]
-        raise ValueError(f"chunk {number} has rows of shapes {shapes}, the first of {expected}: all must agree.")
+    if not isinstance(chunk, tuple | list):
+        raise ValueError(f"a chunk must be a tuple of arrays, such as (x, y), got {type(chunk).__name__}.")
+    arrays = jax.tree.map(to_host, held_arrays(tuple(chunk), f"chunk {number}"))
+    common_rows(arrays, f"chunk {number}")
+    return arrays
 
-    def cast(leaf: np.ndarray, model: np.ndarray) -> np.ndarray:
-        if not np.can_cast(leaf.dtype, model.dtype, "same_kind"):
-            raise ValueError(
-                f"chunk {number} holds {leaf.dtype} where the first chunk holds {model.dtype}: all must agree."
-            )
-        return leaf.astype(model.dtype, copy=False)
 
-    return jax.tree.map(cast, chunk, first)
+def _joint(none: Chunk, model: Chunk, number: int) -> Chunk:
+    """Return the model with dtypes that hold a further chunk too: integers of the first do not decide.
+
+    Raises:
+        ValueError: If the structure or the shape of a row differ.
+    """
+    shapes, expected = ([leaf.shape[1:] for leaf in jax.tree.leaves(part)] for part in (none, model))
+    if shapes != expected or jax.tree.structure(none) != jax.tree.structure(model):  # type: ignore[operator]
+        raise ValueError(
+            f"chunk {number} has rows of shapes {few(shapes)}, the first of {few(expected)}: all must agree."
+        )
+    return jax.tree.map(lambda *parts: np.concatenate(parts), none, model)
+
+
+def few(shapes: Sequence[object]) -> str:
+    """Name the first shapes, and how many more there are."""
+    rest = f" and {len(shapes) - MOST_SHAPES} more" if len(shapes) > MOST_SHAPES else ""
+    return f"{list(shapes[:MOST_SHAPES])}{rest}"
 
 
 def join(parts: Sequence[T]) -> T:
@@ -121,7 +138,10 @@ def common_rows(arrays: object, name: str, least: int = 0, *, hint: str = "") ->
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or () in lengths or shapes[0][0] < least:
         rows = f" of at least {least}" if least else ""
-        raise ValueError(f"{name} needs arrays with one common leading axis{rows}, got shapes {shapes}.{hint}")
+        hint += " Join lists of arrays by numpy.stack." if len(shapes) > MOST_SHAPES else ""
+        raise ValueError(
+            f"{name} needs arrays with one common leading axis{rows}, got shapes {few(shapes)}.{hint}"
+        )
     return shapes[0][0]
 
 

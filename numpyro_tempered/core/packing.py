@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core.rows import as_array
+from numpyro_tempered.core.typing import Array, PyTree
 
 # Larger leaves stay as they are: to copy them would cost more than an argument does.
 MAX_SIZE = 4096
+# What NumPy reads in a microsecond, and as numbers, unless the dtype says otherwise.
+_QUICK = {np.ndarray, list, tuple, float, int, np.float64, np.float32}
 
 
 class Slot(NamedTuple):
@@ -92,20 +95,50 @@ class Inputs:
             for slot in packing.slots
         )
 
-    def fill(self, values: tuple[ArrayLike, ...]) -> tuple[np.ndarray, ...]:
+    def fill(self, values: tuple[object, ...]) -> tuple[np.ndarray, ...]:
         """The buffers with these values.
 
         Raises:
-            TypeError: If there are more or fewer.
-            ValueError: If one is of another shape; a first axis of 1 may be left out.
+            TypeError: If there are more or fewer, or one is not real numbers.
+            ValueError: If one is of another shape (a first axis of 1 may be left out), or the place of integers
+                does not hold it.
         """
         if len(values) != len(self.arrays):
             raise TypeError(f"the call takes {len(self.arrays)} arrays, as at the start, got {len(values)}.")
         for number, (value, place) in enumerate(zip(values, self.arrays, strict=True)):
-            array = np.asarray(value)
+            array = read_numbers(value, number)
             if array.shape != place.shape and (1, *array.shape) != place.shape:
                 raise ValueError(
                     f"array {number} must have shape {place.shape}, as at the start, got {array.shape}."
                 )
+            if place.dtype.kind in "biu" and array.dtype != place.dtype:
+                _check_held(array, place.dtype, number)
             place[...] = array
         return self.buffers
+
+
+def read_numbers(value: object, number: int) -> np.ndarray:
+    """Read an argument of a call as an array of real numbers, quickly where it is NumPy's or Python's.
+
+    Raises:
+        TypeError: As :func:`~numpyro_tempered.core.rows.as_array`.
+    """
+    if type(value) in _QUICK:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            array = np.empty(0, object)
+        if array.dtype.kind in "fiub":
+            return array
+    return np.asarray(as_array(value, f"array {number}"))
+
+
+def _check_held(array: np.ndarray, dtype: np.dtype, number: int) -> None:
+    """Raise ValueError where integers or booleans would change numbers."""
+    with np.errstate(invalid="ignore"):
+        changed = array.astype(dtype) != array
+    if np.any(changed):
+        raise ValueError(
+            f"array {number} must hold numbers of dtype {dtype}, as at the start and as the loss needs them, got "
+            f"{array[changed].flat[0]}."
+        )

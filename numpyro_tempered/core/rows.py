@@ -13,6 +13,7 @@ sparse matrices, other objects                 refused
 """
 
 import datetime
+import warnings
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -21,10 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_tempered.core.processes import automatic_mesh, spans_processes, to_host
 from numpyro_tempered.core.typing import Array, Numbers, PyTree
 
 # Columns of whole numbers that become floating span at least as many of their steps.
 MIN_STEPS = 1024
+# Columns that an error names.
+MOST_NAMED = 8
 _MISSING = {"NoneType", "NAType", "NaTType"}
 _DATES = datetime.date, datetime.timedelta, np.datetime64, np.timedelta64
 
@@ -52,7 +56,8 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
     """
     value = fill_masked(value)
     if type(value).__module__.partition(".")[0] == "pyarrow":
-        value = value.to_pandas()  # type: ignore[attr-defined]
+        # Scalars of Arrow's have no such method.
+        value = value.to_pandas() if hasattr(value, "to_pandas") else value.as_py()  # type: ignore[attr-defined]
     if isinstance(value, jax.Array) and not jnp.iscomplexobj(value):
         return value
     array = value if isinstance(value, jax.Array | np.ndarray) else _plain(value, name)
@@ -64,12 +69,13 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
     if hasattr(value, "columns"):
         columns = {column: _plain(value[column], name) for column in value.columns}  # type: ignore[index]
         odd = [column for column, entries in columns.items() if not _is_real(entries.dtype)]
-        got = f"other things in columns {[c for c in odd if _numbers_of(columns[c]) is None]}"
+        odd = [column for column in odd if _numbers_of(columns[column]) is None]
+        got = f"other things in columns {odd[:MOST_NAMED]}" + " and others" * (len(odd) > MOST_NAMED)
     elif array.size and isinstance(array, np.ndarray):
-        got += f", such as '{array.flat[0]!s:.20}'"
+        got += f", such as '{next(entry for entry in array.flat if not _is_number(entry))!s:.20}'"
     if array.dtype.kind == "c":
         advice = "Pass real and imaginary parts, or absolute values, as columns of their own."
-    elif array.dtype.kind in "mM" or _holds(array, _DATES):
+    elif holds_dates(array):
         advice = "Pass numbers, such as days since the first date."
     elif array.dtype.kind in "SUT" or _holds(array, str):
         advice = "Pass codes: pandas' .cat.codes, or numpy.unique(values, return_inverse=True)[1]."
@@ -100,15 +106,28 @@ def _is_real(dtype: Any) -> bool:
     return dtype.kind in "fiub" or dtype.name == "bfloat16"
 
 
+def _is_number(entry: object) -> bool:
+    """Whether an object is a number, or stands for a missing one."""
+    if type(entry).__name__ in _MISSING:
+        return True
+    # A timedelta64 is an integer to NumPy.
+    return isinstance(entry, Real | Decimal | np.bool_) and not isinstance(entry, _DATES)
+
+
 def _numbers_of(array: Any) -> np.ndarray | None:
     """Objects that are numbers or missing, in double precision; None where one is something else."""
-    missing = np.array([type(entry).__name__ in _MISSING for entry in array.flat], bool)
-    # A timedelta64 is an integer to NumPy.
-    if any(not isinstance(e, Real | Decimal | np.bool_) or isinstance(e, _DATES) for e in array.flat[~missing]):
+    if not all(map(_is_number, array.flat)):
         return None
+    missing = np.array([type(entry).__name__ in _MISSING for entry in array.flat], bool)
     numbers = np.full(array.size, np.nan)
     numbers[~missing] = [float(entry) for entry in array.flat[~missing]]
     return numbers.reshape(array.shape)
+
+
+def holds_dates(value: object) -> bool:
+    """Whether an array, or what NumPy makes one of, holds dates or spans of time."""
+    array = np.asarray(value)
+    return array.dtype.kind in "mM" or _holds(array, _DATES)
 
 
 def _holds(array: Numbers, kind: Any) -> bool:
@@ -137,8 +156,8 @@ def in_precision(array: Numbers, name: str) -> Numbers:
     """
     if isinstance(array, jax.Array) or array.dtype.kind not in "iu" or not array.size:
         return array
-    held = jax.dtypes.canonicalize_dtype(array.dtype)
-    if held == array.dtype or (array.min() >= np.iinfo(held).min and array.max() <= np.iinfo(held).max):
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if dtype == array.dtype or (array.min() >= np.iinfo(dtype).min and array.max() <= np.iinfo(dtype).max):
         return array
     axes = tuple(range(array.ndim - 1)) if array.ndim > 1 else None
     columns = np.ravel(array.min(axes)).tolist(), np.ravel(array.max(axes)).tolist()
@@ -151,6 +170,31 @@ def in_precision(array: Numbers, name: str) -> Numbers:
                 "True)."
             )
     return array.astype(np.float64)
+
+
+def warn_if_unresolved(x: object, centre: np.ndarray, dtype: Any) -> None:
+    """Warn where the data's own coordinates, in which NumPyro's model works, lose digits that the fit kept.
+
+    Args:
+        x: The data ``(n, d)``.
+        centre: What the fit subtracted from them, ``(d,)``.
+        dtype: What the model computes in.
+    """
+    array = as_array(x, "x")
+    if spans_processes(array):
+        deviation = to_host(jnp.nanstd(automatic_mesh(array), axis=0))
+    else:
+        deviation = np.nanstd(np.asarray(array, np.float64), axis=0)
+    deviation = np.reshape(deviation, -1)
+    rounding = float(jnp.finfo(dtype).eps) * np.abs(centre) / np.where(deviation > 0, deviation, np.inf)
+    if rounding.max() > 1e-3:
+        column = int(rounding.argmax())
+        warnings.warn(
+            f"column {column} of the data is so far from 0 that {dtype} keeps it to {rounding[column]:.1g} of "
+            "its standard deviation: likelihoods and draws of the NumPyro model are off by as much. Subtract a "
+            "constant from the column, or let jax have 64 bits.",
+            stacklevel=5,
+        )
 
 
 def fill_masked(value: Any) -> Any:

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
 from numpyro_tempered.core.checks import check_count, describe
-from numpyro_tempered.core.rows import fill_masked
+from numpyro_tempered.core.rows import as_array, holds_dates
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components.base import Component
@@ -46,11 +46,11 @@ class Estimator(BaseEstimator):
         The names of the columns are kept or compared.
 
         Raises:
-            TypeError: If the data are sparse.
+            TypeError: If the data are sparse, or a column holds dates or text.
             ValueError: If there are fewer rows than ``least``, an entry is infinite, or the columns are not those
                 of the fit.
         """
-        x = fill_masked(x)
+        x = read_rows(x)
         options: dict[str, Any] = {"dtype": np.float64, "ensure_min_samples": least, "reset": reset}
         if hasattr(validation, "validate_data"):
             return validation.validate_data(self, x, ensure_all_finite="allow-nan", **options)
@@ -79,6 +79,35 @@ class Estimator(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({name: _unpack(value) for name, value in state.items()})
+
+
+def read_rows(x: Any) -> Any:
+    """Rows that scikit-learn converts to floating numbers as they are meant, by the policy of ``core.rows``.
+
+    scikit-learn would make nanoseconds of dates. It refuses what is sparse, complex or an array of text itself.
+
+    Args:
+        x: What the user gave: an array, a list, or a table of pandas, polars or Arrow.
+
+    Returns:
+        Numbers, NaN where an entry is missing or masked; of a table a data frame with its names and its index.
+
+    Raises:
+        TypeError: If there are dates, or a column of a table holds other things than numbers.
+    """
+    is_table = hasattr(x, "columns")
+    try:
+        numbers = as_array(x, "X")
+    except TypeError:
+        if is_table or holds_dates(x):
+            raise
+        return x
+    if not is_table:
+        return numbers
+    import pandas as pd  # takes a while to import
+
+    names = x.columns if hasattr(x, "iloc") else getattr(x, "column_names", x.columns)
+    return pd.DataFrame(numbers, getattr(x, "index", None), names, copy=False)
 
 
 def make_key(random_state: Any) -> Array:

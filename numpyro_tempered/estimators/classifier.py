@@ -1,24 +1,28 @@
 """Classification of a stream as an estimator of scikit-learn and of river."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from numpyro_tempered.core.checks import describe
+from numpyro_tempered.core.checks import check_number, describe
 from numpyro_tempered.core.typing import ArrayLike, PyTree
-from numpyro_tempered.estimators.learners import LOGISTIC
+from numpyro_tempered.estimators.labels import LabelEstimator, normalise
+from numpyro_tempered.estimators.learners import LOGISTIC, weighted
 from numpyro_tempered.estimators.river import register
-from numpyro_tempered.estimators.rows import OnlineEstimator, Row
-from numpyro_tempered.online.base import OnlineState
+from numpyro_tempered.estimators.rows import Row
+from numpyro_tempered.online.base import OnlineState, Rule
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @partial(register, "Classifier")
-class OnlineClassifier(ClassifierMixin, OnlineEstimator):
+class OnlineClassifier(ClassifierMixin, LabelEstimator):
     r"""Bayesian logistic regression of a stream, one row at a time, for scikit-learn and river.
 
     Each row is one round of :func:`numpyro_tempered.online.rvga` on standardised features, so that columns may
@@ -34,16 +38,19 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
 
     Rows of ``learn_one`` are dictionaries, whose names may come and go, or arrays. A feature that is absent
     counts 0, and one that comes for the first time has been 0 so far. A row that is not finite is rejected and
-    counted. A stream that begins with ``learn_one`` takes any label at any time, as if its class had been there
-    from the start; the classes of ``fit`` and of the first ``partial_fit`` are fixed.
+    counted. An entry beyond 100 standard deviations of its column counts as one of 10 in its scale. A stream that
+    begins with ``learn_one`` takes any label at any time, as if its class had been there from the start; the
+    classes of ``fit`` and of the first ``partial_fit`` are fixed.
 
     Args:
         alpha: Power on the likelihood, positive.
         prior_scale: Prior standard deviation of coefficients of standardised features; that of the intercept is 5
-            times as large.
-        covariance: "full", "diag", or None for "full" up to 200 columns at the start and "diag" beyond.
+            times as large. None for 1 up to 200 columns, and 5/√d beyond, so that the predictor's is 5.
+        covariance: "full", "diag", or None for "full" up to 200 columns and "diag" beyond, which a warning tells.
         rule: An online rule in the place of ``nt.online.rvga(alpha)``, not standardised; its scales are those of
             :func:`numpyro_tempered.online.standardise` in a stream, and those of ``fit``.
+        class_weight: Powers on the likelihood by label, 1 where there is none; or "balanced", for ``fit``:
+            n/(K n_k) for the n_k rows of a label.
         stream: Whether ``fit`` takes the rows in their order, on the scales of those so far.
         random_state: For the random order: an integer, a ``RandomState`` of NumPy, or None.
 
@@ -68,14 +75,36 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
         'yes'
     """
 
-    _expectation = LOGISTIC
+    _expectation, _narrow = weighted(LOGISTIC), 1.0
 
-    def fit(self, X: PyTree, y: PyTree) -> "OnlineClassifier":
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        prior_scale: float | None = None,
+        covariance: str | None = None,
+        rule: Rule | None = None,
+        class_weight: Mapping[Hashable, float] | str | None = None,
+        stream: bool = False,
+        random_state: PyTree = 0,
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            prior_scale=prior_scale,
+            covariance=covariance,
+            rule=rule,
+            stream=stream,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: PyTree, y: PyTree, sample_weight: PyTree = None) -> "OnlineClassifier":
         """Learn rows anew, one pass over them.
 
         Args:
             X: Data ``(n, d)``: an array, or a table of pandas.
             y: Labels ``(n,)``.
+            sample_weight: The power on the likelihood of each row, ``(n,)``; one of 2 is the row twice.
 
         Returns:
             The estimator itself.
@@ -84,15 +113,18 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
             ValueError: If an entry is not finite, or the labels are not classes.
         """
         self.__dict__.pop("_learners", None)
-        return self._learn(X, y, np.unique, is_table=not self.stream)
+        return self._learn(X, y, sample_weight, np.unique, is_table=not self.stream)
 
-    def partial_fit(self, X: PyTree, y: PyTree, classes: ArrayLike | None = None) -> "OnlineClassifier":
+    def partial_fit(
+        self, X: PyTree, y: PyTree, classes: ArrayLike | None = None, sample_weight: PyTree = None
+    ) -> "OnlineClassifier":
         """Learn rows, in their order.
 
         Args:
             X: Data ``(n, d)``.
             y: Labels ``(n,)``.
             classes: All the labels that will come, in the first call.
+            sample_weight: The power on the likelihood of each row, ``(n,)``.
 
         Returns:
             The estimator itself.
@@ -101,93 +133,133 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
             ValueError: If ``classes`` is missing in the first call or another in a later one, a label is none of
                 them, or an entry is not finite.
         """
+        self._refuse_balanced()
         if not hasattr(self, "_learners"):
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
-            return self._learn(X, y, lambda _: np.unique(np.asarray(classes)), is_table=False)
+            return self._learn(X, y, sample_weight, lambda _: np.unique(np.asarray(classes)), is_table=False)
         if classes is not None and set(np.unique(np.asarray(classes)).tolist()) != set(self._index):
             raise ValueError(f"classes={describe(classes)} is not the same as on the last call, {self.classes_}.")
-        return self._learn(X, y, None, is_table=False)
+        return self._learn(X, y, sample_weight, None, is_table=False)
 
-    def _learn(self, X: PyTree, y: PyTree, classes_of: PyTree, *, is_table: bool) -> "OnlineClassifier":
+    def _learn(
+        self, X: PyTree, y: PyTree, sample_weight: PyTree, classes_of: PyTree, *, is_table: bool
+    ) -> "OnlineClassifier":
         is_start = classes_of is not None
         rows, labels = self._validate(X, y, reset=is_start)
         check_classification_targets(labels)
-        labels = np.asarray(labels)
+        labels, weight = np.asarray(labels), self._weight(sample_weight, len(rows))
+        keys = labels.tolist()
         if is_start:
             self._set_classes(classes_of(labels).tolist(), open_ended=False)
+        self._check_labels(keys)
+        weight = weight * self._weights_of(labels)
+        if is_start:
             num_classes = len(self._index)
-            self._start_rows(1 if num_classes == 2 else num_classes)
-        keys = labels.tolist()
-        unknown = [key for key in keys if key not in self._index]
-        if unknown and not self._open_ended:
-            raise ValueError(
-                f"label {unknown[0]!r} is not one of the classes of the first call, {self.classes_}."
-            )
-        for key in unknown:
+            self._start_rows(1 if num_classes == 2 else num_classes, is_table=is_table)
+        for key in keys:
             self._add_class(key)
+        codes = np.array([self._index[key] for key in keys], float)
         if is_table:
-            order = check_random_state(self.random_state).permutation(len(rows))
-            rows, keys = rows[order], [keys[number] for number in order]
-        full = self._with_intercept(rows)
-        self._learners.run(full, np.array([self._outcomes(key) for key in keys]), is_table=is_table)
+            rows, codes, weight = self._in_order(rows, codes, weight)
+        else:
+            rows, codes, weight = (leaf[weight > 0] for leaf in (rows, codes, weight))
+        if len(rows):
+            self._run(self._with_intercept(rows), codes, weight, is_table=is_table)
         return self
 
-    def learn_one(self, x: Row, y: Hashable) -> None:
+    def learn_one(self, x: Row, y: Hashable, w: float = 1.0) -> None:
         """Learn one row.
 
         Args:
             x: A dictionary of features, or numbers ``(d,)``.
             y: The label, anything that can be hashed.
+            w: The power on the row's likelihood, not negative.
 
         Raises:
             ValueError: If the row is of another form than at the start, the label is missing, or is none of fixed
-                classes.
+                classes. What is refused changes nothing.
+            TypeError: If a feature is no number.
         """
         if y is None or y != y:
             raise ValueError(f"the label of a row is missing, got {y!r}: leave such rows out.")
-        if not hasattr(self, "_learners"):
+        w = float(check_number(w, "w", "[0, inf)"))
+        self._refuse_balanced()
+        is_start, x = not hasattr(self, "_learners"), self._read(x)
+        if not is_start:
+            self._check_labels([y])
+        w *= (self.class_weight or {}).get(y, 1.0)  # type: ignore[union-attr]
+        if w == 0.0:
+            return
+        if is_start:
             self._set_classes([], open_ended=True)
             # One for the classes that have not come: all rows are against it.
             self._start_one(x, 1)
-        elif y not in self._index and not self._open_ended:
-            raise ValueError(f"label {y!r} is not one of the classes of the start, {self.classes_}.")
-        self._add_columns(x)
+        elif isinstance(x, Mapping):
+            self._add_columns(x)
         row = self._row(x)
-        if y not in self._index and np.isfinite(row).all():
+        if np.isfinite(row).all():
             self._add_class(y)
-        self._learners.learn(row, self._outcomes(y))
+        self._learners.learn(row, w, self._outcomes(y))
 
     def predict_proba(self, X: PyTree) -> np.ndarray:
-        """Predictive probabilities of the classes ``(n, K)``, in the order of ``classes_``."""
-        check_is_fitted(self)
-        rows = self._with_intercept(self._validate(X))
-        answers = self._learners.probabilities(rows)
-        if len(self._index) == 2:
-            return answers[self._second()]
-        return _normalise(np.stack([answer[:, 1] for answer in answers[: len(self._index)]], axis=1))
+        """Return predictive probabilities of the classes ``(n, K)``, in the order of ``classes_``."""
+        return self._classes_of(self._pairs(X))
+
+    def predict_log_proba(self, X: PyTree) -> np.ndarray:
+        """Return logarithms of predictive probabilities ``(n, K)``."""
+        return np.log(self.predict_proba(X))
+
+    def decision_function(self, X: PyTree) -> np.ndarray:
+        """Return log odds, of the second of two classes ``(n,)``, or of each of K against the rest ``(n, K)``."""
+        odds = np.diff(np.log(np.maximum(self._pairs(X), np.finfo(float).tiny)), axis=-1)[..., 0]
+        return odds[:, self._second()] if len(self._index) == 2 else odds[:, : len(self._index)]
 
     def predict(self, X: PyTree) -> np.ndarray:
-        """The class of the largest probability ``(n,)``."""
+        """Return the class of the largest probability ``(n,)``."""
         best = np.argmax(self.predict_proba(X), axis=1)
         return self.classes_[best]
 
+    def _pairs(self, X: PyTree) -> np.ndarray:
+        """Return the probabilities of -1 and +1 by each learner ``(n, L, 2)``."""
+        check_is_fitted(self)
+        rows = self._with_intercept(self._validate(X))
+        return np.stack(self._learners.probabilities(rows), axis=1)
+
     def predict_proba_one(self, x: Row) -> dict[Hashable, float]:
-        """Predictive probabilities of the classes by label; empty before the first datum."""
+        """Return predictive probabilities of the classes by label; none before the first datum.
+
+        Raises:
+            ValueError: If a feature is missing.
+        """
         if not getattr(self, "_index", None):
             return {}
-        row = self._row(x)
+        row = self._row_to_predict(x)
         if len(self._index) == 2:
             learner = self._second()
             (second,) = self._learners.probability_one(row, slice(learner, learner + 1))
             return dict(zip(self._index, (1.0 - second, second), strict=True))
         values = np.array([self._learners.probability_one(row, slice(0, len(self._index)))])
-        return dict(zip(self._index, _normalise(values)[0].tolist(), strict=True))
+        return dict(zip(self._index, normalise(values)[0].tolist(), strict=True))
 
     def predict_one(self, x: Row) -> Hashable:
-        """The class of the largest probability; None before the first datum."""
+        """Return the class of the largest probability; None before the first datum."""
         probabilities = self.predict_proba_one(x)
         return max(probabilities, key=probabilities.__getitem__) if probabilities else None
+
+    def predict_proba_many(self, X: "pd.DataFrame") -> "pd.DataFrame":
+        """Return predictive probabilities of the rows of a frame, a column for each label."""
+        import pandas as pd
+
+        if not getattr(self, "_index", None):
+            return pd.DataFrame(index=X.index)
+        values = self._classes_of(np.stack(self._learners.probabilities(self._rows_to_predict(X)), axis=1))
+        return pd.DataFrame(values, index=X.index, columns=list(self._index))
+
+    def predict_many(self, X: "pd.DataFrame") -> "pd.Series":
+        """Return the class of the largest probability of each row of a frame."""
+        probabilities = self.predict_proba_many(X)
+        return probabilities.idxmax(axis="columns") if len(probabilities.columns) else probabilities.squeeze()
 
     @property
     def coef_(self) -> np.ndarray:
@@ -208,53 +280,6 @@ class OnlineClassifier(ClassifierMixin, OnlineEstimator):
         check_is_fitted(self)
         return self._learners.coefficients()[self._of_classes(), : self.n_features_in_ + 1]
 
-    def _of_classes(self) -> slice:
-        number = len(self._index)
-        return slice(self._second(), self._second() + 1) if number == 2 else slice(0, number)
-
-    def _second(self) -> int:
-        """The learner of the second of two classes."""
-        return 1 if self._open_ended else 0
-
-    def _set_classes(self, labels: Sequence[Hashable], *, open_ended: bool) -> None:
-        self._open_ended = open_ended
-        self._index: dict[Hashable, int] = {label: number for number, label in enumerate(labels)}
-        self.classes_ = _as_array(list(self._index))
-
-    def _add_class(self, label: Hashable) -> None:
-        """A learner for a label that comes for the first time: all rows so far were against it."""
-        if label in self._index:
-            return
-        states = self._learners.states
-        self._learners.load([*states[:-1], states[-1], states[-1]])
-        self._index[label.item() if isinstance(label, np.generic) else label] = len(self._index)
-        self.classes_ = _as_array(list(self._index))
-
-    def _outcomes(self, label: Hashable) -> list[float]:
-        """The outcome of a row for each learner."""
-        number, num_classes = self._index.get(label, -1), len(self._index)
-        if num_classes == 2 and not self._open_ended:
-            return [1.0 if number == 1 else -1.0]
-        outcomes = [-1.0] * (num_classes + self._open_ended)
-        if number >= 0:
-            outcomes[number] = 1.0
-        return outcomes
-
     @property
     def _multiclass(self) -> bool:
         return True
-
-
-def _as_array(labels: list[Hashable]) -> np.ndarray:
-    """Labels as an array of their type, of objects where types differ or are no scalars."""
-    if len({type(label) for label in labels}) == 1 and isinstance(labels[0], str | bool | int | float):
-        return np.array(labels)
-    array = np.empty(len(labels), dtype=object)
-    array[:] = labels
-    return array
-
-
-def _normalise(values: np.ndarray) -> np.ndarray:
-    """Probabilities of each class against the rest ``(n, K)``, divided by their sums."""
-    total = values.sum(axis=1, keepdims=True)
-    return np.divide(values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0)

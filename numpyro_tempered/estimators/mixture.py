@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from numpyro_tempered import mixtures
 from numpyro_tempered.core.checks import check_choice, check_count, check_number, describe
 from numpyro_tempered.core.precision import double_precision
-from numpyro_tempered.core.rows import fill_masked
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.estimators.base import Estimator, check_orders, is_one, make_key, on_host
 from numpyro_tempered.mixtures import components
 from numpyro_tempered.mixtures.components import derived
@@ -52,6 +52,10 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         max_iter: Upper limit of passes over the data.
         tol: The gain of a pass, for each row, below which a start has converged; 1e-8 by default.
         random_state: An integer for the same results in every call, a ``RandomState`` of NumPy, or None.
+        warm_start: Whether a further fit starts from the one before, and from there alone, as that of
+            ``GaussianMixture``: for data that have grown, or another ``alpha`` or ``max_iter``. For one K and one
+            component, which stay.
+        verbose: Whether to show progress, by tqdm.
 
     Attributes:
         fit_: The :class:`numpyro_tempered.mixtures.MixtureFit`.
@@ -64,6 +68,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         means_: Posterior means of the components' means ``(K, d)``, where the family has a location.
         covariances_: Inverses of the posterior means of the precisions, of Gaussian components: ``(K, d, d)`` for
             "full", ``(d, d)`` for "tied", ``(K, d)`` for "diag" and ``(K,)`` for "spherical".
+        precisions_: Posterior means of the precisions, in the same shapes.
         converged_: Whether the best start ended by ``tol``.
         n_iter_: Passes over the data of the best start.
         lower_bound_: F, the bound that the ascent maximised, in nats for all data; every constant is included.
@@ -93,6 +98,8 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         max_iter: int = 1000,
         tol: float | None = None,
         random_state: Any = None,
+        warm_start: bool = False,
+        verbose: int = 0,
     ) -> None:
         self.n_components = n_components
         self.component = component
@@ -103,6 +110,8 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         self.max_iter = max_iter
         self.tol = tol
         self.random_state = random_state
+        self.warm_start = warm_start
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "TemperedMixture":
         """Fit the mixture, and select K where there are several.
@@ -116,9 +125,9 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             The estimator itself.
 
         Raises:
-            TypeError: If the data are sparse, or an argument is of another kind.
-            ValueError: If the data are not of the family, a column is constant, or an argument is out of its
-                range.
+            TypeError: If the data are sparse, or hold dates or text, or an argument is of another kind.
+            ValueError: If the data are not of the family, a column is constant, an argument is out of its range,
+                or a warm start has another K, another component or other columns than the fit before.
         """
         orders = None if self.n_components is None else check_orders(self.n_components, 1)
         options: dict[str, Any] = {
@@ -127,17 +136,29 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
             "num_restarts": check_count(self.n_init, "n_init"),
             "max_iter": check_count(self.max_iter, "max_iter"),
             "tolerance": None if self.tol is None else check_number(self.tol, "tol", "[0, inf)"),
+            "progress_bar": bool(self.verbose),
         }
         # The scale of a column takes two rows.
         specs = _specs(self.component)
-        rows = self._validate(X, least=2 if _names(specs) else 1, reset=True)
+        is_single = orders is not None and is_one(self.n_components) and None in specs
+        last = vars(self).get("fit_") if self.warm_start else None
+        if self.warm_start and not is_single:
+            raise ValueError("warm_start=True is for one n_components and one component, not for several.")
+        if last is not None and [last.num_components] != orders:
+            raise ValueError(
+                f"warm_start=True: the last fit has {last.num_components} components, n_components is "
+                f"{self.n_components}. Leave it as it was, or set warm_start=False."
+            )
+        rows = self._validate(X, least=2 if _names(specs) else 1, reset=last is None)
         weight = _weight(sample_weight, len(rows))
         key = make_key(self.random_state)
         with double_precision():
             families = {name: self._make_component(spec, rows, weight) for name, spec in specs.items()}
             options["sample_weight"] = weight
-            if orders is not None and is_one(self.n_components) and None in families:
+            if is_single and orders is not None:
                 self.__dict__.pop("selection_", None)
+                if last is not None:
+                    options |= {"warm_start": last, "num_restarts": 1}
                 fit = mixtures.fit(key, rows, families[None], num_components=orders[0], **options)
             else:
                 several = families.get(None, families)
@@ -227,6 +248,15 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         raise AttributeError(f"components of the family {name} have no covariances.")
 
     @property
+    def precisions_(self) -> np.ndarray:
+        """Posterior means of the precisions."""
+        covariances = self.covariances_
+        if self.fit_.component.name not in ("gaussian", "tied_gaussian"):
+            return 1.0 / covariances
+        root = np.linalg.solve(np.linalg.cholesky(covariances), np.eye(covariances.shape[-1]))
+        return np.swapaxes(root, -1, -2) @ root
+
+    @property
     def converged_(self) -> bool:
         """Whether the best start ended by ``tol``."""
         return self.fit_.converged
@@ -277,11 +307,12 @@ def _weight(sample_weight: Any, num_rows: int) -> np.ndarray | None:
     """Weights of the rows; one number stands for all.
 
     Raises:
+        TypeError: If they are not real numbers.
         ValueError: If all are zero.
     """
     if sample_weight is None:
         return None
-    weight = np.asarray(fill_masked(sample_weight), np.float64)
+    weight = np.asarray(as_array(sample_weight, "sample_weight"), np.float64)
     if not weight.any():
         raise ValueError("sample_weight is zero for all rows.")
     return np.full(num_rows, weight) if weight.ndim == 0 else weight

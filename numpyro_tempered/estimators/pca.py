@@ -23,10 +23,12 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     double precision, whatever the type of the data, and returned as NumPy arrays.
 
     Args:
-        n_components: Number of factors K; several such as ``range(10)``, of which the penalised ELBO selects one,
-            by :func:`numpyro_tempered.ppca.select_num_factors` with the prior weights of
+        n_components: Number of factors K; several such as ``range(1, 10)``, of which the penalised ELBO selects
+            one, by :func:`numpyro_tempered.ppca.select_num_factors` with the prior weights of
             :func:`numpyro_tempered.dyadic`; or None for d - 1, with which every covariance is possible, or n
-            where rows are fewer. Of these ``ard`` empties those that the data do not need.
+            where rows are fewer. Of these ``ard`` empties those that the data do not need. With 0 among several
+            the data may turn out to have no factor: then :meth:`transform` raises, since the next step of a
+            pipeline would have no column.
         alpha: Power on the likelihood, positive.
         prior: A prior by :func:`numpyro_tempered.ppca.prior`; in the units of the data by default.
         ard: Whether each factor has a precision of its own, so that it can vanish.
@@ -39,10 +41,14 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         fit_: The :class:`numpyro_tempered.ppca.PPCAFit`.
         selection_: The :class:`numpyro_tempered.ppca.FactorSelection`, where there were several K.
         n_features_in_: Number of columns d.
+        n_samples_: Number of rows n.
         feature_names_in_: Their names, where the data had names that are all strings.
         n_components_: K, or the selected one.
         components_: Orthonormal axes ``(K, d)``, the largest entry of each positive.
         explained_variance_: Variance along each axis, noise included, in decreasing order ``(K,)``.
+        explained_variance_ratio_: The same as shares of the total variance, the trace of :meth:`get_covariance`,
+            whose other directions have the noise alone: they sum to less than 1 unless K = d.
+        singular_values_: Those of centred data with these variances: the roots of (n - 1) times them.
         noise_variance_: Variance along any other direction.
         mean_: Posterior mean of the columns' means ``(d,)``.
         converged_: Whether the best start ended by ``tol``.
@@ -93,7 +99,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
             The estimator itself.
 
         Raises:
-            TypeError: If the data are sparse, or an argument is of another kind.
+            TypeError: If the data are sparse, or hold dates or text, or an argument is of another kind.
             ValueError: If a column has no entry, all columns are constant, or an argument is out of its range.
         """
         # The scale of the columns takes two rows.
@@ -117,12 +123,21 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
             else:
                 self.__dict__.pop("selection_", None)
                 fit = ppca.fit(key, rows, num_factors=orders[0], **options)
-        self.fit_ = on_host(fit)
+        self.fit_, self.n_samples_ = on_host(fit), len(rows)
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Posterior means of the scores along ``components_`` ``(n, K)``, in units of the data."""
+        """Posterior means of the scores along ``components_`` ``(n, K)``, in units of the data.
+
+        Raises:
+            ValueError: If 0 was selected among several ``n_components``.
+        """
         rows = self._rows(X)
+        if "selection_" in vars(self) and self.n_components_ == 0:
+            raise ValueError(
+                "0 factors are selected: these data say nothing against independent columns of one noise, and "
+                "there is no column to pass on. Take n_components from 1 up, such as range(1, 10)."
+            )
         with double_precision():
             latent = np.asarray(ppca.transform(self.fit_, rows).loc)
         return latent @ self.fit_.loadings.T @ self.components_.T
@@ -134,6 +149,16 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         if scores.shape[1] != self.n_components_:
             raise ValueError(f"X has {scores.shape[1]} columns; expected {self.n_components_}, the scores.")
         return scores @ self.components_ + self.mean_
+
+    def get_covariance(self) -> np.ndarray:
+        """The covariance of a row ``(d, d)``: variances along the axes, and the noise in all other directions."""
+        excess = self.explained_variance_ - self.noise_variance_
+        return self._around_noise(self.noise_variance_, excess)
+
+    def get_precision(self) -> np.ndarray:
+        """The inverse of :meth:`get_covariance`."""
+        noise = 1.0 / self.noise_variance_
+        return self._around_noise(noise, 1.0 / self.explained_variance_ - noise)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """The log predictive density of each row ``(n,)``, in nats.
@@ -173,6 +198,18 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         return ppca.principal_axes(self.fit_).variances
 
     @property
+    def explained_variance_ratio_(self) -> np.ndarray:
+        """Variance along each axis as a share of the total variance ``(K,)``."""
+        num_others = len(self.mean_) - self.n_components_
+        variances = self.explained_variance_
+        return variances / (np.sum(variances) + num_others * self.noise_variance_)
+
+    @property
+    def singular_values_(self) -> np.ndarray:
+        """Singular values of centred data with these variances along the axes ``(K,)``."""
+        return np.sqrt((self.n_samples_ - 1) * self.explained_variance_)
+
+    @property
     def noise_variance_(self) -> float:
         """Variance along any other direction."""
         return self.fit_.noise_variance
@@ -204,6 +241,11 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return self._validate(X)
+
+    def _around_noise(self, noise: float, along: np.ndarray) -> np.ndarray:
+        """The matrix with the eigenvalue ``noise``, to which ``along`` is added along the axes."""
+        axes = self.components_
+        return noise * np.eye(axes.shape[1]) + (axes.T * along) @ axes
 
     def _orders(self, rows: np.ndarray) -> list[int]:
         most = rows.shape[1]

@@ -10,8 +10,8 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_tempered.core.checks import check_key, check_record, is_traced
+from numpyro_tempered.core.chunks import read_chunk
 from numpyro_tempered.core.model_arguments import ArgumentStructure, on_arrays, separate
-from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Numbers
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
@@ -19,9 +19,9 @@ from numpyro_tempered.gaussian.families.base import Gaussian, family_of
 from numpyro_tempered.handlers.effects import handler_chain
 from numpyro_tempered.handlers.likelihood import latent_sites, plain_arrays
 from numpyro_tempered.handlers.numpyro_private import unpack_and_constrain
+from numpyro_tempered.infer import online_checks as checks
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides.online import StartsAtPrior
-from numpyro_tempered.infer.online_checks import check_batch, set_up_guide, stream_arguments, support_check
 from numpyro_tempered.infer.online_prior import add_residual, as_prior, residual
 from numpyro_tempered.infer.online_run import run_of
 from numpyro_tempered.infer.online_service import service_of
@@ -90,6 +90,7 @@ class OnlineVI:
         self._bound = bind(expectation, model, instance)
         self._by_structure: dict[Hashable, Expectation] = {}
         self._checked_shapes: set[Hashable] = set()
+        self._num_axes: dict[Hashable, tuple[int, ...]] = {}
 
     def init(
         self,
@@ -113,11 +114,12 @@ class OnlineVI:
             TypeError: If ``prior`` is none of these, or a fit that is not Gaussian.
         """
         check_key(rng_key, "OnlineVI.init(rng_key, *args) or OnlineVI.run(rng_key, *args)")
-        args, kwargs = stream_arguments(OnlineVI.init, self.model, args, kwargs)
-        model_prior = set_up_guide(rng_key, self.model, self.guide, args, kwargs)
+        args, kwargs = checks.stream_arguments(OnlineVI.init, self.model, args, kwargs)
+        model_prior = checks.set_up_guide(rng_key, self.model, self.guide, args, kwargs)
         start = model_prior if prior is None else as_prior(prior, self.guide)
         state = OnlineVIState(self.rule.init(start), rng_key, self.guide.layout)
-        arrays, _, expectation = self._split(args, kwargs)
+        arrays, structure, expectation = self._split(args, kwargs)
+        self._num_axes[structure] = tuple(array.ndim for array in arrays)
         # Raise for a model that does not fit here rather than in the first round.
         jax.eval_shape(
             lambda s, data: stream.step(self.rule, expectation, s, data, rng_key), state.rule_state, arrays
@@ -129,7 +131,8 @@ class OnlineVI:
 
         Args:
             state: From :meth:`init`, or an earlier round.
-            *args: Arguments of the model: a batch, or a single datum with a leading axis of 1.
+            *args: Arguments of the model: a batch, or a single datum with a leading axis of 1. Arrays and floats
+                are data; strings, None, booleans and integers are compiled in, once each.
             **kwargs: Keyword arguments of the model.
 
         Returns:
@@ -138,8 +141,6 @@ class OnlineVI:
         Raises:
             ValueError: If :meth:`init` has not been called, or model or data do not fit the rule or a support.
             TypeError: If an argument is neither data nor hashable.
-
-        Arrays and floats are data; strings, None, booleans and integers are compiled in, once each.
         """
         return self._round(state, None, args, kwargs)
 
@@ -177,12 +178,15 @@ class OnlineVI:
     ) -> tuple[tuple[Array, ...], ArgumentStructure, Expectation]:
         """The arrays of a batch that fits the model, the structure around them, and the expectation of arrays."""
         self.require_set_up()
-        args, kwargs = stream_arguments(OnlineVI.update, self.model, args, kwargs)
+        args, kwargs = checks.stream_arguments(OnlineVI.update, self.model, args, kwargs)
         arrays, structure, expectation = self._split(args, kwargs)
         # Once for each shape.
         shapes = (mask is None, *(array.shape for array in arrays))
-        if shapes not in self._checked_shapes and not is_traced(arrays):
-            check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
+        if shapes in self._checked_shapes:
+            return arrays, structure, expectation
+        checks.check_axes(arrays, structure, self._num_axes.get(structure))
+        if not is_traced(arrays):
+            checks.check_batch(self.model, self.guide, self.expectation, mask, args, kwargs)
             self._checked_shapes.add(shapes)
         return arrays, structure, expectation
 
@@ -205,7 +209,7 @@ class OnlineVI:
         Raises:
             ValueError: If the leading axes differ, T is 0, or data are outside of a support or nowhere finite.
         """
-        args, kwargs = stream_arguments(OnlineVI.run, self.model, args, kwargs)
+        args, kwargs = checks.stream_arguments(OnlineVI.run, self.model, args, kwargs)
         num_rounds = drivers.check_rows([a for a in separate(args, kwargs)[0] if a.ndim])
         state = self._start(rng_key, args, kwargs)
         arrays, _, expectation = self._split(args, kwargs)
@@ -231,15 +235,14 @@ class OnlineVI:
         Raises:
             ValueError: As :meth:`run`, and if there is no chunk or a chunk differs in form from the first.
         """
-        iterator = (tuple(plain_arrays(chunk)) for chunk in chunks)
+        iterator = map(read_chunk, chunks, itertools.count())
         first = next(iterator, None)
         if first is None:
             raise ValueError("the stream has no chunk. One pass exhausts an iterator: pass a new one each time.")
-        one = tuple(to_host(leaf)[:1] for leaf in first)
+        one = jax.tree.map(lambda leaf: leaf[:1], first)
         state = self._start(rng_key, one, {})
         *_, expectation = self._split(one, {})
-        chunks = itertools.chain([first], iterator)
-        rows = (tuple(to_host(leaf)[:, None] for leaf in chunk) for chunk in chunks)
+        rows = (jax.tree.map(lambda leaf: leaf[:, None], c) for c in itertools.chain([first], iterator))
         rule_state, losses = run_chunks(
             self.rule, expectation, state.rule_state, rows, rng_key=state.rng_key, **options
         )
@@ -319,7 +322,7 @@ class OnlineVI:
                 evaluate=on_arrays(bound.evaluate, structure),
                 predictors=None if bound.predictors is None else on_arrays(bound.predictors, structure),
                 loss=None if bound.loss is None else on_arrays(bound.loss, structure),
-                check=support_check(self.model, arrays, structure),
+                check=checks.support_check(self.model, arrays, structure),
             )
         return arrays, structure, self._by_structure[structure]
 

@@ -185,8 +185,33 @@ def check_global(rng_key: Array, model: Model, args: tuple, kwargs: dict) -> Non
     if local:
         raise ValueError(
             f"latent sites {local} have one value for each datum: an online rule holds global parameters only. "
-            "Integrate them out of the model."
+            "Integrate them out of the model. If the data are one row, give them a leading axis: x[None]."
         )
+
+
+def check_axes(arrays: tuple[Array, ...], structure: ArgumentStructure, num_axes: tuple[int, ...] | None) -> None:
+    """Raise where a datum comes without the leading axis of a batch, over which a model may broadcast it.
+
+    Args:
+        arrays: The data among the arguments of a round.
+        structure: What is around them.
+        num_axes: Of the arrays at the start; None where they were others.
+
+    Raises:
+        ValueError: If features have one axis less, or all arrays that had axes.
+    """
+    lost = [n for n, then in enumerate(num_axes or ()) if arrays[n].ndim == then - 1]
+    had = [n for n, then in enumerate(num_axes or ()) if then]
+    if num_axes is None or not lost or (lost != had and all(num_axes[n] < 2 for n in lost)):
+        return
+    leaves, _ = jax.tree_util.tree_flatten_with_path(join(arrays, structure))
+    paths = [path for (path, _), is_array in zip(leaves, structure.is_array, strict=True) if is_array]
+    kind, place, *_ = paths[lost[0]]
+    name = f"number {place.idx + 1}" if kind.idx == 0 else repr(place.key)
+    raise ValueError(
+        f"argument {name} of the model has shape {arrays[lost[0]].shape}, an axis less than at the start: a "
+        "batch has a leading axis, of 1 for one datum. Pass x[None], or x[:1]."
+    )
 
 
 def check_batch(

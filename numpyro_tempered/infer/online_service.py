@@ -23,7 +23,7 @@ def service_of(
     state: OnlineVIState,
     args: tuple,
     *,
-    labels: Sequence[float] = (0.0, 1.0),
+    labels: Sequence[float] | None = None,
     **kwargs: object,
 ) -> Service:
     """Rounds and predictions of a NumPyro model one at a time, at a few microseconds each.
@@ -37,7 +37,8 @@ def service_of(
         state: From its ``init``, or of a run.
         args: Arguments of the model, a batch of the size of every round, such as 1. Shapes matter; strings, None,
             booleans and integers are compiled in.
-        labels: The values of an outcome, for ``service.class_probabilities``.
+        labels: All values of an outcome, as of :class:`Service`; without them ``service.class_probabilities`` are
+            those of 0 and 1.
         **kwargs: Keyword arguments of the model, likewise.
 
     Raises:
@@ -68,6 +69,7 @@ def service_of(
         inputs,
         functools.partial(_predictors_of, expectation, shapes, inputs),
         lambda rule_state: state._replace(rule_state=rule_state),
+        (0.0, 1.0),
     )
     return Service.of_parts(parts, state.rule_state, arrays, state.rng_key, labels)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from numpyro_tempered.core.display import add_repr
+from numpyro_tempered.core.display import table, text
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.families.base import Gaussian
@@ -10,7 +10,6 @@ from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.online.base import Losses, OnlineState
 
 
-@add_repr
 class OnlineVIState(NamedTuple):
     """State of an :class:`OnlineVI`: a pytree of arrays.
 
@@ -66,3 +65,15 @@ class OnlineVIState(NamedTuple):
     def cumulative(self) -> Losses:
         """Sums of the untempered losses over the rounds taken."""
         return Losses(*(total.value for total in self.rule_state.cumulative))
+
+    def __repr__(self) -> str:
+        """Show a line for each field."""
+        return text(self._with_words())
+
+    def _repr_html_(self) -> str:
+        return table(self._with_words())
+
+    def _with_words(self) -> "OnlineVIState":
+        """Return the state with the names and shapes of its sites in words."""
+        words = ", ".join(f"{name} {shape}" for name, shape in self.layout.sites)
+        return self._replace(layout=words)  # type: ignore[arg-type]

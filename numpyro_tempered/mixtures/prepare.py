@@ -1,6 +1,6 @@
 """Checks of arguments; rows and weights in the form that the drivers use."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.processes import automatic_mesh
-from numpyro_tempered.core.rows import fill_masked
+from numpyro_tempered.core.rows import as_array, held_array
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.mixtures import weights
 from numpyro_tempered.mixtures.components import base as components
@@ -155,17 +155,26 @@ def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> compone
     """Weights of the rows, 1 by default.
 
     Raises:
+        TypeError: If they are not real numbers.
         ValueError: If they have another shape, or one is negative or not finite.
     """
-    dtype, sample_weight = jax.dtypes.canonicalize_dtype(rows.dtype), fill_masked(sample_weight)
-    weight: components.Rows
+    dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
     if isinstance(rows, np.ndarray):
-        weight = np.ones(len(rows), dtype) if sample_weight is None else np.asarray(sample_weight, dtype)
-    elif sample_weight is None:
+        return weight_on_host(sample_weight, rows, dtype)
+    if sample_weight is None:
         return place_beside(np.ones(rows.shape[0], dtype), rows)
-    else:
-        is_array = isinstance(sample_weight, jax.Array)
-        weight = place_beside(sample_weight if is_array else np.asarray(sample_weight, dtype), rows).astype(dtype)
+    values = as_array(sample_weight, "sample_weight")
+    values = values if isinstance(values, jax.Array) else values.astype(dtype)
+    weight = place_beside(values, rows).astype(dtype)
+    check_weight(weight, rows)
+    return weight
+
+
+def weight_on_host(sample_weight: ArrayLike | None, rows: np.ndarray, dtype: Any = np.float64) -> np.ndarray:
+    """Weights of rows of the host, 1 by default; errors as of :func:`weight_of`."""
+    if sample_weight is None:
+        return np.ones(len(rows), dtype)
+    weight = np.asarray(as_array(sample_weight, "sample_weight"), dtype)
     check_weight(weight, rows)
     return weight
 
@@ -235,7 +244,9 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
         Rows ``(m, d)`` and weights ``(m,)``, m >= n, for ``fit(key, rows, ..., sample_weight=weights)``.
 
     Raises:
-        ValueError: If there is no row, or the weights do not fit.
+        TypeError: If rows or weights are not real numbers.
+        ValueError: If there is no row, the weights do not fit, or single precision does not hold the integers of
+            a column.
 
     Example:
         >>> import jax, numpy as np
@@ -245,12 +256,11 @@ def shard_rows(x: ArrayLike, mesh: Mesh, sample_weight: ArrayLike | None = None)
         >>> float(weight.sum())
         5.0
     """
-    rows = np.asarray(fill_masked(x))
+    rows = np.asarray(held_array(x, "x"))
     if rows.ndim == 0 or rows.shape[0] == 0:
         raise ValueError(f"x has shape {rows.shape}; at least one row is needed.")
     floating = rows.dtype if np.issubdtype(rows.dtype, np.floating) else float
-    weight = np.ones(len(rows), floating) if sample_weight is None else np.asarray(sample_weight, floating)
-    check_weight(weight, rows)
+    weight = weight_on_host(sample_weight, rows, floating)
     missing = -len(rows) % mesh.size
     rows = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
     weight = np.concatenate([weight, np.zeros(missing, floating)])
@@ -273,7 +283,7 @@ def automatic(x: ArrayLike) -> ArrayLike:
 
 def place_beside(values: ArrayLike, rows: components.Rows) -> Array:
     """A value for each row, on the devices of the rows."""
-    if not isinstance(rows, jax.Array) or not isinstance(rows.sharding, NamedSharding):
+    if not isinstance(rows, jax.Array) or is_traced(rows) or not isinstance(rows.sharding, NamedSharding):
         return jnp.asarray(values)
     spec = PartitionSpec(*rows.sharding.spec[:1])
     return jax.device_put(automatic(values), NamedSharding(rows.sharding.mesh, spec))

@@ -1,7 +1,6 @@
 """A fitted mixture, also as a fit of a guide and as draws with their model."""
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +11,8 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import key_first
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.processes import automatic_mesh, spans_processes, to_host
 from numpyro_tempered.core.result import COLUMNS, DataSummary, Run, TemperedELBO, check_run_arguments
+from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.handlers.likelihood import get_trace, observed_values
 from numpyro_tempered.handlers.numpyro_private import IndependentConstraint
@@ -235,7 +234,8 @@ def as_tempered_fit(
 def _tempered_fit(
     rng_key: Array, fit: MixtureFit, x: ArrayLike, sample_weight: ArrayLike | None, elbo: TemperedELBO
 ) -> TemperedFit:
-    _warn_if_unresolved(fit, x)
+    if fit.centre is not None:
+        warn_if_unresolved(x, fit.centre, fit.factors.concentration.dtype)
     prior, concentration = fit.problem.prior, fit.factors.concentration
     guide = mixture_guide(fit.component, prior, concentration, fit.posterior, lambda name, fn: fn)
     model = temper(mixture_model(fit.component, fit.prior, fit.problem.concentration), fit.alpha)
@@ -252,27 +252,6 @@ def _tempered_fit(
         kwargs={},
         rng_key=rng_key,
     )
-
-
-def _warn_if_unresolved(fit: MixtureFit, x: ArrayLike) -> None:
-    """Warn where the data's own coordinates, in which NumPyro's model works, lose digits that the fit kept."""
-    if fit.centre is None:
-        return
-    dtype = fit.factors.concentration.dtype
-    if spans_processes(x):
-        deviation = to_host(jnp.nanstd(automatic_mesh(x), axis=0))
-    else:
-        deviation = np.nanstd(np.asarray(x, np.float64), axis=0)
-    deviation = np.reshape(deviation, -1)
-    rounding = float(np.finfo(dtype).eps) * np.abs(fit.centre) / np.where(deviation > 0, deviation, np.inf)
-    if rounding.max() > 1e-3:
-        column = int(rounding.argmax())
-        warnings.warn(
-            f"column {column} of the data is so far from 0 that {dtype} keeps it to {rounding[column]:.1g} of "
-            "its standard deviation: likelihoods and draws of the NumPyro model are off by as much. Subtract a "
-            "constant from the column, or let jax have 64 bits.",
-            stacklevel=5,
-        )
 
 
 def from_mixture(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.precision import matmul
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike
 
 __all__ = ["Start", "given_responsibilities", "kmeans_plus_plus", "random_responsibilities"]
@@ -195,7 +196,7 @@ def given_responsibilities(responsibilities: ArrayLike) -> Start:
         >>> nt.mixtures.starts.given_responsibilities([0, 0, 1]).random
         False
     """
-    values = np.asarray(responsibilities)
+    values = np.asarray(as_array(responsibilities, "responsibilities"))
     if values.ndim == 1:
         if not np.issubdtype(values.dtype, np.integer) or (values.size and values.min() < 0):
             raise ValueError(f"labels must be integers from 0, got dtype {values.dtype}.")

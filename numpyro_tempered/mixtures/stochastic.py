@@ -14,7 +14,7 @@ from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.base import Component, as_dtype, translate, translate_on_host
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients, first_sums, in_order, update
-from numpyro_tempered.mixtures.prepare import automatic, check_settings, check_weight, move
+from numpyro_tempered.mixtures.prepare import automatic, check_settings, move, weight_of
 from numpyro_tempered.mixtures.starts import Start, start_data, start_or_default
 from numpyro_tempered.mixtures.weights import Concentration
 
@@ -220,9 +220,7 @@ def stochastic(
         rows = move(component.check(automatic(x)), shift)
         if not is_traced(rows) and not missing and bool(jnp.any(jnp.isnan(rows))):
             raise ValueError(f"{component.name}: the batch has missing entries (NaN): stochastic(missing=True).")
-        weight = jnp.ones(rows.shape[0], rows.dtype) if sample_weight is None else jnp.asarray(sample_weight)
-        check_weight(weight, rows)
-        weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight.astype(rows.dtype))
+        weight = jnp.where(jnp.all(jnp.isnan(rows), axis=1), 0.0, weight_of(sample_weight, rows))
         return rows, weight, sweep.make_blocks(rows, weight, sweep.block_size(rows.shape[0], num_components))
 
     def problem(dtype: np.dtype) -> MixtureProblem:

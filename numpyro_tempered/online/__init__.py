@@ -43,7 +43,7 @@ from numpyro_tempered.online.service import Service
 from numpyro_tempered.online.streams.average import average, with_average
 from numpyro_tempered.online.streams.batches import global_batches
 from numpyro_tempered.online.streams.clip import Clipping, clip
-from numpyro_tempered.online.streams.delayed import Pending, pending, recall, remember
+from numpyro_tempered.online.streams.delayed import Pending, id_words, pending, recall, remember
 from numpyro_tempered.online.streams.diagnose import diagnose
 from numpyro_tempered.online.streams.export import export_update
 from numpyro_tempered.online.streams.findings import Finding, StreamWarning
@@ -96,6 +96,7 @@ __all__ = [
     "from_bytes",
     "global_batches",
     "grid",
+    "id_words",
     "iterate_chunks",
     "load_update",
     "merge",

@@ -232,6 +232,19 @@ def in_box(rule: Rule, box: Box | Ball | None) -> Rule:
     return rule._replace(init=init, update=update, box=None if isinstance(box, Ball) else box)
 
 
+def refuse_model(value: object) -> None:
+    """Raise TypeError where an ``OnlineVI`` or its state stands for a rule, an expectation or a state."""
+    calls = "online.run(rng_key, *args), online.update(state, *args), online.run_chunks(rng_key, chunks)"
+    if hasattr(value, "prepare_round"):
+        raise TypeError(
+            f"an OnlineVI has calls of its own: {calls}, and online.service(state, *args), which predicts."
+        )
+    if hasattr(value, "rule_state"):
+        raise TypeError(
+            f"an OnlineVI takes its state itself: {calls}; or pass state.rule_state with a bare loss."
+        )
+
+
 def choose(condition: Array, new: T, old: T) -> T:
     """The new tree where the condition holds, the old one elsewhere."""
     return jax.tree.map(partial(jnp.where, condition), new, old)

@@ -1,9 +1,10 @@
 """Streams longer than the memory: an iterable of chunks, in one compilation."""
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from numpyro_tempered.core.checks import check_choice
 from numpyro_tempered.core.chunks import blocks
 from numpyro_tempered.core.processes import spans_processes, to_host
+from numpyro_tempered.core.rows import held_array, is_list
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
-from numpyro_tempered.online.drivers import check_data
+from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, refuse_model
+from numpyro_tempered.online.drivers import check_data, check_parts
 from numpyro_tempered.online.stream import Rounds, compiled_loop
 from numpyro_tempered.online.streams.diagnose import diagnose
 from numpyro_tempered.online.streams.processes import (
@@ -27,7 +29,23 @@ from numpyro_tempered.online.streams.processes import (
     whole,
 )
 
+T = TypeVar("T")
+P = ParamSpec("P")
 
+
+def _rule_first(function: Callable[P, T]) -> Callable[P, T]:
+    """Refuse an ``OnlineVI`` as the first argument, of which Python would say that the chunks are missing."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for value in args[:1]:
+            refuse_model(value)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_rule_first
 def run_chunks(
     rule: Rule,
     expectation: Expectation,
@@ -121,6 +139,7 @@ def run_chunks(
     return state, Losses(*columns)  # type: ignore[arg-type]
 
 
+@_rule_first
 def iterate_chunks(
     rule: Rule,
     expectation: Expectation,
@@ -161,6 +180,7 @@ def iterate_chunks(
         4
         5
     """
+    check_parts(rule, expectation, state)
     before: Losses | None = None
     state, chunks = automatic(state), iter(chunks)
     first = list(itertools.islice(chunks, 1))
@@ -169,7 +189,9 @@ def iterate_chunks(
         check_start(state, rng_key)
     local = map(placement.take, itertools.chain(first, chunks))
     for block, num_rounds in blocks(local, size, skip):
-        check = partial(check_data, expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block))
+        check = functools.partial(
+            check_data, expectation, jax.tree.map(lambda leaf, n=num_rounds: leaf[:n], block)
+        )
         alike(check) if placement.shardings else check()
         if spans_processes(state) and not placement.shardings:
             check_same(block, "the data", ADVICE)
@@ -191,8 +213,8 @@ def _average(loss: np.ndarray) -> np.ndarray:
 
 def _features(chunks: list[Data], size: int) -> np.ndarray | None:
     """The first rows of the first array, where that is a matrix of features."""
-    leaves = jax.tree.leaves(chunks)
+    leaves = [leaf for chunk in chunks for leaf in jax.tree.leaves(tuple(chunk), is_leaf=is_list)]
     if not leaves or np.ndim(leaves[0]) < 2:
         return None
-    x = to_host(automatic(leaves[0])[:size])
+    x = to_host(held_array(automatic(leaves[0])[:size], "the features"))
     return np.reshape(x, (-1, x.shape[-1])) if np.issubdtype(x.dtype, np.number) else None

@@ -10,7 +10,7 @@ from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation
-from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule
+from numpyro_tempered.online.base import Data, Losses, OnlineState, Rule, refuse_model
 from numpyro_tempered.online.stream import Rounds, compiled_loop, compiled_single
 from numpyro_tempered.online.streams.findings import Pass, conclude
 from numpyro_tempered.online.streams.processes import check_pieces, prepare, whole
@@ -35,7 +35,9 @@ def check_data(expectation: Expectation, data: Data, mask: Array | None = None) 
 
 
 def check_parts(rule: Rule, expectation: Expectation, state: OnlineState) -> None:
-    """Raise TypeError where a rule or an expectation was not made, or the state was left out."""
+    """Raise TypeError where a rule or an expectation was not made, or the state was left out or is a model's."""
+    for part in (rule, expectation, state):
+        refuse_model(part)
     check_record(rule, "rule", Rule, "nt.online.ngvi()")
     check_record(expectation, "expectation", Expectation, "nt.expectations.squared()")
     if not hasattr(state, "posterior"):

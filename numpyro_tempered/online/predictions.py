@@ -10,11 +10,12 @@ import numpy as np
 from numpyro_tempered.core.checks import check_count, check_record, describe, key_first
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import one_for_equal
+from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation, Predictors, PredictorsAt, standard_deviation
 from numpyro_tempered.gaussian.expectations.predictors import predictor_covariance, root
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
-from numpyro_tempered.online.base import OnlineState
+from numpyro_tempered.online.base import OnlineState, refuse_model
 from numpyro_tempered.online.streams.standardise import features_of
 
 # The trapezoidal rule: a step in the predictor is off by half a spacing times the density, .008 at most, and a
@@ -98,7 +99,7 @@ def class_probabilities(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+        >>> logistic = nt.expectations.logistic()
         >>> q = nt.families.MeanField(jnp.array([1.0]), jnp.array([3.0]))
         >>> negative, positive = nt.online.class_probabilities(logistic, q, jnp.ones(1))
         >>> print(f"{negative:.3f} {positive:.3f}")
@@ -228,10 +229,16 @@ def require_predictors(expectation: Expectation) -> PredictorsAt:
     Raises:
         TypeError: If it has none.
     """
+    if expectation.bind is not None:
+        raise TypeError(
+            "this expectation is of a model's likelihood: OnlineVI.service(state, *args).predict(x) predicts, or "
+            "nt.bare_loss makes a loss of the model."
+        )
     if expectation.predictors is None:
         raise TypeError(
             "only a loss of a predictor predicts, such as nt.expectations.squared(), gauss_hermite(loss), or "
-            "gauss_hermite(predictor=...) of a model; this one is of the parameters: sample_posterior draws them."
+            "gauss_hermite(predictor=...) of an OnlineVI; this one is of the parameters: sample_posterior draws "
+            "them."
         )
     return expectation.predictors
 
@@ -252,18 +259,21 @@ def _posterior(
     state: Posterior, inputs: tuple[Array, ...], features: int | None
 ) -> tuple[Gaussian, tuple[Array, ...]]:
     """The Gaussian of a state, and the inputs on its scale."""
+    # An OnlineVI's, with the expectation of a bare loss.
+    state = getattr(state, "rule_state", state)
     if not hasattr(state, "posterior"):
         return state, inputs
     if features is not None:
         inputs = (*inputs[:features], features_of(state, inputs[features]), *inputs[features + 1 :])
-    return state.posterior, inputs
+    return state.posterior, inputs  # type: ignore[union-attr]
 
 
 def _checked(expectation: Expectation, state: Posterior, inputs: tuple[ArrayLike, ...]) -> tuple[Array, ...]:
     """The inputs as arrays."""
+    refuse_model(expectation)
     check_record(expectation, "expectation", Expectation, "nt.expectations.squared()")
     if not hasattr(getattr(state, "posterior", state), "loc"):
         raise TypeError(f"state must be that of a run, or a Gaussian, got {describe(state)}.")
     if not inputs:
         raise TypeError("no inputs: the call is predict(expectation, state, x).")
-    return tuple(jnp.asarray(value) for value in inputs)
+    return stream_arrays(inputs)

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import describe, is_traced
-from numpyro_tempered.core.packing import Inputs, Packing, pack, packing_of, unpack
+from numpyro_tempered.core.packing import Inputs, Packing, pack, packing_of, read_numbers, unpack
 from numpyro_tempered.core.programs import share_trace
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
-from numpyro_tempered.gaussian.expectations.base import Expectation
+from numpyro_tempered.gaussian.expectations.base import Expectation, check_outcomes
 from numpyro_tempered.online.base import Losses, OnlineState, Rule
 from numpyro_tempered.online.drivers import check_data, check_parts
 from numpyro_tempered.online.predictions import Answer, Prediction, PredictorsOf, as_labels, predictors_of
-from numpyro_tempered.online.stream import Rounds, RoundStep, Step, single
+from numpyro_tempered.online.stream import Rounds, RoundStep, Step, as_floating, single
 
 # The number of rounds in a call, an argument as in :func:`update`, so that the compiler builds the same loop.
 ONE = np.int32(1)
@@ -41,6 +41,7 @@ class Parts(NamedTuple):
         inputs: Which of the arrays are known before the outcome.
         predictors: Those of inputs, made at the first prediction.
         wrap: From a state of the rule to that which is saved.
+        labels: The values of an outcome, where the caller gives none.
     """
 
     rule: Rule
@@ -48,6 +49,7 @@ class Parts(NamedTuple):
     inputs: tuple[int, ...]
     predictors: Callable[[], PredictorsOf]
     wrap: Callable[[OnlineState], PyTree]
+    labels: tuple[float, ...] = (-1.0, 1.0)
 
 
 class Service:
@@ -55,17 +57,20 @@ class Service:
 
     A compiled program each for learning and for each kind of prediction, whose state is a few flat arrays that
     stay on the device and are updated in place: between calls nothing but the new data move. Numbers are those
-    of :func:`update`, to units in the last place. Data may be NumPy's arrays, lists or numbers, of the shapes at
-    the start and of any dtype. An outcome that the loss does not admit raises; what is not finite rejects the
-    round, and is counted. Several threads may share a service: calls take turns.
+    of :func:`update`, to units in the last place. Data may be NumPy's arrays, lists, numbers or tables, of the
+    shapes at the start. They are read in the dtype of the posterior, whatever that of the datum at the start;
+    where the loss needs integers, as for indices, other numbers raise. An outcome that the loss does not admit
+    raises; what is not finite rejects the round, and is counted. Several threads may share a service: calls take
+    turns.
 
     Args:
         rule: An online rule.
         expectation: E_q of a bare loss; for a NumPyro model see :meth:`OnlineVI.service`.
         state: From ``rule.init(prior)`` or an earlier run. It is copied.
-        *data: A datum, for shapes and dtypes: ``x`` of shape ``(d,)`` and a number ``y``, or a batch.
+        *data: A datum, for its shapes: ``x`` of shape ``(d,)`` and a number ``y``, or a batch.
         rng_key: For expectations and predictions that draw.
-        labels: The values of an outcome, for :meth:`class_probabilities`.
+        labels: All values of an outcome: :meth:`learn` refuses others. Without them any outcome of the loss is
+            learned, and :meth:`class_probabilities` are those of -1 and 1.
 
     Raises:
         TypeError: If a part is of another kind, or traced.
@@ -74,7 +79,7 @@ class Service:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+        >>> logistic = nt.expectations.logistic()
         >>> rule = nt.online.rvga()
         >>> state = rule.init(nt.families.FullRank(jnp.zeros(2), jnp.eye(2)))
         >>> service = nt.online.Service(rule, logistic, state, [0.0, 0.0], 1.0)
@@ -92,7 +97,7 @@ class Service:
         state: OnlineState,
         *data: object,
         rng_key: Array | None = None,
-        labels: Sequence[float] = (-1.0, 1.0),
+        labels: Sequence[float] | None = None,
     ) -> None:
         check_parts(rule, expectation, state)
         arrays, at = stream_arrays(data), functools.partial(predictors_of, expectation)
@@ -106,7 +111,7 @@ class Service:
         state: OnlineState,
         arrays: tuple[Array, ...],
         rng_key: Array | None,
-        labels: Sequence[float],
+        labels: Sequence[float] | None,
     ) -> "Service":
         """The service of a rule whose rounds have other arrays than inputs and one outcome."""
         service = cls.__new__(cls)
@@ -119,18 +124,27 @@ class Service:
         state: OnlineState,
         arrays: tuple[Array, ...],
         rng_key: Array | None,
-        labels: Sequence[float],
+        labels: Sequence[float] | None,
     ) -> None:
         if is_traced(state, arrays, rng_key):
             raise TypeError("a service holds a state outside of programs: start it outside of jit and vmap.")
+        step = Step(parts.rule, parts.expectation)
+        arrays = as_floating(step, state, arrays, rng_key)
         check_data(parts.expectation, arrays)
-        self._parts, self._labels, self._arrays = parts, as_labels(labels), arrays
+        self._parts, self._labels, self._arrays = (
+            parts,
+            as_labels(parts.labels if labels is None else labels),
+            arrays,
+        )
+        self._refuses, self._is_checked = (
+            labels is not None,
+            labels is not None or parts.expectation.check is not None,
+        )
         self._outcomes = [n for n in range(len(arrays)) if n not in parts.inputs]
         self._lock, self._checked, self._draws = threading.Lock(), set[float](), itertools.count(FIRST_DRAW)
         self._packing = packing_of((state, rng_key))
         self._buffers = _pack(self._packing, (state, rng_key))
         self._inputs = Inputs(packing_of(arrays, math.inf))
-        step = Step(parts.rule, parts.expectation)
         one_round: RoundStep = share_trace(step, state, arrays, rng_key, None)  # type: ignore[arg-type]
         self._learn = _learner(one_round, self._packing, self._inputs.packing, state.posterior.loc.dtype)
         self._answers: dict[object, tuple[Callable[..., Array], Inputs, PyTree]] = {}
@@ -166,12 +180,13 @@ class Service:
             The :class:`Losses` before the update, as floats.
 
         Raises:
-            TypeError: If there are more or fewer arrays than at the start.
-            ValueError: If a shape is another, or the loss does not admit the outcome; the state stays as it was.
+            TypeError: If there are more or fewer arrays than at the start, or one is not real numbers.
+            ValueError: If a shape is another, the loss does not admit the outcome, it is none of the ``labels``,
+                or an array that the loss needs as integers holds other numbers; the state stays as it was.
         """
         with self._lock:
             inputs = self._inputs.fill(data)
-            if self._parts.expectation.check is not None:
+            if self._is_checked:
                 self._check()
             self._buffers, losses = self._learn(self._buffers, inputs, ONE)
             # Waits for the program, which reads the inputs where they are.
@@ -215,21 +230,22 @@ class Service:
         return self._answer("draw", inputs, np.int32(next(self._draws)))
 
     def _answer(self, kind: str, inputs: tuple[ArrayLike, ...], *options: np.generic) -> PyTree:
-        shapes = kind, *map(np.shape, inputs)
+        arrays = tuple([read_numbers(value, number) for number, value in enumerate(inputs)])
+        shapes = kind, *[array.shape for array in arrays]
         with self._lock:
             if shapes not in self._answers:
-                self._answers[shapes] = self._prepare(kind, inputs, options)
+                self._answers[shapes] = self._prepare(kind, arrays, options)
             program, buffers, rebuild = self._answers[shapes]
-            return rebuild(np.asarray(program(self._buffers, buffers.fill(inputs), ONE, *options)))
+            return rebuild(np.asarray(program(self._buffers, buffers.fill(arrays), ONE, *options)))
 
     def _prepare(
-        self, kind: str, inputs: tuple[ArrayLike, ...], options: tuple[np.generic, ...]
+        self, kind: str, inputs: tuple[np.ndarray, ...], options: tuple[np.generic, ...]
     ) -> tuple[Callable[..., Array], Inputs, PyTree]:
         """A program for inputs of these shapes, the buffers that it reads, and a function of its numbers."""
         at, examples = self._parts.predictors(), [self._arrays[n] for n in self._parts.inputs]
         if len(inputs) != len(examples):
             raise TypeError(f"the service predicts from {len(examples)} arrays, got {len(inputs)}.")
-        arrays = tuple(jnp.asarray(np.asarray(value), e.dtype) for value, e in zip(inputs, examples, strict=True))
+        arrays = tuple(jnp.asarray(value, e.dtype) for value, e in zip(inputs, examples, strict=True))
         state, rng_key = _unpack(self._packing, self._buffers)
         number = self._parts.rule.features
         features = self._parts.inputs.index(number) if number in self._parts.inputs else None
@@ -253,6 +269,10 @@ class Service:
         if len(values) == len(self._outcomes) and self._checked.issuperset(values):
             return
         check_data(self._parts.expectation, arrays)
+        labels, need = np.asarray(self._labels, np.float32), f"outcomes must be one of labels = {self._labels}"
+        for n in self._outcomes if self._refuses else ():
+            # Rows and labels may be of different precisions.
+            check_outcomes(arrays[n], lambda y: np.isin(np.float32(y), labels), need)
         if len(self._checked) < MAX_CHECKED:
             self._checked.update(value for value in values if math.isfinite(value))
 

@@ -1,5 +1,6 @@
 """One round, and a loop over many, as pure functions."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -172,6 +173,38 @@ class Step(NamedTuple):
     ) -> tuple[OnlineState, Losses]:
         """One round."""
         return step(self.rule, self.expectation, state, data, rng_key, mask)
+
+
+def as_floating(step: Step, state: OnlineState, data: Data, rng_key: Array | None) -> Data:
+    """Return an example of the data in the dtype of the posterior, so that rows that follow keep their fractions.
+
+    Arrays stay integers where the round needs them so, as indices and the outcomes of classes, and floats that
+    are wider stay as they are.
+    """
+    dtype, (leaves, tree) = state.posterior.loc.dtype, jax.tree.flatten(data)
+    narrow = [
+        number
+        for number, leaf in enumerate(leaves)
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact) or leaf.dtype.itemsize < dtype.itemsize
+    ]
+    # One trace of the round tells of all of them, almost always.
+    for numbers in [narrow, *([number] for number in narrow)] if narrow else ():
+        try:
+            trial = [leaf.astype(dtype) if n in numbers else leaf for n, leaf in enumerate(leaves)]
+            with warnings.catch_warnings():
+                # jax.nn.one_hot warns of floats.
+                warnings.simplefilter("error")
+                examples = state, jax.tree.unflatten(tree, trial), rng_key, None
+                # Traced and remembered, for the round itself, or else traced alone.
+                shared: object = share_trace(step, *examples)  # type: ignore[arg-type]
+                if shared is step:
+                    jax.eval_shape(step.__call__, *examples)
+        except Exception:  # the round needs integers, or fails with them too
+            continue
+        leaves = trial
+        if numbers == narrow:
+            break
+    return jax.tree.unflatten(tree, leaves)
 
 
 RoundStep: TypeAlias = Callable[[OnlineState, Data, Array | None, Array | None], tuple[OnlineState, Losses]]

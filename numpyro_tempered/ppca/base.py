@@ -256,8 +256,9 @@ def warn_of_columns(values: np.ndarray) -> None:
     """Warn of columns that are constant or the same as an earlier one: no noise of their own is left in them."""
     several = np.sum(~np.isnan(values), axis=0) > 1
     constant = np.flatnonzero(is_constant(values) & several)
-    hashes = [hash(column.tobytes()) for column in values.T]
-    copies = [j for j, each in enumerate(hashes) if hashes.index(each) < j and j not in constant]
+    first: dict[int, int] = {}
+    earlier = [first.setdefault(hash(column.tobytes()), j) for j, column in enumerate(values.T)]
+    copies = np.setdiff1d(np.flatnonzero(np.array(earlier) < np.arange(len(earlier))), constant).tolist()
     for kind, columns in (("constant", constant.tolist()), ("copies of earlier ones", copies)):
         if columns and len(values) > 1:
             warnings.warn(

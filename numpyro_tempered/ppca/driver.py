@@ -209,8 +209,13 @@ def make_starts(rng_key: Array, target: Target, k: int, width: int, origin: Numb
 def from_axes(x: Numbers, k: int, prior: Prior) -> Start:
     """The maximum-likelihood solution of the data with missing entries at the means of their columns."""
     n, d = x.shape
-    values, vectors = np.linalg.eigh(x.T @ x / n)
-    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    if k <= n < d:
+        # The covariance of many columns has too many entries.
+        _, sizes, axes = np.linalg.svd(x, full_matrices=False)
+        values, vectors = np.append(np.square(sizes) / n, np.zeros(d - n)), axes.T
+    else:
+        values, vectors = np.linalg.eigh(x.T @ x / n)
+        values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     rest = values[k:].mean() if k < d else 0.5 * values[-1]
     noise = max(rest, 1e-3 * values.mean())
     if noise == 0.0:

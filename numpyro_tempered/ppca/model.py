@@ -14,6 +14,7 @@ from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.precision import double_precision
+from numpyro_tempered.core.rows import warn_if_unresolved
 from numpyro_tempered.core.typing import Array, ArrayLike, Model
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, as_matrix, in_double, names_of
@@ -218,6 +219,7 @@ class PPCAFit(NamedTuple):
         """
         key = result.check_run_arguments(self, data, rng_key, "x")
         x, q = rows_of(self, data[0]), posterior_of(self)
+        warn_if_unresolved(x, self.origin, q.loc.dtype)
         model = numpyro_model(self.prior, self.num_factors, self.ard_shape is not None, bool(np.isnan(x).any()))
         samples = sample_posterior(key, self, num_samples)._asdict()
         dims = {"loadings": ["feature", "factor"], "mean": ["feature"], "x": ["row", "feature"]}

@@ -28,7 +28,7 @@ class Regression(NamedTuple):
     x: Array
     y: Array
     prior: SpikeSlab
-    centre: Array
+    centre: Numbers
     init: Array | None
 
 
@@ -114,6 +114,7 @@ def as_regression(x: Numbers, y: Numbers, prior: Prior, init: ArrayLike | None) 
         rounded(x),
         rounded(y),
         SpikeSlab(rounded(probs), jnp.zeros_like(scale), scale),
-        rounded(centre),
+        # Rows of columns far from 0 keep their digits where the centre has all of its own.
+        centre if isinstance(centre, np.ndarray) else rounded(centre),
         None if start is None else rounded(start),
     )

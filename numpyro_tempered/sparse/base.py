@@ -12,7 +12,8 @@ from numpyro_tempered.core import result
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.processes import automatic_mesh
-from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.rows import as_array
+from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.handlers.temper import temper
@@ -93,7 +94,7 @@ class LinearFit(NamedTuple):
 
     posterior: SpikeSlab
     intercept: MeanField | None
-    centre: Array
+    centre: Numbers
     noise_scale: Array
     noise_posterior: NoisePosterior | None
     elbo: Array
@@ -156,7 +157,7 @@ class LogisticFit(NamedTuple):
 
     posterior: SpikeSlab
     intercept: MeanField | None
-    centre: Array
+    centre: Numbers
     objective: Array
     trace: Array
     converged: Array
@@ -302,14 +303,16 @@ def draw_run(
 ) -> result.Run:
     """Draws of a fitted regression with its tempered model, and the progress of the ascent."""
     q = fit.posterior
+    x, y = (automatic_mesh(as_array(part, name)) for part, name in zip(data, "xy", strict=True))
     samples = draw_factors(rng_key, fit.factors(), num_samples)
     dims = {"coef": ["feature"], "y": ["row"], "inclusion_probs": ["feature"]}
     regression = "linear" if isinstance(fit, LinearFit) else "logistic"
     attrs = {"algorithm": "cavi", "regression": regression, "num_iter": len(fit.trace)}
     return result.Run(
-        model=tempered_model(fit),
+        # Columns far from 0 keep their digits.
+        model=tempered_model(fit._replace(centre=np.zeros_like(fit.centre))),
         samples={name: value[None] for name, value in samples.items()},
-        args=tuple(automatic_mesh(jnp.asarray(part, q.loc.dtype)) for part in data),
+        args=tuple(jnp.asarray(part, q.loc.dtype) for part in (x - fit.centre, y)),
         rng_key=rng_key,
         groups={"variational": {**progress, "inclusion_probs": q.probs}},
         attrs=attrs | result.fit_attrs(fit),

@@ -5,13 +5,17 @@ terms of the tempered ELBO that contain v, :math:`\alpha E\log N(y; X\theta, v) 
 best q(v).
 """
 
+import math
+import warnings
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import gammaln
 
 from numpyro_tempered.core.checks import check_number, is_traced, key_first
+from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
@@ -107,10 +111,13 @@ def fit_linear(
     search = Search(num_restarts, num_sweeps, tolerance)
     best = find_best(rng_key, regression, regression[:2], linear_ascent, (power, noise), search)
     state, of_noise = best.ascent.point, None
+    ascent = outcome(state.q, best, regression, num_sweeps)
+    if intercept_scale is None and not is_traced(x, y, ascent["posterior"]):
+        _warn_of_mean(to_host(y) - to_host(x) @ to_host(ascent["posterior"].mean), noise_scale)
     if isinstance(noise, Gamma):
         of_noise = NoisePosterior(*gamma_posterior(noise, state.error, x.shape[0], power))
     return LinearFit(
-        **outcome(state.q, best, regression, num_sweeps),
+        **ascent,
         noise_scale=1.0 / jnp.sqrt(state.precision),
         noise_posterior=of_noise,
         elbo=best.ascent.objective,
@@ -119,6 +126,19 @@ def fit_linear(
         alpha=alpha,
         target_moments=target_moments(y),
     )
+
+
+def _warn_of_mean(residuals: np.ndarray, noise_scale: ArrayLike | None) -> None:
+    """Warn of residuals most of whose squares are that of their mean, beside which no column counts."""
+    mean, deviation = residuals.mean(), residuals.std()
+    if noise_scale is not None and not is_traced(noise_scale):
+        deviation = max(deviation, float(np.asarray(noise_scale)))
+    if abs(mean) > deviation * max(2.0, 10.0 / math.sqrt(len(residuals))) and len(residuals) > 2:
+        warnings.warn(
+            f"y is {mean:.3g} away from 0 on average and the columns do not explain it, beside deviations of "
+            f"{deviation:.3g}: pass intercept_scale=, or centre y and the columns of x.",
+            stacklevel=4,
+        )
 
 
 class Known(NamedTuple):

@@ -52,8 +52,8 @@ def linear_predictor(fit: SparseFit, x: ArrayLike) -> Moments:
         >>> nt.sparse.linear_predictor(fit, [[0.0, 1.0, 0.0]]).mean.round(1)
         Array([2.], dtype=float32)
     """
-    rows = _rows(fit, x) - fit.centre
-    zero = jnp.zeros_like(fit.centre[0])
+    rows = _rows(fit, x)
+    zero = jnp.zeros((), rows.dtype)
     loc, scale = (zero, zero) if fit.intercept is None else fit.intercept
     with jax.default_matmul_precision("highest"):
         mean = loc + rows @ fit.posterior.mean
@@ -160,9 +160,10 @@ def predict_proba(rng_key: Array, fit: LogisticFit, x: ArrayLike, num_samples: i
     if not isinstance(fit, LogisticFit):
         raise TypeError(f"predict_proba takes a LogisticFit, got a {type(fit).__name__}: use predict.")
     rows = _rows(fit, x)
-    draws = sample_posterior(rng_key, fit, num_samples)
+    draws = draw_factors(rng_key, fit.factors(), check_count(num_samples, "num_samples"))
+    intercept = jnp.reshape(draws.get("intercept", 0.0), (-1, 1))
     with jax.default_matmul_precision("highest"):
-        probabilities = jax.nn.sigmoid(draws.intercept[:, None] + draws.coefficients @ rows.T)
+        probabilities = jax.nn.sigmoid(intercept + draws["coef"] @ rows.T)
     return Moments(jnp.mean(probabilities, axis=0), jnp.std(probabilities, axis=0))
 
 
@@ -238,7 +239,7 @@ def sparse_as_tempered_fit(
 
 
 def _rows(fit: SparseFit, x: ArrayLike) -> Array:
-    """Rows in the precision of the fit.
+    """Rows less the centre, in the precision of the fit.
 
     Raises:
         ValueError: If their shape is not that of rows of the fit.
@@ -247,4 +248,4 @@ def _rows(fit: SparseFit, x: ArrayLike) -> Array:
     d = fit.centre.shape[0]
     if values.ndim != 2 or values.shape[1] != d:
         raise ValueError(f"x must have shape (n, {d}), as the rows of the fit, got {values.shape}.")
-    return jnp.asarray(values, fit.centre.dtype)
+    return jnp.asarray(values - fit.centre, fit.posterior.loc.dtype)

@@ -49,7 +49,7 @@ def write_files(folder, num_rows, d):
 
 def contestants(folder, d):
     """Calls by name."""
-    logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    logistic = nt.expectations.logistic()
     mean_field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
     full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
 

@@ -29,7 +29,7 @@ from provenance import describe
 import numpyro_tempered as nt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 UNITS = {"stream": "rows in a batch", "learners": "learners side by side", "mixture": "rows of a mixture"}
 
 

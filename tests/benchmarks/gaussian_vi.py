@@ -47,7 +47,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PRIOR_SCALE = 5.0
 TARGET = 1e-6
 vi = nt.descent
-LOSS = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=40)
+LOSS = nt.expectations.logistic(num_nodes=40)
 METHODS = {
     "natural gradient, damping .5": (vi.natural_gradient(), 200),
     "natural gradient, damping 1": (vi.natural_gradient(1.0), 200),

@@ -196,7 +196,7 @@ def measure(d, num_rounds, repeats, svi_steps):
             return 0
 
         contestants |= {name: compiled, (name, "numba"): by_numba}
-    logistic = nt.expectations.gauss_hermite(lambda u, z: jax.nn.softplus(-z * u))
+    logistic = nt.expectations.logistic()
     rule = nt.online.ngvi()
     state = rule.init(prior)
     contestants["bare"] = lambda: nt.online.run(rule, logistic, state, device_x, device_y)

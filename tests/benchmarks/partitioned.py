@@ -36,7 +36,7 @@ from sklearn.datasets import load_breast_cancer
 import numpyro_tempered as nt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 DAMPED, UNDAMPED = (nt.online.partitioned(LOGISTIC, damping=rho) for rho in (0.5, 1.0))
 STREAMS = {"merged once, ngvi(fisher)": nt.online.ngvi(curvature="fisher"), "merged once, rvga": nt.online.rvga()}
 

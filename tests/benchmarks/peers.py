@@ -125,7 +125,7 @@ def blackjax_contestant(x, y):
 
 def our_calls(x, y, online, num_steps):
     """The updates of this package called once per datum."""
-    d, logistic = x.shape[1], nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    d, logistic = x.shape[1], nt.expectations.logistic()
     field = nt.families.MeanField(jnp.zeros(d), jnp.ones(d))
     full = nt.families.FullRank(jnp.zeros(d), jnp.eye(d))
 

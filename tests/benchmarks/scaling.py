@@ -80,7 +80,6 @@ def clusters(n, d):
 
 def stream_call(method, n, d, num_experts):
     """A pass of single rows."""
-    import jax
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
@@ -89,7 +88,7 @@ def stream_call(method, n, d, num_experts):
     rule = factory()
     if num_experts > 1:
         rule = nt.online.aggregate(nt.online.grid(factory, step_size=np.geomspace(0.1, 1.0, num_experts)))
-    loss = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    loss = nt.expectations.logistic()
     state = rule.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))
     x, y = map(jnp.asarray, regression(n, d))
     return lambda key: nt.online.run(rule, loss, state, x, y)[0]
@@ -195,7 +194,6 @@ def one_of(kind, number, index, port, n):
 
 def batches_call(n, place):
     """A stream on 54 columns in batches of 8192 rows."""
-    import jax
     import jax.numpy as jnp
 
     import numpyro_tempered as nt
@@ -204,7 +202,7 @@ def batches_call(n, place):
     x, y = regression(n // size * size, d)
     x, y = place(x.reshape(-1, size, d), 1), place(y.reshape(-1, size), 1)
     rule = nt.online.rvga()
-    loss = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    loss = nt.expectations.logistic()
     state = rule.init(nt.families.FullRank(jnp.zeros(d), jnp.eye(d)))
     return lambda key: nt.online.run(rule, loss, state, x, y)[0]
 

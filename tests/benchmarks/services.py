@@ -56,7 +56,7 @@ def services(x, y):
 
     import numpyro_tempered as nt
 
-    logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    logistic = nt.expectations.logistic()
     d = x.shape[1]
     rows, priors = (
         iter(np.tile(np.arange(len(x)), 10_000)),
@@ -99,7 +99,7 @@ def others(x, y):
 
     d = x.shape[1]
     rows = iter(np.tile(np.arange(len(x)), 10_000))
-    logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    logistic = nt.expectations.logistic()
     rule = nt.online.rvga()
     holder = {"state": rule.init(nt.families.MeanField(jnp.zeros(d), jnp.ones(d)))}
     on_device = jnp.asarray(x[0]), jnp.asarray(y[0])

@@ -6,12 +6,18 @@ import sys
 import jax
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse
 from conftest import enable_x64
 from scipy import stats
 from sklearn.base import clone
+from sklearn.datasets import load_iris, load_wine
+from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
+from sklearn.mixture import GaussianMixture
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import numpyro_tempered as nt
 from numpyro_tempered.estimators import TemperedMixture, TemperedPCA
@@ -90,10 +96,13 @@ def test_information_criteria_count_the_free_parameters(mixture):
     np.testing.assert_allclose(mixture.bic(FRAME), twice + number * np.log(40))
 
 
-def test_covariances_are_inverses_of_expected_precisions(mixture):
+def test_precisions_are_posterior_means_and_inverses_of_the_covariances(mixture):
     q = mixture.fit_.posterior
-    for covariance, df, scale in zip(mixture.covariances_, q.df, q.scale, strict=True):
-        np.testing.assert_allclose(covariance @ (df * np.linalg.inv(scale)), np.eye(2), atol=1e-9)
+    for covariance, precision, df, scale in zip(
+        mixture.covariances_, mixture.precisions_, q.df, q.scale, strict=True
+    ):
+        np.testing.assert_allclose(precision, df * np.linalg.inv(scale), rtol=1e-9)
+        np.testing.assert_allclose(covariance @ precision, np.eye(2), atol=1e-9)
 
 
 def test_memberships_are_the_features(mixture):
@@ -112,6 +121,34 @@ def test_scores_lie_along_orthonormal_axes(pca):
     # Shrunk by the share of the noise in the variance along the axis.
     share = pca.noise_variance_ / pca.explained_variance_[0]
     np.testing.assert_allclose(pca.transform(FRAME), projected * (1 - share), rtol=0.02)
+
+
+def test_variances_and_covariances_are_those_of_scikit_learn_shrunk_a_little():
+    scaled = StandardScaler().fit_transform(load_wine().data)
+    ours, theirs = (kind(3).fit(scaled) for kind in (TemperedPCA, PCA))
+    # Of 178 rows the prior takes 2 to 6 per cent of a variance.
+    ratio = ours.explained_variance_ratio_ / theirs.explained_variance_ratio_
+    assert np.all((ratio > 0.94) & (ratio < 1.0))
+    np.testing.assert_allclose(ours.singular_values_, np.sqrt(177 * ours.explained_variance_))
+    np.testing.assert_allclose(ours.singular_values_, theirs.singular_values_, rtol=0.04)
+    covariance, loadings = ours.get_covariance(), ours.fit_.loadings
+    np.testing.assert_allclose(covariance, loadings @ loadings.T + ours.noise_variance_ * np.eye(13), atol=1e-12)
+    np.testing.assert_allclose(covariance, theirs.get_covariance(), atol=0.1)
+    np.testing.assert_allclose(ours.explained_variance_ratio_, ours.explained_variance_ / np.trace(covariance))
+    np.testing.assert_allclose(covariance @ ours.get_precision(), np.eye(13), atol=1e-12)
+
+
+def test_no_factor_among_several_is_an_answer_but_no_step_of_a_pipeline():
+    noise = np.random.default_rng(0).normal(size=(60, 3))
+    pca = TemperedPCA(range(3)).fit(noise)
+    assert pca.n_components_ == pca.selection_.selected == 0
+    assert np.isfinite(pca.score(noise))
+    np.testing.assert_allclose(pca.get_covariance(), pca.noise_variance_ * np.eye(3))
+    assert pca.explained_variance_ratio_.shape == pca.singular_values_.shape == (0,)
+    steps = make_pipeline(TemperedPCA(range(3)), GaussianMixture(2))
+    with pytest.raises(ValueError, match=r"0 factors are selected.*from 1 up, such as range\(1, 10\)"):
+        steps.fit(noise)
+    assert steps.set_params(temperedpca__n_components=range(1, 3)).fit(noise).predict(noise).shape == (60,)
 
 
 def test_the_library_and_the_estimator_agree(pca):
@@ -135,6 +172,48 @@ def test_masked_entries_are_missing(pca):
     again = TemperedPCA(1, random_state=0).fit(rows)
     assert again.fit_.num_observed == 79
     np.testing.assert_array_equal(again.transform(rows), again.transform(filled))
+
+
+DAYS = pd.date_range("2020-01-01", periods=40)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "table",
+    [
+        FRAME.assign(when=DAYS),
+        FRAME.assign(when=DAYS - DAYS[0]),
+        FRAME.assign(when=DAYS.date),
+        pa.table({"height": X[:, 0], "when": DAYS}),
+    ],
+    ids=["dates", "spans", "objects", "arrow"],
+)
+def test_dates_are_refused_by_name_instead_of_nanoseconds(kind, fitted, table):
+    with pytest.raises(TypeError, match=r"columns \['when'\]\. Pass numbers, such as days since the first"):
+        kind().fit(table)
+    with pytest.raises(TypeError, match="Pass numbers, such as days"):
+        fitted.transform(DAYS.to_numpy()[:, None])
+
+
+@BOTH
+def test_text_in_a_table_is_refused_by_name(kind):
+    with pytest.raises(TypeError, match=r"columns \['town'\]\. Pass codes"):
+        kind().fit(FRAME.assign(town="Oslo"))
+
+
+@BOTH
+def test_tables_of_other_kinds_are_the_same_numbers(kind, fitted):
+    holes = np.where(np.arange(80).reshape(40, 2) == 3, np.nan, X)
+    expected = fitted.score_samples(pd.DataFrame(holes, columns=NAMES))
+    objects = pd.DataFrame(holes, columns=NAMES).astype(object)
+    objects.iloc[1, 1] = pd.NaT
+    nullable = pd.DataFrame(holes, columns=NAMES).convert_dtypes()
+    for table in (objects, nullable, pa.Table.from_pandas(nullable)):
+        np.testing.assert_array_equal(fitted.score_samples(table), expected)
+        with pytest.raises(ValueError, match="feature names should match"):
+            fitted.transform(
+                table.rename(columns={"height": "h"}) if hasattr(table, "iloc") else table.select([1, 0])
+            )
 
 
 def test_by_default_factors_make_every_covariance():
@@ -246,6 +325,66 @@ def test_a_component_is_a_name_a_component_or_a_function():
     for components in ([], ["full", "full"], {}):
         with pytest.raises(ValueError, match="component must be different components, at least one"):
             TemperedMixture(component=components).fit(X)
+
+
+def test_a_warm_start_goes_on_where_the_last_fit_ended():
+    rows = load_iris().data
+    options = {"n_components": 3, "component": "tied", "n_init": 1, "tol": 0.0, "random_state": 0}
+    with pytest.warns(UserWarning, match="has not converged"):
+        whole = TemperedMixture(max_iter=7, **options).fit(rows)
+    # The first pass of the second fit evaluates where the first one ended.
+    parts = TemperedMixture(max_iter=4, warm_start=True, **options)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="has not converged"):
+            parts.fit(rows)
+        parts = pickle.loads(pickle.dumps(parts))
+    np.testing.assert_allclose(parts.means_, whole.means_, rtol=1e-10)
+    np.testing.assert_allclose(parts.lower_bound_, whole.lower_bound_, rtol=1e-12)
+    again = parts.set_params(max_iter=1000, tol=None).fit(rows)
+    assert again.lower_bound_ > whole.lower_bound_
+    bound = again.lower_bound_
+    assert again.fit(rows).n_iter_ <= 2
+    # A converged fit gains no more than the tolerance, 1e-8 for each of 150 rows, in its last pass.
+    assert 0.0 <= again.lower_bound_ - bound <= 1.5e-6
+
+
+def test_a_warm_start_refuses_another_mixture():
+    warm = TemperedMixture(2, random_state=0, warm_start=True).fit(X)
+    for parameters, rows, message in [
+        ({"n_components": 3}, X, "the last fit has 2 components, n_components is 3"),
+        ({"n_components": [1, 2]}, X, "one n_components and one component"),
+        ({"component": ["full", "diag"]}, X, "one n_components and one component"),
+        ({"component": "diag"}, X, "expected at most 2 of diagonal_gaussian"),
+        ({}, np.c_[X, X[:, 0]], "X has 3 features"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            pickle.loads(pickle.dumps(warm)).set_params(**parameters).fit(rows)
+
+
+def test_progress_is_shown_on_request_alone(capsys):
+    options = {"component": "diag", "n_init": 2, "random_state": 0}
+    several = TemperedMixture([1, 2], **options)
+    TemperedMixture(2, **options).fit(X)
+    several.fit(X)
+    assert capsys.readouterr().err == ""
+    for estimator in (TemperedMixture(2, verbose=1, **options), several.set_params(verbose=True)):
+        estimator.fit(X)
+        assert "passes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("component", ["tied", "diag"])
+def test_a_weight_of_two_counts_as_a_row_twice(component):
+    counts = 1 + np.arange(40) % 2
+    options = {"component": component, "random_state": 0}
+    twice = TemperedMixture(2, **options).fit(np.repeat(X, counts, axis=0))
+    for weight in (counts, counts.astype(object), pd.Series(counts, dtype="Int64")):
+        weighted = TemperedMixture(2, **options).fit(X, sample_weight=weight)
+        np.testing.assert_allclose(weighted.lower_bound_, twice.lower_bound_, rtol=1e-12)
+        for name in ("means_", "covariances_", "weights_"):
+            ours, theirs = (np.sort(np.ravel(getattr(fit, name))) for fit in (weighted, twice))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    with pytest.raises(TypeError, match=r"sample_weight must be real numbers, got dtype datetime64"):
+        TemperedMixture(2, **options).fit(X, sample_weight=DAYS)
 
 
 @pytest.mark.full

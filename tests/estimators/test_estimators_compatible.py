@@ -71,6 +71,9 @@ def test_covariances_have_the_shapes_of_scikit_learn(component, shape):
     within = np.mean([scaled[label == LABEL].var(axis=0) for label in (0, 1)], axis=0)
     values = np.diag(fit.covariances_) if component == "tied" else fit.covariances_
     np.testing.assert_allclose(np.mean(values), np.mean(within), rtol=0.5)
+    assert fit.precisions_.shape == shape
+    inverse = np.linalg.inv(fit.covariances_) if component == "tied" else 1.0 / fit.covariances_
+    np.testing.assert_allclose(fit.precisions_, inverse)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,7 @@ def test_components_of_other_families(component):
     np.testing.assert_array_equal(fit.predict(counts) == fit.predict(counts)[0], LABEL == 0)
     assert not hasattr(fit, "means_")
     assert not hasattr(fit, "covariances_")
+    assert not hasattr(fit, "precisions_")
     if component is nt.components.poisson:
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(fit)).predict(counts), fit.predict(counts))
 

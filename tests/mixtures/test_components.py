@@ -422,8 +422,8 @@ def test_masked_entries_are_missing(key):
     np.testing.assert_array_equal(scaled_to(np.ma.masked_equal([[0, 1], [2, -999], [4, 3]], -999))["loc"], [2, 2])
     rows, _ = shard_rows(masked, jax.make_mesh((1,), ("rows",)))
     np.testing.assert_array_equal(rows, filled)
-    assert type(sites._on_host(masked)) is np.ndarray
-    np.testing.assert_array_equal(sites._on_host(masked), filled)
+    assert type(sites._on_host(masked, "x")) is np.ndarray
+    np.testing.assert_array_equal(sites._on_host(masked, "x"), filled)
 
 
 def test_a_product_takes_missing_entries_where_its_parts_do():

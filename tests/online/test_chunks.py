@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, MeanField
@@ -56,6 +57,7 @@ def cut(x, y, *lengths):
 
 
 X, Y = make_rows(40)
+DATES = pd.date_range("2026-01-01", periods=40)
 ONCE = nt.online.run(NGVI, SQUARED, NGVI.init(make_prior()), X, Y)
 
 
@@ -175,8 +177,6 @@ def test_chunks_are_checked():
         run([(x, y[:3])])
     with pytest.raises(ValueError, match="chunk 1 has rows of shapes"):
         run([(x, y), (x[:, :2], y)])
-    with pytest.raises(ValueError, match="chunk 1 holds float64 where the first chunk holds int64"):
-        run([(x, y.astype(int)), (x, y)])
     with pytest.raises(ValueError, match="size must be an integer of at least 2"):
         run([(x, y)], size=1)
     hinge = nt.expectations.hinge()
@@ -185,6 +185,69 @@ def test_chunks_are_checked():
     # Integers fit floats, and padding is not data.
     assert int(run([(x, y), (x, y.astype(int))])[0].count) == 8
     assert int(nt.online.run_chunks(NGVI, hinge, state, [(x[:3], y[:3])])[0].count) == 3
+
+
+@pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
+@pytest.mark.parametrize("size", [2, 5, 12])
+@pytest.mark.parametrize("dtype", [int, np.int8, bool, np.float16])
+def test_numbers_of_the_first_chunk_do_not_decide_how_others_are_read(dtype, size):
+    x = np.concatenate([(2 * X[:10]).astype(dtype), X[10:20]])
+    first = [((2 * X[:10]).astype(dtype), Y[:10].astype(int)), (X[10:20], Y[10:20])]
+    expected = nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), [(x, Y[:20])], size=size)
+    for chunks in (first, first + [(each[:0], Y[:0]) for each, _ in first]):
+        found = nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), chunks, size=size)
+        assert_same(found, expected)
+    wide = [((2 * X[:10]).astype(np.int8), Y[:10]), (np.full((4, D), 300), Y[:4])]
+    state, _ = nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), wide, size=size)
+    squares = np.sum(np.square((2 * X[:10]).astype(int)), axis=0) + 4 * 300**2
+    # Half of the natural step, of losses of curvature 2 x².
+    np.testing.assert_allclose(state.posterior.scale**-2, 1 + squares, rtol=1e-5)
+
+
+def test_batches_of_all_processes_keep_the_dtypes_of_the_first():
+    y = np.arange(8.0)
+    ys = [batch[0] for batch, _ in nt.online.global_batches([(np.float32(y),), (y,)], size=4)]
+    np.testing.assert_array_equal(np.concatenate(ys), [*y, *y])
+    with pytest.raises(ValueError, match=r"holds float64 where the first rows hold int64.*chunk.astype\(float\)"):
+        list(nt.online.global_batches([(y.astype(int),), (y,)], size=4))
+
+
+def as_columns(convert):
+    return lambda: [(convert(X[:20]), convert(Y[:20])), (convert(X[20:]), convert(Y[20:]))]
+
+
+READABLE = {
+    "lists": as_columns(np.ndarray.tolist),
+    "a list of lists": lambda: [[X.tolist(), Y.tolist()]],
+    "objects": as_columns(lambda a: a.astype(object)),
+    "frames": as_columns(lambda a: pd.DataFrame(a) if a.ndim == 2 else pd.Series(a)),
+    "nullable": as_columns(lambda a: (pd.DataFrame(a) if a.ndim == 2 else pd.Series(a)).convert_dtypes()),
+    "arrays of jax": as_columns(jnp.asarray),
+}
+UNREADABLE = {
+    "dates": (pd.DataFrame(X).assign(day=DATES), Y, TypeError, r"columns \['day'\]. Pass numbers, such as days"),
+    "all dates": (pd.DataFrame({"day": DATES}), Y, TypeError, "Pass numbers, such as days"),
+    "text": (X.astype(str), Y, TypeError, "must be real numbers, got dtype <U32"),
+    "complex": (X + 1j, Y, TypeError, "got dtype complex128"),
+    "sparse": (sparse.csr_matrix(X), Y, TypeError, r"must be dense, got a sparse csr_matrix. Pass x.toarray\(\)"),
+    "rows": (list(X), list(Y), ValueError, "and 37 more. Join lists of arrays by numpy.stack"),
+    "labels": (X, pd.Series(["a", "b"] * 20, dtype="category"), TypeError, "Pass codes"),
+}
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_chunks_of_all_kinds_are_read_alike(name):
+    state, losses = nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), READABLE[name](), size=12)
+    assert_same((state, losses), ONCE)
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_other_chunks_are_refused_in_a_sentence(name):
+    x, y, kind, message = UNREADABLE[name]
+    for number, chunks in ((0, [(x, y)]), (1, [(X, Y), (x, y)])):
+        with pytest.raises(kind, match=rf"chunk {number} .*{message}") as error:
+            nt.online.run_chunks(NGVI, SQUARED, NGVI.init(make_prior()), chunks, size=12)
+        assert len(str(error.value)) < 300
 
 
 def test_memory_does_not_grow_with_the_stream():

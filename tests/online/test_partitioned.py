@@ -14,7 +14,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 
 SQUARED = nt.expectations.squared()
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 D, ALPHA = 2, 0.7
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 

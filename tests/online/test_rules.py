@@ -41,7 +41,7 @@ def counted(expectation):
 
 
 HINGE = counted(nt.expectations.hinge())
-LOGISTIC = counted(nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u)))
+LOGISTIC = counted(nt.expectations.logistic())
 SQUARED = nt.expectations.squared()
 HALF_SQUARED = nt.expectations.gauss_hermite(lambda u, y: 0.5 * jnp.square(y - u), num_nodes=4)
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("strict")
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 RVGA = nt.online.rvga()
 
 

@@ -24,7 +24,7 @@ from numpyro_tempered.online.streams.average import RunningAverage, average, wit
 from numpyro_tempered.theory.bounds import diameter, lipschitz, lipschitz_squared, strong_convexity
 
 HINGE = nt.expectations.hinge()
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 SQUARED = nt.expectations.squared()
 
 

@@ -1,12 +1,15 @@
 """Services: rounds and predictions one at a time, beside the drivers, NumPy's formulas and quadrature."""
 
 import threading
+from decimal import Decimal
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from conftest import enable_x64
 from scipy import integrate, special, stats
@@ -20,10 +23,6 @@ X = RNG.normal(size=(40, 3))
 SIGNS = np.where(RNG.random(40) < special.expit(X @ [1.0, -2.0, 0.5]), 1.0, -1.0)
 ROOT = np.array([[1.0, 0.0, 0.0], [0.4, 0.7, 0.0], [-0.3, 0.2, 0.5]])
 MEAN = np.array([0.5, -1.0, 0.2])
-
-
-def logistic():
-    return nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
 
 
 def mean_field():
@@ -57,15 +56,15 @@ def assert_near(state, expected):
 @pytest.fixture(scope="module")
 def service():
     rule = nt.online.rvga()
-    return nt.online.Service(rule, logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=KEY)
+    return nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=KEY)
 
 
 COMBINATIONS = {
-    "rvga, logistic": (nt.online.rvga, logistic, full_rank),
+    "rvga, logistic": (nt.online.rvga, nt.expectations.logistic, full_rank),
     "ngvi, hinge": (lambda: nt.online.ngvi(0.1), nt.expectations.hinge, mean_field),
     "aggregate": (
         lambda: nt.online.aggregate(nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])),
-        logistic,
+        nt.expectations.logistic,
         mean_field,
     ),
     "clipped, standardised": (
@@ -105,7 +104,7 @@ def test_rounds_are_those_of_a_run(name):
 @pytest.mark.full
 def test_double_precision():
     with enable_x64():
-        rule, loss = nt.online.rvga(), logistic()
+        rule, loss = nt.online.rvga(), nt.expectations.logistic()
         service = nt.online.Service(rule, loss, rule.init(full_rank()), X[0], 1.0)
         state = rule.init(full_rank())
         for x, y in zip(X, SIGNS, strict=True):
@@ -168,7 +167,9 @@ def test_equal_parts_compile_nothing(service):
     )
     try:
         rule = nt.online.rvga()
-        other = nt.online.Service(rule, logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=jax.random.key(5))
+        other = nt.online.Service(
+            rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, rng_key=jax.random.key(5)
+        )
         service.predict(X[0])
         programs.clear()
         for y in (1.0, -1, [1.0], np.float32(1.0)):
@@ -186,16 +187,122 @@ def test_what_is_wrong_leaves_the_state(service):
         ((X[:1], 1.0), ValueError, r"got \(1, 3\)"),
         ((np.ones(1), 1.0), ValueError, r"got \(1,\)"),
         ((X[0],), TypeError, "takes 2 arrays, as at the start, got 1"),
-        ((X[0], "one"), ValueError, "could not convert string to float"),
+        ((X[0], "one"), TypeError, "array 1 must be real numbers, got dtype <U3, such as 'one'. Pass codes"),
+        ((["1", "2", "3"], 1.0), TypeError, "array 0 must be real numbers, got dtype <U1"),
+        ((X[0] + 1j, 1.0), TypeError, "array 0 must be real numbers, got dtype complex128"),
+        (
+            (pd.date_range("2026-01-01", periods=3), 1.0),
+            TypeError,
+            "array 0 must be .* Pass numbers, such as days",
+        ),
+        (([1.0, [2.0], 3.0], 1.0), TypeError, "array 0 must be real numbers, got lists of different lengths"),
+        (([1.0, object(), 3.0], 1.0), TypeError, "array 0 must be real numbers, got dtype object"),
+        ((X[0], 0.0), ValueError, r"logistic needs labels y in \{-1, 1\}, got 0\.0; turn labels in \{0, 1\}"),
     ]
     for data, kind, message in wrong:
         with pytest.raises(kind, match=message):
             service.learn(*data)
+        if "array 0 must be real" in message:
+            with pytest.raises(kind, match=message):
+                service.predict(data[0])
     with pytest.raises(TypeError, match="predicts from 1 arrays, got 2"):
         service.predict(X[0], 1.0)
     assert equal(service.state, before)
     with pytest.raises(ValueError, match="not of the service's rule, family and sizes"):
         service.load(nt.online.rvga().init(mean_field()))
+
+
+EXAMPLES = {
+    "float64": [1.0, 0.0, 0.0],
+    "int64": [1, 0, 0],
+    "bool": np.array([True, False, False]),
+    "uint8": np.array([1, 0, 0], np.uint8),
+    "float16": np.array([1, 0, 0], np.float16),
+    "objects": pd.Series([1, 0, 0], dtype="Int8"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_datum_at_the_start_does_not_decide_how_rows_are_read(name):
+    rule, loss = nt.online.rvga(), nt.expectations.squared()
+    service = nt.online.Service(rule, loss, rule.init(full_rank()), EXAMPLES[name], 1)
+    row = [1.0, 0.5, 0.501]
+    service.learn(row, 0.7)
+    # Noise of variance 1/2: m = 2 y x / (1 + 2 |x|²).
+    mean = 1.4 * np.array(row) / (1 + 2 * np.dot(row, row))
+    np.testing.assert_allclose(service.state.posterior.loc, mean, rtol=1e-6)
+    assert service.predict(row).mean == pytest.approx(np.dot(row, mean), rel=1e-6)
+
+
+def test_rows_of_all_kinds_are_read_alike(service):
+    before = service.state
+    row = [1.0, -2.0, 3.0]
+    service.learn(row, 1.0)
+    expected, predicted = service.state, service.predict(row)
+    kinds = [
+        np.array(row, np.int8),
+        np.array(row, object),
+        pd.Series(row, dtype="Int64"),
+        pd.DataFrame({"a": [1], "b": [-2.0], "c": [3]}).iloc[0],
+        np.ma.masked_invalid(row),
+        jnp.array(row, int),
+        tuple(row),
+        [Decimal(1), Fraction(-2), np.float16(3)],
+    ]
+    for kind in kinds:
+        service.load(before)
+        service.learn(kind, np.int64(1))
+        assert equal(service.state, expected)
+        assert service.predict(kind) == predicted
+    for missing in ([1.0, None, 3.0], pd.Series([1, None, 3], dtype="Int64"), np.ma.masked_equal(row, -2.0)):
+        service.load(before)
+        service.learn(missing, 1.0)
+        assert int(service.state.rejected) == int(before.rejected) + 1
+        assert np.isnan(service.predict(missing).mean)
+    service.load(before)
+
+
+def squared_of_group(theta, group, y):
+    return jnp.square(y - theta[group])
+
+
+def test_arrays_that_the_loss_needs_as_integers_refuse_fractions():
+    rule, loss = nt.online.ngvi(), nt.expectations.monte_carlo(squared_of_group)
+    service = nt.online.Service(rule, loss, rule.init(mean_field()), 1, 1, rng_key=KEY)
+    # The outcome was an integer too, which the loss does not need.
+    service.learn(2.0, 1.5)
+    before = service.state
+    assert np.count_nonzero(before.posterior.loc) == 1
+    for group in (1.5, None, 2**70, -0.5):
+        with pytest.raises(
+            ValueError,
+            match=r"array 0 must hold numbers of dtype int\d\d, as at the start and as the loss needs them",
+        ):
+            service.learn(group, 1.5)
+    assert equal(service.state, before)
+
+
+def test_one_row_and_a_batch_of_one_have_answers_of_their_own():
+    rule = nt.online.rvga()
+    prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+    service = nt.online.Service(rule, nt.expectations.squared(), rule.init(prior), [0.0, 0.0], 1.0)
+    for _ in range(2):
+        assert service.predict([3.0, 4.0]).variance == 25.0
+        np.testing.assert_array_equal(service.predict([[3.0, 4.0]]).variance, [25.0])
+
+
+def test_outcomes_beside_the_labels_are_refused_where_labels_are_given():
+    rule, loss = nt.online.ngvi(0.1), nt.expectations.squared()
+    options = ({}, {"labels": (-1, 0.1, 1)})
+    of_any, of_labels = (nt.online.Service(rule, loss, rule.init(mean_field()), X[0], 0, **o) for o in options)
+    of_any.learn(X[0], 0.3)
+    for y in (0.1, np.float32(0.1), np.nan, -1):
+        of_labels.learn(X[0], y)
+    before = of_labels.state
+    with pytest.raises(ValueError, match=r"outcomes must be one of labels = \(-1.0, 0.1, 1.0\), got 0.0"):
+        of_labels.learn(X[0], 0)
+    assert equal(of_labels.state, before)
+    assert (int(before.count), int(before.rejected)) == (3, 1)
 
 
 def test_labels_that_the_loss_does_not_admit_are_refused_each_time():
@@ -215,13 +322,15 @@ def test_labels_that_the_loss_does_not_admit_are_refused_each_time():
 def test_a_start_that_is_wrong_is_refused():
     rule = nt.online.rvga()
     with pytest.raises(ValueError, match="expected x of shape"):
-        nt.online.Service(rule, logistic(), rule.init(full_rank()), X[0][:2], 1.0)
+        nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0][:2], 1.0)
     with pytest.raises(TypeError, match="state must be that of a run"):
-        nt.online.Service(rule, logistic(), full_rank(), X[0], 1.0)
+        nt.online.Service(rule, nt.expectations.logistic(), full_rank(), X[0], 1.0)
     with pytest.raises(ValueError, match="labels must be two or more different numbers"):
-        nt.online.Service(rule, logistic(), rule.init(full_rank()), X[0], 1.0, labels=(1.0, 1.0))
+        nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, labels=(1.0, 1.0))
     with pytest.raises(TypeError, match="outside of jit and vmap"):
-        jax.jit(lambda state: nt.online.Service(rule, logistic(), state, X[0], 1.0).state)(rule.init(full_rank()))
+        jax.jit(lambda state: nt.online.Service(rule, nt.expectations.logistic(), state, X[0], 1.0).state)(
+            rule.init(full_rank())
+        )
 
 
 @pytest.mark.full
@@ -262,12 +371,15 @@ def test_predictors_have_their_mean_and_variance(make_q):
 def test_a_service_predicts_as_the_function_does(service):
     state = service.state
     for inputs in (X[0], X[:4]):
-        prediction, expected = service.predict(inputs), nt.online.predict(logistic(), state, inputs)
+        prediction, expected = (
+            service.predict(inputs),
+            nt.online.predict(nt.expectations.logistic(), state, inputs),
+        )
         np.testing.assert_allclose(prediction.mean, expected.mean, rtol=1e-6)
         np.testing.assert_allclose(prediction.variance, expected.variance, rtol=1e-6)
         probabilities = service.class_probabilities(inputs)
         np.testing.assert_allclose(
-            probabilities, nt.online.class_probabilities(logistic(), state, inputs), rtol=1e-5
+            probabilities, nt.online.class_probabilities(nt.expectations.logistic(), state, inputs), rtol=1e-5
         )
     assert isinstance(service.predict(X[0]).mean, float)
 
@@ -318,7 +430,7 @@ def test_probabilities_are_averages_of_the_likelihood(scale):
         )
         return inner[0]
 
-    found = nt.online.class_probabilities(logistic(), q, jnp.ones(1))
+    found = nt.online.class_probabilities(nt.expectations.logistic(), q, jnp.ones(1))
     np.testing.assert_allclose(found, [1 - expected(special.expit), expected(special.expit)], atol=2e-5)
     hinge = nt.online.class_probabilities(nt.expectations.hinge(), q, jnp.ones(1))
     ratio = expected(lambda u: 1 / (1 + np.exp(max(0, 1 - u) - max(0, 1 + u))))
@@ -394,7 +506,7 @@ def test_rounds_of_a_model_are_those_of_its_updates(alpha):
     assert isinstance(service.state, type(state))
     assert_near(service.state.rule_state, state.rule_state)
     q = state.posterior
-    bare = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    bare = nt.expectations.logistic()
     for inputs in (X[0], X[:4]):
         np.testing.assert_allclose(
             service.predict(inputs).mean, nt.online.predict(bare, q, inputs).mean, rtol=1e-5
@@ -415,6 +527,23 @@ def test_a_model_without_a_predictor_learns_and_says_why_it_does_not_predict():
     service.learn(X[0], 1.0)
     with pytest.raises(TypeError, match="sample_posterior draws them"):
         service.predict(X[0])
+
+
+def of_groups(group, x, y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Normal(theta[group] * x, 1.0), obs=y)
+
+
+def test_a_model_decides_which_arrays_are_integers():
+    online = nt.OnlineVI(of_groups, nt.guides.AutoOnlineDiagonalNormal)
+    one = np.ones(1, int)
+    service = online.service(online.init(KEY, one, one, one), one, one, one)
+    twin, _ = online.update(online.init(KEY, one, one, one), one, one * 0.5, one * 1.5)
+    with pytest.raises(ValueError, match=r"array 0 must hold numbers of dtype int\d\d"):
+        service.learn(0.5, 0.5, 1.5)
+    service.learn(1, 0.5, 1.5)
+    np.testing.assert_allclose(service.state.posterior.loc, twin.posterior.loc, rtol=1e-5)
+    assert service.state.posterior.loc[1] > 0.1
 
 
 def test_packed_trees_come_back():

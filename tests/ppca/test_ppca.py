@@ -669,6 +669,17 @@ def test_axes_of_a_strong_signal(key):
     assert np.all(np.max(axes.directions, axis=0) == np.max(np.abs(axes.directions), axis=0))
 
 
+def test_the_axes_of_many_columns_are_those_of_their_covariance():
+    x = np.random.default_rng(5).normal(size=(6, 9))
+    values, vectors = (part[..., ::-1] for part in np.linalg.eigh(x.T @ x / 6))
+    for k in (0, 2, 5):
+        start = driver.from_axes(x, k, ppca.prior())
+        np.testing.assert_allclose(1.0 / start.noise_precision, values[k:].mean())
+        axes = vectors[:, :k]
+        expected = axes @ np.diag(values[:k] - values[k:].mean()) @ axes.T
+        np.testing.assert_allclose(start.loadings @ start.loadings.T, expected, atol=1e-12)
+
+
 def test_starts_are_axes_smaller_axes_and_random(x64, key):
     x = signal(27, N, [2.0, 1.0], D)
     origin = x.mean(axis=0)

@@ -597,3 +597,9 @@ def test_too_few_sweeps_are_warned_of():
 
 def test_the_package_exports_it():
     assert nt.sparse is sparse
+
+
+def test_a_mean_that_no_column_explains_is_told():
+    x, y = X, Y
+    with pytest.warns(UserWarning, match=r"1e\+03 away from 0 on average.*intercept_scale="):
+        fit(x, y + 1000.0, noise_scale=None)

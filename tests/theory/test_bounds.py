@@ -17,7 +17,7 @@ from numpyro_tempered.online.stream import step
 from numpyro_tempered.online.streams.average import average, with_average
 
 HINGE = nt.expectations.hinge()
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 BOX = Box(loc=1.5, scale=0.8)
 STREAMS = ("against the mean", "alternating", "turning", "random")
 

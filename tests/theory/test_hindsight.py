@@ -131,7 +131,7 @@ def test_the_logistic_minimum_has_the_log_odds(x64):
 
 
 def test_an_expectation_gives_its_own_loss(x64):
-    expectation = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    expectation = nt.expectations.logistic()
     x, y = data("hinge", 80, 3)
     first = hindsight.convex(expectation, jnp.zeros(3), x, y)
     second = hindsight.convex(softplus_losses, jnp.zeros(3), x, y)

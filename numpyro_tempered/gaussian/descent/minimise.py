@@ -171,7 +171,7 @@ def minimise(
         >>> import numpyro_tempered as nt
         >>> prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
         >>> x, y = jnp.array([[1.0, 0.5], [0.2, -1.0], [1.0, 1.0]]), jnp.array([1.0, -1.0, 1.0])
-        >>> logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+        >>> logistic = nt.expectations.logistic()
         >>> f = nt.descent.objective(logistic, prior, x, y, alpha=0.5)
         >>> result = nt.descent.minimise(f, prior)
         >>> bool(result.converged), int(result.num_evaluations) < 30

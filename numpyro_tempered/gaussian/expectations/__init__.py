@@ -5,6 +5,7 @@ from numpyro_tempered.gaussian.expectations.gauss_hermite import gauss_hermite
 from numpyro_tempered.gaussian.expectations.hinge import hinge
 from numpyro_tempered.gaussian.expectations.linearised import linearised
 from numpyro_tempered.gaussian.expectations.location_scale import location_scale
+from numpyro_tempered.gaussian.expectations.logistic import logistic
 from numpyro_tempered.gaussian.expectations.monte_carlo import monte_carlo
 from numpyro_tempered.gaussian.expectations.outputs import predictor_monte_carlo
 from numpyro_tempered.gaussian.expectations.pinball import absolute, pinball
@@ -21,6 +22,7 @@ __all__ = [
     "hinge",
     "linearised",
     "location_scale",
+    "logistic",
     "monte_carlo",
     "pinball",
     "poisson",

@@ -68,11 +68,11 @@ def gauss_hermite(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+        >>> cauchy = nt.expectations.gauss_hermite(lambda u, y: jnp.log1p(jnp.square(y - u)))
         >>> q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
-        >>> value = jax.jit(logistic.evaluate)(q, jnp.array([3.0, 4.0]), 1.0)
+        >>> value = jax.jit(cauchy.evaluate)(q, jnp.array([3.0, 4.0]), 1.0)
         >>> print(f"{value.at_mean:.3f} {value.expected:.3f}")
-        0.693 2.123
+        0.693 2.435
     """
     check_count(num_nodes, "num_nodes", 2, MAX_NODES)
     points, masses = np.polynomial.hermite_e.hermegauss(num_nodes)

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.processes import automatic_mesh, spans_processes
-from numpyro_tempered.core.rows import fill_masked
+from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model
 from numpyro_tempered.mixtures.components import base, derived
 from numpyro_tempered.mixtures.components.base import Component, Hyperparameters
@@ -32,7 +32,7 @@ def mixture_model(component: Component, prior: Hyperparameters, concentration: n
     size = concentration.shape[0]
 
     def model(x: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        rows = component.check(_on_host(x))
+        rows = component.check(_on_host(x, f"{component.name}: the data"))
         if is_traced(rows):
             # Their values are unknown: entries may be missing wherever the family allows it.
             may_miss = component.with_missing is not None
@@ -41,8 +41,9 @@ def mixture_model(component: Component, prior: Hyperparameters, concentration: n
         rows = jnp.asarray(rows)
         weight = None
         if sample_weight is not None:
-            check_weight(_on_host(sample_weight), rows)
-            weight = jnp.asarray(sample_weight, rows.dtype)
+            values = _on_host(sample_weight, "sample_weight")
+            check_weight(values, rows)
+            weight = jnp.asarray(values, rows.dtype)
         hyperparameters, of_weights = base.as_dtype((prior, concentration), rows.dtype)
         weights = draw(_sample_site, of_weights)
         sample = _sampler(component, hyperparameters, size)
@@ -169,11 +170,12 @@ def _sample_site(name: str, fn: dist.Distribution) -> Array:
     return numpyro.sample(name, fn.to_event(len(fn.batch_shape)))
 
 
-def _on_host(values: ArrayLike) -> base.Rows:
+def _on_host(values: ArrayLike, name: str) -> base.Rows:
     """Values that can be checked, also where NumPyro compiles the model; traced and shared ones as they are."""
     if is_traced(values):
         return values  # type: ignore[return-value]
-    return automatic_mesh(values) if spans_processes(values) else np.asarray(fill_masked(values))  # type: ignore
+    array = as_array(values, name)
+    return automatic_mesh(array) if spans_processes(array) else np.asarray(array)
 
 
 def _prior_of_all(component: Component, prior: Hyperparameters, num_components: int) -> Hyperparameters:

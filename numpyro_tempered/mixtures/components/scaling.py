@@ -3,10 +3,9 @@
 import numpy as np
 
 from numpyro_tempered.core.checks import check_number, is_traced
-from numpyro_tempered.core.rows import fill_masked
 from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.mixtures.components.base import floating_rows
-from numpyro_tempered.mixtures.prepare import check_weight
+from numpyro_tempered.mixtures.prepare import weight_on_host
 
 
 def scaled_to(
@@ -53,9 +52,7 @@ def scaled_to(
         raise TypeError("scaled_to reads the data on the host: call it outside of jit and vmap.")
     check_number(fraction, "fraction", "(0, 1]")
     rows = np.asarray(floating_rows(x, "scaled_to", None), np.float64)
-    weight = np.ones(len(rows)) if sample_weight is None else np.asarray(fill_masked(sample_weight), np.float64)
-    check_weight(weight, rows)
-    loc, variance = column_moments(rows, weight)
+    loc, variance = column_moments(rows, weight_on_host(sample_weight, rows))
     constant = variance == 0.0
     if constant.any():
         raise ValueError(

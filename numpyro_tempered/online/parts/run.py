@@ -107,7 +107,7 @@ def run_partitioned(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_tempered as nt
-        >>> logistic = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+        >>> logistic = nt.expectations.logistic()
         >>> x, y = jnp.array([[1.0, 0.5], [0.2, -1.0], [1.0, 1.0], [0.3, 0.1]]), jnp.array([1.0, -1.0, -1.0, 1.0])
         >>> prior = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
         >>> pvi = nt.online.partitioned(logistic)

@@ -79,10 +79,26 @@ def _local_blocks(
     first = list(itertools.islice(iterator, 1))
     if not first:
         return
+    kinds: list[np.dtype] = []
     for rows, number in blocks(itertools.chain(first, iterator), num_rows, skip * num_rows):
         if not all(isinstance(leaf, np.ndarray) for leaf in rows):
             raise ValueError("a chunk must be a tuple of arrays, such as (x, y), and none of them a tree.")
-        yield rows, number
+        kinds = kinds or [leaf.dtype for leaf in rows]
+        yield tuple(map(_as_first, rows, kinds)), number
+
+
+def _as_first(leaf: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """Return the array in the dtype of the first rows, on which all processes have agreed.
+
+    Raises:
+        ValueError: If that does not hold it.
+    """
+    if not np.can_cast(leaf.dtype, kind, "same_kind" if kind.kind == "f" else "safe"):
+        raise ValueError(
+            f"a chunk holds {leaf.dtype} where the first rows hold {kind}, which all processes take: pass floats "
+            "from the start, by chunk.astype(float)."
+        )
+    return leaf.astype(kind, copy=False)
 
 
 def _empty_block(

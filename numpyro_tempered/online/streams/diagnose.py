@@ -1,7 +1,9 @@
 """Warnings about a stream: collapse, a box that binds, features of different sizes, rejected rounds."""
 
+import math
 import warnings
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,6 +16,10 @@ from numpyro_tempered.online.streams.standardise import Standardisation
 
 # A variance a million million times smaller than the prior's: that of 10^12 data of unit information.
 COLLAPSE = 1e-6
+# Names and shapes of a model's sites, in the order of the coordinates.
+Sites: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+# Coordinates that a finding names.
+MOST_NAMES = 5
 # A rule with one step size for all coordinates moves them in proportion to the square of their features.
 FEATURE_RATIO = 1e3
 
@@ -40,8 +46,8 @@ def diagnose(
       than learning costs; in 50 rounds or more.
 
     Args:
-        rule: The rule of the run.
-        state: Its state: of one stream, not of many under ``vmap``.
+        rule: The rule of the run, or its ``OnlineVI``.
+        state: Its state: of one stream, not of many under ``vmap``. Of an ``OnlineVI`` messages name sites.
         x: Optional features, shape ``(n, d)``; a sample will do.
         box: The bounds of the rule; by default ``rule.box``.
         warn: Whether to issue a :class:`StreamWarning` for each finding, besides returning it.
@@ -60,12 +66,14 @@ def diagnose(
         >>> nt.online.diagnose(rule, state, jnp.array([[1.0, 2000.0]]), warn=False)[0].kind
         'features'
     """
+    sites: Sites = getattr(getattr(state, "layout", None), "sites", ())
+    rule, state = getattr(rule, "rule", rule), getattr(state, "rule_state", state)
     if np.ndim(state.count):
         raise ValueError(
             f"diagnose looks at one stream, got {np.shape(state.count)} of them: take one by "
             "jax.tree.map(lambda leaf: leaf[i], state)."
         )
-    findings = [*_posterior_findings(rule, state, rule.box if box is None else box)]
+    findings = [*_posterior_findings(rule, state, rule.box if box is None else box, sites)]
     findings += count_findings(state)
     if x is not None and not any(isinstance(memory, Standardisation) for memory in layers(state)):
         findings += _feature_findings(to_host(x).astype(float))
@@ -75,7 +83,7 @@ def diagnose(
     return tuple(findings)
 
 
-def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None) -> Iterator[Finding]:
+def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None, sites: Sites) -> Iterator[Finding]:
     q, prior = state.posterior, state.prior
     if not is_gaussian(q):
         return
@@ -84,8 +92,9 @@ def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None) -> Iter
     if small.size and not rule.point:
         yield Finding(
             "collapse",
-            f"{small.size} of {scales.size} posterior scales are below {COLLAPSE:g} of the prior's: these "
-            "coordinates hardly move any more. Take a smaller step size, standardise the features, or forget.",
+            f"{small.size} of {scales.size} posterior scales are below {COLLAPSE:g} of the prior's "
+            f"({_names(small, sites)}): these coordinates hardly move any more. Take a smaller step size, "
+            "standardise the features, or forget.",
             small,
         )
     if box is None:
@@ -98,10 +107,22 @@ def _posterior_findings(rule: Rule, state: OnlineState, box: Box | None) -> Iter
     if at.size:
         yield Finding(
             "box",
-            f"the box binds in {at.size} of {scales.size} coordinates: the best parameters may lie outside. "
-            "Widen it, or standardise the features.",
+            f"the box binds in {at.size} of {scales.size} coordinates ({_names(at, sites)}): the best parameters "
+            "may lie outside. Widen it, or standardise the features.",
             at,
         )
+
+
+def _names(coordinates: np.ndarray, sites: Sites) -> str:
+    """Name the first of some coordinates, by the sites of a model where there is one."""
+    names = [str(number) for number in coordinates[:MOST_NAMES]]
+    ends = np.cumsum([math.prod(shape) for _, shape in sites])
+    for place, number in enumerate(coordinates[:MOST_NAMES] if sites else ()):
+        which = int(np.searchsorted(ends, number, side="right"))
+        site, shape = sites[which]
+        index = np.unravel_index(number - ends[which] + math.prod(shape), shape) if shape else ()
+        names[place] = site + (str([int(i) for i in index]) if shape else "")
+    return ", ".join(names) + (", ..." if len(coordinates) > MOST_NAMES else "")
 
 
 def _feature_findings(x: np.ndarray) -> Iterator[Finding]:

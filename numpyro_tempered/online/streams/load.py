@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.export
@@ -43,14 +43,14 @@ class LoadedUpdate(NamedTuple):
         mask: Dtype and shape of the mask, or None for rounds without one.
     """
 
-    state: Any
+    state: PyTree
     round: Callable[..., tuple]
     sample: Callable[..., dict[str, Array]]
     arguments: ArgumentStructure
     kinds: tuple
     mask: list | None
 
-    def update(self, state: PyTree, *args: object, **kwargs: object) -> tuple[Any, Losses]:
+    def update(self, state: PyTree, *args: object, **kwargs: object) -> tuple[PyTree, Losses]:
         """As :meth:`OnlineVI.update`, bit for bit.
 
         Labels outside of a support raise no error here, as the model is not looked at; what is not finite rejects
@@ -71,7 +71,7 @@ class LoadedUpdate(NamedTuple):
 
     def update_masked(
         self, state: PyTree, mask: ArrayLike, *args: object, **kwargs: object
-    ) -> tuple[Any, Losses]:
+    ) -> tuple[PyTree, Losses]:
         """As :meth:`OnlineVI.update_masked`, of an update that was exported with a mask.
 
         Args:
@@ -104,7 +104,7 @@ class LoadedUpdate(NamedTuple):
         self._check_state(state)
         return self.sample(rng_key, state)
 
-    def _update(self, state: PyTree, mask: Array | None, args: tuple, kwargs: dict) -> tuple[Any, Losses]:
+    def _update(self, state: PyTree, mask: Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Losses]:
         if (mask is None) != (self.mask is None):
             with_or_without, name = ("without", "update") if self.mask is None else ("with", "update_masked")
             raise ValueError(f"this update was exported {with_or_without} a mask: call {name}.")
@@ -234,7 +234,7 @@ def data_of(state: PyTree) -> list[Array]:
     return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
 
 
-def with_leaves(state: Any, data: list[Array]) -> Any:
+def with_leaves(state: PyTree, data: list[Array]) -> PyTree:
     """A state with other leaves, as :func:`data_of` has them."""
     like, structure = jax.tree.flatten(state)
     leaves = [

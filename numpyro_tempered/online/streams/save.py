@@ -2,7 +2,7 @@
 
 import os
 from collections import namedtuple
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.processes import spans_processes
+from numpyro_tempered.core.typing import PyTree
 from numpyro_tempered.online.base import OnlineState
 from numpyro_tempered.online.streams.files import (
     describe,
@@ -155,7 +156,7 @@ def former(tree: T) -> T:
 def present(tree: T, like: T) -> T:
     """A tree with its states of version 1 as they are now: no move is known of them."""
 
-    def convert(node: object, like: Any) -> object:
+    def convert(node: object, like: PyTree) -> object:
         if not isinstance(node, FormerState):
             return node
         moves = (jnp.zeros(leaf.shape, leaf.dtype) for leaf in (like.jumps, like.max_move))

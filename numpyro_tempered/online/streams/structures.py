@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import jax
 
+from numpyro_tempered.core.typing import PyTree
+
 PACKAGE = __name__.partition(".")[0]
 BUILTIN = {"tuple": tuple, "list": list}
 
@@ -40,7 +42,7 @@ def encode(structure: jax.tree_util.PyTreeDef) -> Encoded:
     )
 
 
-def decode(encoded: Encoded, leaves: Iterator[object]) -> Any:
+def decode(encoded: Encoded, leaves: Iterator[object]) -> PyTree:
     """The tree of an encoded structure with these leaves.
 
     Raises:

@@ -29,7 +29,7 @@ LONG = {name: {"max_evaluations": 3000} if name == "plain" else {} for name in M
 ROOT = np.array([[0.5, 0.0], [0.4, 1.5]])
 FAMILIES = {"full": FullRank, "mean-field": MeanField}
 PRIOR_SCALE = 2.0
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=40)
+LOGISTIC = nt.expectations.logistic(num_nodes=40)
 
 
 def standard(kind, d, scale=1.0):

@@ -31,6 +31,7 @@ def one(expectation, loc, scale, y, dtype=jnp.float32, curvature="hessian"):
 
 
 ABSOLUTE, PINBALL, PROBIT, POISSON = ex.absolute(), ex.pinball(0.9), ex.probit(), ex.poisson()
+LOGISTIC = ex.logistic()
 SOFTMAX, NGVI = ex.softmax(3), nt.online.ngvi()
 LINEARISED = ex.linearised(lambda theta, x: theta[0] * x[0], PROBIT)
 
@@ -38,6 +39,12 @@ LINEARISED = ex.linearised(lambda theta, x: theta[0] * x[0], PROBIT)
 @pytest.mark.parametrize(
     ("expectation", "y", "message"),
     [
+        (
+            LOGISTIC,
+            0.0,
+            r"logistic needs labels y in \{-1, 1\}, got 0.0; turn labels in \{0, 1\} into 2 \* y - 1",
+        ),
+        (LOGISTIC, 2.0, "got 2"),
         (PROBIT, 0.0, r"probit needs labels y in \{-1, 1\}, got 0"),
         (POISSON, -1.0, r"poisson needs counts y in \{0, 1, 2, ...\}, got -1"),
         (POISSON, 1.5, "got 1.5"),
@@ -58,6 +65,7 @@ def test_outcomes_that_a_loss_does_not_admit(expectation, y, message):
     ("expectation", "y"),
     [
         (SOFTMAX, 3.0),
+        (LOGISTIC, 0.0),
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in [(PROBIT, 0.0), (POISSON, -1.0), (POISSON, 1.5), (SOFTMAX, -1.0), (LINEARISED, 2.0)]
@@ -82,6 +90,20 @@ def test_arguments():
             ex.squared(noise_scale=scale)
     with pytest.raises(ValueError, match="num_nodes must be an integer of at least 2"):
         ex.probit(num_nodes=1)
+    with pytest.raises(ValueError, match="num_nodes must be an integer from 2 to 350"):
+        ex.logistic(num_nodes=1)
+
+
+def test_the_logistic_loss_is_that_of_its_formula():
+    formula = ex.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+    for y in (-1.0, 1.0):
+        for ours, same in zip(
+            *(one(expectation, 0.7, 1.3, y) for expectation in (LOGISTIC, formula)), strict=True
+        ):
+            np.testing.assert_array_equal(ours, same)
+    # One object, by which programs are shared.
+    assert ex.logistic() is LOGISTIC
+    assert ex.logistic(num_nodes=40) is ex.logistic(num_nodes=40) is not LOGISTIC
 
 
 @pytest.mark.parametrize(("expectation", "slope"), [(ABSOLUTE, 0.0), (PINBALL, 0.5 - 0.9)])

@@ -15,7 +15,7 @@ from numpyro_tempered.gaussian.expectations import location_scale
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 
 HINGE, SQUARED = nt.expectations.hinge(), nt.expectations.squared()
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u), num_nodes=80)
+LOGISTIC = nt.expectations.logistic(num_nodes=80)
 # Value and slope of a loss, and the kinks that integration must meet.
 LOSSES = {
     "hinge": (HINGE, lambda u, y: np.maximum(1 - y * u, 0), lambda u, y: -y * (y * u < 1)),

@@ -98,7 +98,7 @@ def registered():
 
 
 BOX = nt.online.Box(loc=0.6, scale=0.9)
-LOGISTIC = nt.expectations.gauss_hermite(lambda u, y: jax.nn.softplus(-y * u))
+LOGISTIC = nt.expectations.logistic()
 SQUARED = nt.expectations.squared(noise_scale=1.0)
 RULES = {
     "ngvi": nt.online.ngvi(0.7),
