@@ -125,7 +125,7 @@ def _numbers_of(array: Any) -> np.ndarray | None:
 
 
 def holds_dates(value: object) -> bool:
-    """Whether an array, or what NumPy makes one of, holds dates or spans of time."""
+    """Return whether an array, or what NumPy reads as one, holds dates or spans of time."""
     array = np.asarray(value)
     return array.dtype.kind in "mM" or _holds(array, _DATES)
 
@@ -172,7 +172,7 @@ def in_precision(array: Numbers, name: str) -> Numbers:
     return array.astype(np.float64)
 
 
-def warn_if_unresolved(x: object, centre: np.ndarray, dtype: Any) -> None:
+def warn_if_unresolved(x: object, centre: np.ndarray, dtype: np.dtype) -> None:
     """Warn where the data's own coordinates, in which NumPyro's model works, lose digits that the fit kept.
 
     Args:

@@ -82,7 +82,7 @@ class Estimator(BaseEstimator):
 
 
 def read_rows(x: Any) -> Any:
-    """Rows that scikit-learn converts to floating numbers as they are meant, by the policy of ``core.rows``.
+    """Return rows that scikit-learn converts to the numbers that they mean, by the policy of ``core.rows``.
 
     scikit-learn would make nanoseconds of dates. It refuses what is sparse, complex or an array of text itself.
 

@@ -55,7 +55,7 @@ class TemperedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Density
         warm_start: Whether a further fit starts from the one before, and from there alone, as that of
             ``GaussianMixture``: for data that have grown, or another ``alpha`` or ``max_iter``. For one K and one
             component, which stay.
-        verbose: Whether to show progress, by tqdm.
+        verbose: Whether to show progress bars; 0 shows none.
 
     Attributes:
         fit_: The :class:`numpyro_tempered.mixtures.MixtureFit`.

@@ -151,12 +151,12 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         return scores @ self.components_ + self.mean_
 
     def get_covariance(self) -> np.ndarray:
-        """The covariance of a row ``(d, d)``: variances along the axes, and the noise in all other directions."""
+        """Return the covariance of a row ``(d, d)``: variances along the axes, the noise in other directions."""
         excess = self.explained_variance_ - self.noise_variance_
         return self._around_noise(self.noise_variance_, excess)
 
     def get_precision(self) -> np.ndarray:
-        """The inverse of :meth:`get_covariance`."""
+        """Return the inverse of :meth:`get_covariance`."""
         noise = 1.0 / self.noise_variance_
         return self._around_noise(noise, 1.0 / self.explained_variance_ - noise)
 
@@ -243,7 +243,7 @@ class TemperedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
         return self._validate(X)
 
     def _around_noise(self, noise: float, along: np.ndarray) -> np.ndarray:
-        """The matrix with the eigenvalue ``noise``, to which ``along`` is added along the axes."""
+        """Return the matrix with eigenvalue ``noise``, to which ``along`` is added along the axes."""
         axes = self.components_
         return noise * np.eye(axes.shape[1]) + (axes.T * along) @ axes
 

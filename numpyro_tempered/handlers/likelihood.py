@@ -15,6 +15,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.processes import to_host
+from numpyro_tempered.core.rows import in_precision
 from numpyro_tempered.core.typing import Array, Model
 from numpyro_tempered.handlers.effects import ALPHA, PRIOR_FACTOR, Message, Trace, layers, read_powers
 from numpyro_tempered.handlers.observed import check_shape
@@ -250,5 +251,10 @@ def _is_subsampled(site: Site) -> bool:
 
 
 def plain_arrays(tree: T) -> T:
-    """The arguments of a model with pandas objects as numpy arrays."""
-    return jax.tree.map(lambda leaf: leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf, tree)
+    """The arguments of a model with tables as arrays, and integers that JAX would wrap around as floats."""
+
+    def plain(leaf: Any) -> Any:
+        leaf = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+        return in_precision(leaf, "an argument of the model") if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(plain, tree)

@@ -1,6 +1,6 @@
 """Checks of arguments; rows and weights in the form that the drivers use."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -170,8 +170,10 @@ def weight_of(sample_weight: ArrayLike | None, rows: components.Rows) -> compone
     return weight
 
 
-def weight_on_host(sample_weight: ArrayLike | None, rows: np.ndarray, dtype: Any = np.float64) -> np.ndarray:
-    """Weights of rows of the host, 1 by default; errors as of :func:`weight_of`."""
+def weight_on_host(
+    sample_weight: ArrayLike | None, rows: np.ndarray, dtype: np.dtype | type = np.float64
+) -> np.ndarray:
+    """Return weights of rows of the host, 1 by default; errors as of :func:`weight_of`."""
     if sample_weight is None:
         return np.ones(len(rows), dtype)
     weight = np.asarray(as_array(sample_weight, "sample_weight"), dtype)

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from conftest import enable_x64
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoNormal
 
@@ -16,6 +17,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.core.model_arguments import separate
 from numpyro_tempered.core.rows import as_array, is_list, stream_arrays
 from numpyro_tempered.handlers.arguments import model_arguments
+from numpyro_tempered.handlers.likelihood import plain_arrays
 from numpyro_tempered.online.streams.load import _to_device
 
 Y = np.array([1.0, 0.0, 3.0])
@@ -238,3 +240,31 @@ def test_a_fit_of_lists_is_that_of_arrays():
     for fit in fits:
         assert fit.elbo == fits[0].elbo
         np.testing.assert_array_equal(fit.observed["y"], Y)
+
+
+LARGE = np.array([3_000_000_000, 3_100_000_000, 3_190_000_000])
+
+
+@pytest.mark.parametrize(
+    "y", [LARGE, LARGE.tolist(), pd.Series(LARGE), pd.Series(LARGE, dtype="Int64"), LARGE.astype(object)]
+)
+def test_integers_beyond_those_of_jax_are_floating(y):
+    (array,), _ = converted(normal, y)
+    assert array.dtype == float
+    np.testing.assert_array_equal(array, LARGE)
+    np.testing.assert_allclose(separate((np.asarray(y, np.int64),), {})[0][0], LARGE, rtol=1e-6)
+    np.testing.assert_allclose(plain_arrays((np.asarray(y, np.int64),))[0], LARGE)
+
+
+def test_numbers_that_jax_would_change_are_refused():
+    with pytest.raises(ValueError, match=r"argument 'y' .* from 3000000000 to 3000000002, .* steps of 256"):
+        converted(normal, LARGE[0] + np.arange(3))
+    # A column that spans enough steps stands beside one that does not.
+    with pytest.raises(ValueError, match="from 5000000000 to 5000000001"):
+        stream_arrays((np.array([[1, 5_000_000_000], [2**40, 5_000_000_001]]),))
+    for values in (LARGE * 1j, jnp.ones(3) * 1j):
+        with pytest.raises(TypeError, match=r"argument 'y' .* complex.*real and imaginary"):
+            converted(normal, values)
+    with enable_x64():
+        (array,), _ = converted(normal, LARGE)
+        assert array is LARGE
