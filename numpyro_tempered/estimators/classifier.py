@@ -45,7 +45,7 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
     Args:
         alpha: Power on the likelihood, positive.
         prior_scale: Prior standard deviation of coefficients of standardised features; that of the intercept is 5
-            times as large. None for 1 up to 200 columns, and 5/√d beyond, so that the predictor's is 5.
+            times as large. None for 1 up to 200 columns, and 3/√d beyond, so that the predictor's is 3.
         covariance: "full", "diag", or None for "full" up to 200 columns and "diag" beyond, which a warning tells.
         rule: An online rule in the place of ``nt.online.rvga(alpha)``, not standardised; its scales are those of
             :func:`numpyro_tempered.online.standardise` in a stream, and those of ``fit``.

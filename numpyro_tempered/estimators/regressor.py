@@ -49,7 +49,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         alpha: Power on the likelihood, positive.
         prior_scale: Prior standard deviation of coefficients of standardised features, in standard deviations of
             the noise: a ridge of penalty 1/prior_scale². That of the intercept is 5 times as large. None for 10
-            up to 200 columns, and 5/√d beyond.
+            up to 200 columns, and 3/√d beyond.
         covariance: "full", "diag", or None for "full" up to 200 columns and "diag" beyond, which a warning tells.
         rule: An online rule in the place of ``nt.online.rvga(alpha)``, not standardised. It sees outcomes in
             units of the first difference from the first, and a noise of one such unit.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Features by name, or numbers in the order of the columns.
 Row: TypeAlias = Mapping[Hashable, float] | ArrayLike
 # The prior standard deviation of the predictor of a wide row, whatever its number of columns.
-WIDE_PREDICTOR = 5.0
+WIDE_PREDICTOR = 3.0
 
 
 class OnlineEstimator(BaseEstimator, RiverEstimator):
@@ -89,7 +89,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         if self.covariance is None:
             defaults.append("covariance='diag' (a full one would take time in the square of the columns)")
         if self.prior_scale is None:
-            defaults.append(f"prior_scale={form.scale:.2g} (5/sqrt(d))")
+            defaults.append(f"prior_scale={form.scale:.2g} (3/sqrt(d))")
         if num_features > MAX_FULL and defaults:
             text = f"{num_features} columns: for more than {MAX_FULL} the default is {' and '.join(defaults)}."
             warnings.warn(f"{text} Pass them to choose.", UserWarning, stacklevel=5)

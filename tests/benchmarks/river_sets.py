@@ -6,7 +6,7 @@ columns: a train part is learned and a test part predicted. Their losses are mea
 draws of the simulated sets. Probabilities below 1e-15 count as 1e-15, as in river.
 
 - *numpyro_tempered*: ``OnlineClassifier()`` and ``OnlineRegressor()`` without options, on features in raw units.
-  Beyond 200 columns the default is ``covariance="diag"`` and ``prior_scale=5/sqrt(d)``, as a ``UserWarning``
+  Beyond 200 columns the default is ``covariance="diag"`` and ``prior_scale=3/sqrt(d)``, as a ``UserWarning``
   says; *full* has ``covariance="full"``. On wide sets *fit* has all rows at hand, and the others learn row by
   row; *full* on MNIST does not, as it would take minutes. *Windows*, on streams, has
   ``rule=nt.online.aggregate_windows()``, which forgets.

@@ -51,7 +51,7 @@ def test_more_than_200_columns_predict_and_are_told(d):
     for model in (stream, table):
         loss = log_loss(y[1500:], model.predict_proba(x[1500:]))
         # A constant has .69; the best penalty .51 and .54.
-        assert loss < {201: 0.56, 400: 0.65}[d]
+        assert loss < {201: 0.54, 400: 0.6}[d]
         assert loss < log_loss(y[1500:], batch.predict_proba(x[1500:])) + 0.02
     with warnings.catch_warnings():
         warnings.simplefilter("error")
