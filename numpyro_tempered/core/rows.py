@@ -7,12 +7,13 @@ integers, floats, booleans, nullable columns   themselves
 objects that are all numbers                   double precision
 None, NaN, NA, NaT beside numbers, masked      NaN
 integers beyond those of JAX's precision       floating, where that tells them apart, and refused if not
-dates, text, categories, complex numbers       refused, with what to pass instead
+dates, text, complex numbers                   refused, with what to pass instead
 sparse matrices, other objects                 refused
 =============================================  =========================================================
 """
 
 import datetime
+import math
 import warnings
 from decimal import Decimal
 from numbers import Real
@@ -120,8 +121,15 @@ def _numbers_of(array: Any) -> np.ndarray | None:
         return None
     missing = np.array([type(entry).__name__ in _MISSING for entry in array.flat], bool)
     numbers = np.full(array.size, np.nan)
-    numbers[~missing] = [float(entry) for entry in array.flat[~missing]]
+    numbers[~missing] = [_as_float(entry) for entry in array.flat[~missing]]
     return numbers.reshape(array.shape)
+
+
+def _as_float(entry: float) -> float:
+    try:
+        return float(entry)
+    except OverflowError:  # an integer of Python's
+        return math.copysign(math.inf, entry)
 
 
 def holds_dates(value: object) -> bool:

@@ -81,13 +81,14 @@ class Estimator(BaseEstimator):
         super().__setstate__({name: _unpack(value) for name, value in state.items()})
 
 
-def read_rows(x: Any) -> Any:
+def read_rows(x: Any, name: str = "X") -> Any:
     """Return rows that scikit-learn converts to the numbers that they mean, by the policy of ``core.rows``.
 
     scikit-learn would make nanoseconds of dates. It refuses what is sparse, complex or an array of text itself.
 
     Args:
         x: What the user gave: an array, a list, or a table of pandas, polars or Arrow.
+        name: What it is called in an error.
 
     Returns:
         Numbers, NaN where an entry is missing or masked; of a table a data frame with its names and its index.
@@ -97,17 +98,29 @@ def read_rows(x: Any) -> Any:
     """
     is_table = hasattr(x, "columns")
     try:
-        numbers = as_array(x, "X")
+        numbers = as_array(x, name)
     except TypeError:
         if is_table or holds_dates(x):
             raise
         return x
     if not is_table:
         return numbers
+    check_once(list(x.columns))
     import pandas as pd  # takes a while to import
 
     names = x.columns if hasattr(x, "iloc") else getattr(x, "column_names", x.columns)
     return pd.DataFrame(numbers, getattr(x, "index", None), names, copy=False)
+
+
+def check_once(names: list) -> None:
+    """Refuse names of columns that stand twice.
+
+    Raises:
+        ValueError: If one does.
+    """
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1}, key=str)
+        raise ValueError(f"each column must have a name of its own, and {twice} stand twice.")
 
 
 def make_key(random_state: Any) -> Array:

@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from numpyro_tempered.core.checks import check_number, describe
 from numpyro_tempered.core.typing import ArrayLike, PyTree
-from numpyro_tempered.estimators.labels import LabelEstimator, normalise
+from numpyro_tempered.estimators.frames import are_rows, check_some
+from numpyro_tempered.estimators.labels import LabelEstimator, check_label, normalise
 from numpyro_tempered.estimators.learners import LOGISTIC, weighted
 from numpyro_tempered.estimators.river import register
 from numpyro_tempered.estimators.rows import Row
@@ -112,6 +113,7 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         Raises:
             ValueError: If an entry is not finite, or the labels are not classes.
         """
+        check_some(sample_weight)
         self.__dict__.pop("_learners", None)
         return self._learn(X, y, sample_weight, np.unique, is_table=not self.stream)
 
@@ -181,14 +183,14 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
                 classes. What is refused changes nothing.
             TypeError: If a feature is no number.
         """
-        if y is None or y != y:
-            raise ValueError(f"the label of a row is missing, got {y!r}: leave such rows out.")
+        check_label(y)
         w = float(check_number(w, "w", "[0, inf)"))
         self._refuse_balanced()
         is_start, x = not hasattr(self, "_learners"), self._read(x)
         if not is_start:
             self._check_labels([y])
-        w *= (self.class_weight or {}).get(y, 1.0)  # type: ignore[union-attr]
+        if self.class_weight is not None:
+            w *= self._weights_of(np.array([y, None], object)[:1]).item()
         if w == 0.0:
             return
         if is_start:
@@ -198,7 +200,7 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         elif isinstance(x, Mapping):
             self._add_columns(x)
         row = self._row(x)
-        if np.isfinite(row).all():
+        if are_rows(row):
             self._add_class(y)
         self._learners.learn(row, w, self._outcomes(y))
 
@@ -252,9 +254,9 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         import pandas as pd
 
         if not getattr(self, "_index", None):
-            return pd.DataFrame(index=X.index)
+            return pd.DataFrame(index=getattr(X, "index", None))
         values = self._classes_of(np.stack(self._learners.probabilities(self._rows_to_predict(X)), axis=1))
-        return pd.DataFrame(values, index=X.index, columns=list(self._index))
+        return pd.DataFrame(values, index=getattr(X, "index", None), columns=list(self._index))
 
     def predict_many(self, X: "pd.DataFrame") -> "pd.Series":
         """Return the class of the largest probability of each row of a frame."""

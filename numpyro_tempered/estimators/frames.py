@@ -7,6 +7,7 @@ import numpy as np
 from numpyro_tempered.core.checks import describe
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import PyTree
+from numpyro_tempered.estimators.base import check_once
 from numpyro_tempered.estimators.scales import LARGEST
 
 
@@ -15,9 +16,11 @@ def rows_of(X: PyTree) -> np.ndarray:
 
     Raises:
         TypeError: If it is no frame, or holds other things than numbers.
+        ValueError: If a name stands twice.
     """
     if not hasattr(X, "columns"):
         raise TypeError(f"X must be a data frame, got {describe(X)}: partial_fit takes arrays.")
+    check_once(list(X.columns))
     return np.asarray(as_array(X, "X"), np.float64)
 
 
@@ -30,9 +33,19 @@ def place(rows: np.ndarray, names: Sequence[Hashable], columns: Mapping[Hashable
     return full
 
 
+def check_some(sample_weight: PyTree) -> None:
+    """Refuse weights that are all 0.
+
+    Raises:
+        ValueError: If they are.
+    """
+    if sample_weight is not None and not np.any(np.asarray(sample_weight)):
+        raise ValueError("sample_weight is zero for all rows.")
+
+
 def are_rows(full: np.ndarray) -> np.ndarray:
     """Return which rows can be learned: those without missing, infinite and too large entries."""
-    return np.all(np.abs(full) <= LARGEST, axis=1)
+    return np.all(np.abs(full) <= LARGEST, axis=-1)
 
 
 def as_number(value: object, name: str) -> float:
@@ -42,7 +55,7 @@ def as_number(value: object, name: str) -> float:
         TypeError: If it is none.
         ValueError: If there are several.
     """
-    if isinstance(value, float):
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000):
         return float(value)
     array = np.asarray(as_array([value], name), np.float64)
     if array.size != 1:

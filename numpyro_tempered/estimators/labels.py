@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from sklearn.utils.class_weight import compute_sample_weight
 
-from numpyro_tempered.core.checks import check_numbers
+from numpyro_tempered.core.checks import check_numbers, describe
 from numpyro_tempered.core.typing import PyTree
 from numpyro_tempered.estimators.rows import OnlineEstimator
 
@@ -29,7 +29,8 @@ class LabelEstimator(OnlineEstimator):
             return
         states = self._learners.states
         self._learners.load([*states[:-1], states[-1], states[-1]])
-        self._index[label.item() if isinstance(label, np.generic) else label] = len(self._index)
+        is_plain = isinstance(label, np.number | np.bool_ | np.str_) and not isinstance(label, np.timedelta64)
+        self._index[label.item() if is_plain else label] = len(self._index)  # type: ignore[attr-defined]
         self.classes_ = _as_array(list(self._index))
 
     def _check_labels(self, keys: list) -> None:
@@ -69,26 +70,24 @@ class LabelEstimator(OnlineEstimator):
         self._start(len(names), names, 1, is_table=False)
         self._name()
 
-    def _read_outcomes(self, y: PyTree, weight: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
-        """Return the labels of a frame's rows, and the weights of these by their labels."""
+    def _read_outcomes(self, y: PyTree) -> np.ndarray:
+        """Return the labels of a frame's rows, as objects."""
         self._refuse_balanced()
         labels = np.asarray(y, object)
-        if any(label is None or label != label for label in labels):
-            raise ValueError("a label is missing: leave such rows out.")
+        for label in labels if labels.ndim == 1 else ():
+            check_label(label)
         if hasattr(self, "_learners"):
             self._check_labels(labels.tolist())
-        return labels.tolist(), weight * self._weights_of(labels)
+        return labels
 
-    def _learn_rows(
-        self, full: np.ndarray, labels: list[Hashable], weight: np.ndarray, is_row: np.ndarray
-    ) -> None:
-        for label in np.array([*labels, None], object)[:-1][is_row]:
+    def _learn_rows(self, full: np.ndarray, labels: np.ndarray, weight: np.ndarray, is_row: np.ndarray) -> None:
+        for label in labels[is_row]:
             self._add_class(label)
         codes = np.array([self._index.get(label, -1) for label in labels], float)
         on = is_row & (weight > 0)
         if on.any():
             self._run(full[on], codes[on], weight[on], is_table=False)
-        for row, label in zip(full[~is_row], np.array([*labels, None], object)[:-1][~is_row], strict=True):
+        for row, label in zip(full[~is_row], labels[~is_row], strict=True):
             self._learners.learn(row, 1.0, self._outcomes(label))
 
     def _run(self, full: np.ndarray, codes: np.ndarray, weight: np.ndarray, *, is_table: bool) -> None:
@@ -123,3 +122,16 @@ def normalise(values: np.ndarray) -> np.ndarray:
     """Probabilities of each class against the rest ``(n, K)``, divided by their sums."""
     total = values.sum(axis=1, keepdims=True)
     return np.divide(values, total, out=np.full_like(values, 1.0 / values.shape[1]), where=total > 0)
+
+
+def check_label(label: Hashable) -> None:
+    """Refuse what is no label.
+
+    Raises:
+        ValueError: If it is missing.
+        TypeError: If it cannot be hashed.
+    """
+    if not isinstance(label, Hashable) or isinstance(label, np.ndarray):
+        raise TypeError(f"a label must be hashable, such as a string or an integer, got {describe(label)}.")
+    if label is None or type(label).__name__ in ("NAType", "NaTType") or label != label:
+        raise ValueError(f"the label of a row is missing, got {label!r}: leave such rows out.")

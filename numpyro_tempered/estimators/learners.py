@@ -42,7 +42,8 @@ BLOCK = 4096
 
 # One object each, by which all estimators share their programs.
 LOGISTIC = logistic()
-GAUSSIAN = squared(1.0)
+# Of weight 1/2 that of Gaussian noise, without its constant, beside which small residuals have no digits.
+GAUSSIAN = squared()
 running = one_for_equal(partial(standardise, intercept=0))
 
 
@@ -142,6 +143,8 @@ class Learners:
         self.form, self.expectation, self.scales = form, expectation, scales
         # What a regression's noise gains where scales change.
         self.energy = 0.0
+        # Whether the next row is the first that counts; a far one would be all that is known.
+        self.is_blank = False
         self._states: list[OnlineState] | None = list(states)
         self._services: list[Service] = []
 
@@ -167,9 +170,16 @@ class Learners:
         size = 1 << max(num_rows - 1, 1).bit_length()
         if is_table and not self.form.runs:
             self.scales = Scales.of_table(rows, weight)
+            if not self.expectation.quadratic:
+                # Far rows come last: to a posterior that knows nothing they are all there is.
+                order = np.argsort(np.any(np.abs(self.scales.of_rows(rows)) > LOST, axis=1), kind="stable")
+                rows, weight, outcomes = rows[order], weight[order], outcomes[order]
         while start < num_rows:
             stop = num_rows if is_table else start + self._advance(rows[start:])
             some = slice(start, stop)
+            if self.is_blank:
+                rows, weight, self.is_blank = rows.copy(), weight.copy(), False
+                rows[start], weight[start] = self._forget(rows[start], weight[start])
             losses.append(self._run(rows[some], weight[some], outcomes[some], size))
             start = stop
         return jax.tree.map(lambda *parts: np.concatenate(parts), *losses)
@@ -208,7 +218,7 @@ class Learners:
             return number
         is_lost = before.count < WARM <= self.scales.count and self.scales.farthest() * FAR > LOST
         if is_lost and not self.expectation.quadratic:
-            fresh = self.form.start(rows.shape[1])
+            fresh, self.is_blank = self.form.start(rows.shape[1]), True
             self.load([s._replace(posterior=fresh.posterior, memory=fresh.memory) for s in self.states])
             warnings.warn(
                 f"a feature of the first {WARM} rows is more than {LOST:g} standard deviations away from the "
@@ -219,6 +229,11 @@ class Learners:
         else:
             self.move(self.form, before)
         return number
+
+    def _forget(self, row: np.ndarray, weight: float) -> tuple[np.ndarray, float]:
+        """Return the row by which the others were forgotten, without weight if it is the far one."""
+        near = self.scales.near(row)
+        return near, weight if np.array_equal(near, row) else 0.0
 
     def move(self, form: Form, before: Scales) -> None:
         """Go on in another form or on other scales, with the same evidence."""
@@ -249,6 +264,9 @@ class Learners:
         is_row = bool(np.abs(row).max() <= LARGEST)
         if is_row:
             self._advance(row[None])
+        if self.is_blank:
+            self.is_blank = False
+            row, weight = self._forget(row, weight)
         z = self._on_scales(row if is_row else np.full_like(row, np.nan))
         with double_precision():
             services = self._serve(z)

@@ -12,7 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import PyTree
-from numpyro_tempered.estimators.frames import as_number
+from numpyro_tempered.estimators.base import read_rows
+from numpyro_tempered.estimators.frames import are_rows, as_number, check_some
 from numpyro_tempered.estimators.learners import GAUSSIAN, weighted
 from numpyro_tempered.estimators.river import register
 from numpyro_tempered.estimators.rows import OnlineEstimator, Row
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 ROUNDING = 1e-14
 # Units that an outcome may be away before another unit is taken.
 LARGE = 1e6
-# The constant of the Gaussian loss.
-LOG_NORMAL = 0.5 * math.log(2.0 * math.pi)
 
 
 @partial(register, "Regressor")
@@ -92,6 +91,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         Raises:
             ValueError: If an entry is not finite.
         """
+        check_some(sample_weight)
         self.__dict__.pop("_learners", None)
         return self._learn(X, y, sample_weight, is_table=not self.stream)
 
@@ -101,7 +101,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
 
     def _learn(self, X: PyTree, y: PyTree, sample_weight: PyTree, *, is_table: bool) -> "OnlineRegressor":
         is_start = not hasattr(self, "_learners")
-        rows, outcomes = self._validate(X, y, reset=is_start, y_numeric=True)
+        rows, outcomes = self._validate(X, read_rows(y, "y"), reset=is_start, y_numeric=True)
         outcomes, weight = np.asarray(outcomes, np.float64), self._weight(sample_weight, len(rows))
         if is_start:
             self._start_rows(1, is_table=is_table)
@@ -117,7 +117,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
     def _run(self, full: np.ndarray, outcomes: np.ndarray, weight: np.ndarray, *, is_table: bool) -> None:
         self._set_unit(outcomes)
         scaled = (outcomes - (self._center or 0.0)) / self._scale()
-        losses = self._learners.run(full, weight, scaled[:, None], is_table=is_table)
+        losses = self._learners.run(full, 0.5 * weight, scaled[:, None], is_table=is_table)
         self._observe(losses, weight)
         self._tell_rejected(losses)
 
@@ -143,9 +143,9 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         elif isinstance(x, Mapping):
             self._add_columns(x)
         row = self._row(x)
-        if np.isfinite(row).all():
+        if are_rows(row):
             self._set_unit(np.array([y]))
-        (losses,) = self._learners.learn(row, w, [(y - (self._center or 0.0)) / self._scale()])
+        (losses,) = self._learners.learn(row, 0.5 * w, [(y - (self._center or 0.0)) / self._scale()])
         self._observe(losses, np.array([w]))
 
     def _begin_names(self, names: list[Hashable]) -> None:
@@ -153,9 +153,10 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         self._start_noise()
         self._name()
 
-    def _read_outcomes(self, y: PyTree, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the outcomes of a frame's rows, and their weights."""
-        return np.ravel(np.asarray(as_array(y, "y"), np.float64)), weight
+    def _read_outcomes(self, y: PyTree) -> np.ndarray:
+        """Return the outcomes of a frame's rows."""
+        outcomes = np.asarray(as_array(y, "y"), np.float64)
+        return outcomes[:, 0] if outcomes.shape[1:] == (1,) else outcomes
 
     def _learn_rows(self, full: np.ndarray, outcomes: np.ndarray, weight: np.ndarray, is_row: np.ndarray) -> None:
         is_row &= np.isfinite(outcomes)
@@ -205,7 +206,7 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
         import pandas as pd
 
         means = self._answers(self._rows_to_predict(X))[0] if hasattr(self, "_learners") else np.zeros(len(X))
-        return pd.Series(means, index=X.index)
+        return pd.Series(means, index=getattr(X, "index", None))
 
     @property
     def coef_(self) -> np.ndarray:
@@ -268,21 +269,24 @@ class OnlineRegressor(RegressorMixin, OnlineEstimator):
             self._noise = self._noise[0], self._noise[1] * ratio**2
 
     def _observe(self, losses: Losses, weight: np.ndarray) -> None:
-        """Learn the noise from the losses of rounds, (y - m·z)²/2 and half the variance of the predictor more."""
+        """Learn the noise from the losses of rounds, (y - m·z)² and the variance of the predictor more."""
         at_mean, expected = (np.atleast_1d(np.asarray(leaf)) for leaf in losses)
         alpha, (a, b) = self.alpha, self._noise
         # On other scales the prior is another too, and the sum of squares is what stays.
-        b, self._learners.energy = max(b + self._learners.energy, 0.0), 0.0
+        energy, self._learners.energy = self._learners.energy, 0.0
+        b += energy
         is_finite = np.isfinite(at_mean + expected)
         if is_finite.any() and self._is_first:
             # The outcome that all are counted from tells nothing of the noise.
             is_finite[np.argmax(is_finite)], self._is_first = False, False
         power = alpha * weight[is_finite]
         at_mean, expected = at_mean[is_finite], expected[is_finite]
-        square, variance = 2.0 * np.maximum(at_mean - LOG_NORMAL, 0.0), 2.0 * np.maximum(expected - at_mean, 0.0)
-        terms = 0.5 * power * square / (1.0 + power * variance)
+        terms = 0.5 * power * at_mean / (1.0 + power * np.maximum(expected - at_mean, 0.0))
         # One after the other, as single rows are added.
-        self._noise = float(np.cumsum(np.r_[a, 0.5 * power])[-1]), float(np.cumsum(np.r_[b, terms])[-1])
+        self._noise = (
+            float(np.cumsum(np.r_[a, 0.5 * power])[-1]),
+            max(float(np.cumsum(np.r_[b, terms])[-1]), ROUNDING * abs(energy)),
+        )
 
     def _deviation(self, variance: np.ndarray) -> np.ndarray:
         a, b = self._noise

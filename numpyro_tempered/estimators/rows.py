@@ -38,9 +38,9 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
     # The default of the prior's scale, up to 200 columns.
     _narrow: float
     # What differs between labels and numbers, of frames: how they are read, a start, and rounds.
-    _read_outcomes: Callable[[PyTree, np.ndarray], tuple[PyTree, np.ndarray]]
+    _read_outcomes: Callable[[PyTree], np.ndarray]
     _begin_names: Callable[[list[Hashable]], None]
-    _learn_rows: Callable[[np.ndarray, PyTree, np.ndarray, np.ndarray], None]
+    _learn_rows: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """Return the weights of rows, 1 by default.
 
         Raises:
-            ValueError: If there is not one for each row, one is negative or not finite, or all are 0.
+            ValueError: If there is not one for each row, or one is negative or not finite.
         """
         if sample_weight is None:
             return np.ones(num_rows)
@@ -127,9 +127,11 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         if weight.shape != (num_rows,):
             raise ValueError(f"sample_weight has shape {weight.shape}; expected ({num_rows},), one for each row.")
         check_numbers(weight, "sample_weight", "[0, inf)")
-        if not weight.any():
-            raise ValueError("sample_weight is zero for all rows.")
         return weight
+
+    def _weights_of(self, outcomes: PyTree) -> np.ndarray:
+        """Return the weights of rows by their outcomes."""
+        return np.ones(len(outcomes))
 
     def _start(self, num_features: int, names: list[Hashable] | None, num_learners: int, is_table: bool) -> None:
         """Begin with states before any datum."""
@@ -191,7 +193,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
                     f"the columns of the start have no names, got {describe(x)}: give a row of numbers."
                 )
             return {
-                name: float(value) if isinstance(value, float | int) else as_number(value, f"feature {name!r}")
+                name: value if type(value) is float else as_number(value, f"feature {name!r}")
                 for name, value in x.items()
             }
         values = np.asarray(as_array(x, "a row"), np.float64)
@@ -243,10 +245,10 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             ValueError: As ``learn_one``.
             TypeError: If ``X`` is no frame, or holds other things than numbers.
         """
-        rows, (outcomes, weight) = rows_of(X), self._read_outcomes(y, self._weight(w, len(X)))
-        if len(outcomes) != len(rows):
-            raise ValueError(f"y has {len(outcomes)} outcomes, X {len(rows)} rows.")
-        names = list(X.columns)
+        rows, weight, outcomes = rows_of(X), self._weight(w, len(X)), self._read_outcomes(y)
+        if np.shape(outcomes) != (len(rows),):
+            raise ValueError(f"y has shape {np.shape(outcomes)}; expected ({len(rows)},), one for each row.")
+        weight, names = weight * self._weights_of(outcomes), list(X.columns)
         if not hasattr(self, "_learners"):
             self._begin_names(names)
         if self._columns is None:
@@ -264,7 +266,10 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         rows = rows_of(X)
         if not are_rows(rows).all():
             raise ValueError("X has missing or infinite entries: fill them in before a prediction.")
-        return place(rows, list(X.columns), self._columns or {}, self._size)
+        if self._columns is None:
+            # Columns without names are told apart by their order.
+            return self._with_intercept(self._validate(X))
+        return place(rows, list(X.columns), self._columns, self._size)
 
     def _add_columns(self, names: Iterable[Hashable]) -> None:
         """Add columns for names that come for the first time, which have been 0 so far."""
@@ -279,11 +284,10 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         for name in names:
             self._columns.setdefault(name, len(self._columns) + 1)
         self._name()
-        if self._size > len(self._columns):
-            return
-        # Columns to spare, whose coefficients stay at their prior: not every name compiles.
-        self._size = 1 << len(self._columns).bit_length()
-        self._learners.widen(self._size)
+        if self._size <= len(self._columns):
+            # Columns to spare, whose coefficients stay at their prior: not every name compiles.
+            self._size = 1 << len(self._columns).bit_length()
+            self._learners.widen(self._size)
         if form.moves and len(self._columns) > MAX_FULL:
             wide = self._form(self._size)
             if form.is_full != wide.is_full:

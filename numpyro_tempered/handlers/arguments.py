@@ -144,7 +144,8 @@ def _is_odd(leaf: object) -> bool:
 def _plain(leaf: Any, label: str) -> Any:
     """Data as an array, be it of objects that the model may look at; everything else as it is."""
     leaf = automatic_mesh(leaf)
-    if not hasattr(leaf, "ndim") and not hasattr(leaf, "to_numpy"):
+    is_arrow = type(leaf).__module__.startswith("pyarrow")
+    if not (is_arrow or hasattr(leaf, "ndim") or hasattr(leaf, "to_numpy")):
         return leaf
     try:
         return held_array(leaf, f"argument {label!r} of the model")

@@ -113,6 +113,53 @@ def test_a_far_row_moves_no_scale(far, place):
         np.testing.assert_allclose(model.noise_scale_, np.std(z - 2.0 * x), rtol=0.02)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("place", [0, 30, 31])
+def test_a_far_row_is_not_all_that_is_known(place):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 2))
+    y = rng.random(1000) < 1.0 / (1.0 + np.exp(-2.0 * x[:, 0] + x[:, 1]))
+    clean = OnlineClassifier().fit(x, y).coef_
+    x[place], y[place] = [1e8, 0.0], True
+    with pytest.warns(nt.online.StreamWarning, match="more than 3000 standard deviations"):
+        stream = OnlineClassifier(stream=True).fit(x, y)
+    np.testing.assert_allclose(stream.coef_, clean, atol=0.15)
+    # The first of the random order of fit.
+    order = np.random.RandomState(0).permutation(1000)
+    x[[place, order[0]]], y[[place, order[0]]] = x[[order[0], place]], y[[order[0], place]]
+    np.testing.assert_allclose(OnlineClassifier().fit(x, y).coef_, clean, atol=0.05)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6])
+def test_the_noise_of_a_stream_is_that_of_its_rows_by_every_verb(far):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 2))
+    y = 2.0 + x @ [3.0, -1.0] + 0.1 * rng.normal(size=100)
+    expected = OnlineRegressor(stream=True).fit(np.delete(x, 5, 0), np.delete(y, 5)).noise_scale_
+    x[5], y[5] = [far, 0.0], 2.0 + 3.0 * far
+    single, many = OnlineRegressor(), OnlineRegressor()
+    for row, outcome in zip(x, y, strict=True):
+        single.learn_one(dict(zip("ab", row, strict=True)), outcome)
+    many.learn_many(pd.DataFrame(x, columns=["a", "b"]), y)
+    for model in (single, many, OnlineRegressor().partial_fit(x, y), OnlineRegressor().fit(x, y)):
+        # The far row is a datum too, and the prior is on other scales by a little.
+        np.testing.assert_allclose(model.noise_scale_, expected, rtol=0.06)
+    np.testing.assert_allclose(single.noise_scale_, many.noise_scale_, rtol=5e-3)
+
+
+def test_a_rejected_row_sets_no_unit():
+    plain, model = OnlineRegressor(), OnlineRegressor()
+    model.learn_one({"a": 1e200}, 1e9)
+    for row, outcome in zip(X, PRICE, strict=True):
+        for each in (plain, model):
+            each.learn_one({"a": row[0]}, outcome)
+    assert model.noise_scale_ == pytest.approx(plain.noise_scale_, rel=1e-9)
+    late = OnlineClassifier()
+    late.learn_one({"a": 1.0}, "yes")
+    late.learn_one({"a": 1e200}, "no")
+    assert set(late.predict_proba_one({"a": 1.0})) == {"yes"}
+
+
 @BOTH
 def test_a_far_row_moves_no_prediction_of_a_rule_with_the_scales_of_fit(kind):
     model = kind(rule=nt.online.ngvi()).fit(X, outcome_of(kind))
@@ -246,6 +293,30 @@ def test_classes_have_weights():
         OnlineClassifier(class_weight="even").fit(X, y)
 
 
+@pytest.mark.parametrize("weight", [{0: -1.0}, {0: np.nan}, "foo", [1, 2], {0: "a"}])
+def test_wrong_weights_of_classes_are_refused_by_every_verb(weight):
+    model = OnlineClassifier(class_weight=weight)
+    calls = [
+        lambda: model.learn_one({"a": 1.0}, 0),
+        lambda: model.fit(X, LABEL),
+        lambda: model.partial_fit(X, LABEL, classes=[False, True]),
+        lambda: model.learn_many(pd.DataFrame(X), pd.Series(LABEL)),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, ValueError), match="class_weight"):
+            call()
+
+
+def test_labels_of_a_stream():
+    day, model = np.datetime64("2020-01-01"), OnlineClassifier()
+    for value, label in ((1.0, 0), (0.0, day), (1.0, 0), (0.0, day)):
+        model.learn_one({"a": value}, label)
+    assert model.predict_one({"a": 0.0}) == day
+    for label, error in ((None, ValueError), (pd.NA, ValueError), (pd.NaT, ValueError), ([1], TypeError)):
+        with pytest.raises(error, match="label"):
+            model.learn_one({"a": 1.0}, label)
+
+
 def test_log_odds_and_log_probabilities():
     for y in (LABEL, np.arange(24) % 3):
         model = OnlineClassifier().fit(X, y)
@@ -289,6 +360,40 @@ def test_frames_are_learned_as_their_rows(kind):
         many.learn_many(X, y)
     with pytest.raises(ValueError, match="missing or infinite"):
         many.predict_many(frame)
+
+
+@BOTH
+def test_frames_whose_columns_have_no_names_are_read_in_their_order(kind):
+    frame = pd.DataFrame(X)
+    model = kind().fit(frame, outcome_of(kind))
+    if kind is OnlineClassifier:
+        np.testing.assert_array_equal(model.predict_proba_many(frame), model.predict_proba(frame))
+    else:
+        np.testing.assert_array_equal(model.predict_many(frame), model.predict(frame))
+    with pytest.raises(ValueError, match="no names"):
+        model.learn_many(frame, outcome_of(kind))
+    twice = pd.DataFrame(X, columns=["a", "a"])
+    for call in (lambda: kind().learn_many(twice, outcome_of(kind)), lambda: kind().fit(twice, outcome_of(kind))):
+        with pytest.raises(ValueError, match=r"\['a'\] stand twice"):
+            call()
+    named = pd.DataFrame(X, columns=["a", "b"])
+    with pytest.raises(ValueError, match=r"y has shape \(23,\); expected \(24,\)"):
+        kind().learn_many(named, outcome_of(kind)[:23])
+
+
+def test_dates_are_no_outcomes():
+    days = pd.date_range("2020-01-01", periods=24)
+    with pytest.raises(TypeError, match=r"y must be real numbers.*days"):
+        OnlineRegressor().fit(X, days)
+    with pytest.raises(TypeError, match=r"the outcome must be real numbers.*days"):
+        OnlineRegressor().learn_one(X[0], days[0])
+
+
+def test_a_piece_without_weight_is_no_piece():
+    model = OnlineClassifier().partial_fit(X[:3], LABEL[:3], classes=[False, True], sample_weight=np.zeros(3))
+    model.partial_fit(X[3:], LABEL[3:])
+    expected = OnlineClassifier().partial_fit(X[3:], LABEL[3:], classes=[False, True])
+    np.testing.assert_array_equal(model.predict_proba(X), expected.predict_proba(X))
 
 
 def test_a_standard_deviation_of_one_prediction():

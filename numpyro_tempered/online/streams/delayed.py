@@ -69,7 +69,12 @@ def pending(capacity: int, *datum: object) -> Pending:
         (1, 1)
     """
     check_count(capacity, "capacity")
-    data = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), stream_arrays(datum))
+
+    def room(leaf: Array) -> Array:
+        is_narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+        return jnp.zeros((capacity, *leaf.shape), jnp.float32 if is_narrow else leaf.dtype)
+
+    data = jax.tree.map(room, stream_arrays(datum))
     written, dropped = (jnp.zeros((), jnp.int32) for _ in range(2))
     return Pending(
         jnp.zeros((capacity, 2), jnp.uint32),
