@@ -105,10 +105,11 @@ def read_rows(x: Any, name: str = "X") -> Any:
         return x
     if not is_table:
         return numbers
-    check_once(list(x.columns))
     import pandas as pd  # takes a while to import
 
+    # Arrow's columns are its arrays.
     names = x.columns if hasattr(x, "iloc") else getattr(x, "column_names", x.columns)
+    check_once(list(names))
     return pd.DataFrame(numbers, getattr(x, "index", None), names, copy=False)
 
 
