@@ -210,7 +210,8 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
 
     def predict_log_proba(self, X: PyTree) -> np.ndarray:
         """Return logarithms of predictive probabilities ``(n, K)``."""
-        return np.log(self.predict_proba(X))
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
 
     def decision_function(self, X: PyTree) -> np.ndarray:
         """Return log odds, of the second of two classes ``(n,)``, or of each of K against the rest ``(n, K)``."""
@@ -234,12 +235,13 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         Raises:
             ValueError: If a feature is missing.
         """
-        if not getattr(self, "_index", None):
+        if not hasattr(self, "_learners") or not self._index:
             return {}
         row = self._row_to_predict(x)
         if len(self._index) == 2:
             learner = self._second()
-            (second,) = self._learners.probability_one(row, slice(learner, learner + 1))
+            # Rounding may lead beyond 1.
+            second = min(*self._learners.probability_one(row, slice(learner, learner + 1)), 1.0)
             return dict(zip(self._index, (1.0 - second, second), strict=True))
         values = np.array([self._learners.probability_one(row, slice(0, len(self._index)))])
         return dict(zip(self._index, normalise(values)[0].tolist(), strict=True))
@@ -253,7 +255,7 @@ class OnlineClassifier(ClassifierMixin, LabelEstimator):
         """Return predictive probabilities of the rows of a frame, a column for each label."""
         import pandas as pd
 
-        if not getattr(self, "_index", None):
+        if not hasattr(self, "_learners") or not self._index:
             return pd.DataFrame(index=getattr(X, "index", None))
         values = self._classes_of(np.stack(self._learners.probabilities(self._rows_to_predict(X)), axis=1))
         return pd.DataFrame(values, index=getattr(X, "index", None), columns=list(self._index))
