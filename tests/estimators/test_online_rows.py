@@ -335,7 +335,7 @@ def test_log_odds_and_log_probabilities():
 def test_frames_are_learned_as_their_rows(kind):
     y = outcome_of(kind)
     many, single = kind(), kind()
-    frame = pd.DataFrame(X, columns=["a", "b"], index=np.arange(24) + 100)
+    frame = pd.DataFrame(X.copy(), columns=["a", "b"], index=np.arange(24) + 100)
     frame.loc[105, "b"] = np.nan
     many.learn_many(frame[:10], pd.Series(y[:10]))
     many.learn_many(frame[10:].assign(c=1.0), pd.Series(y[10:]), w=np.full(14, 2.0))
