@@ -68,7 +68,7 @@ def service_of(
         expectation,
         inputs,
         functools.partial(_predictors_of, expectation, shapes, inputs),
-        lambda rule_state: state._replace(rule_state=rule_state),
+        lambda rule_state, rng_key: state._replace(rule_state=rule_state, rng_key=rng_key),  # type: ignore[arg-type]
         (0.0, 1.0),
     )
     return Service.of_parts(parts, state.rule_state, arrays, state.rng_key, labels)

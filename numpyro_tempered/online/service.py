@@ -40,7 +40,7 @@ class Parts(NamedTuple):
         expectation: The expectation of a round's arrays.
         inputs: Which of the arrays are known before the outcome.
         predictors: Those of inputs, made at the first prediction.
-        wrap: From a state of the rule to that which is saved.
+        wrap: From a state of the rule and the key to what is saved.
         labels: The values of an outcome, where the caller gives none.
     """
 
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
     expectation: Expectation
     inputs: tuple[int, ...]
     predictors: Callable[[], PredictorsOf]
-    wrap: Callable[[OnlineState], PyTree]
+    wrap: Callable[[OnlineState, Array | None], PyTree]
     labels: tuple[float, ...] = (-1.0, 1.0)
 
 
@@ -101,7 +101,7 @@ class Service:
     ) -> None:
         check_parts(rule, expectation, state)
         arrays, at = stream_arrays(data), functools.partial(predictors_of, expectation)
-        parts = Parts(rule, expectation, tuple(range(len(arrays) - 1)), at, lambda state: state)
+        parts = Parts(rule, expectation, tuple(range(len(arrays) - 1)), at, lambda state, _: state)
         self._start(parts, state, arrays, rng_key, labels)
 
     @classmethod
@@ -153,8 +153,8 @@ class Service:
     def state(self) -> PyTree:
         """A copy of the state, to save, to report or to go on from."""
         with self._lock:
-            state, _ = _unpack(self._packing, self._buffers)
-        return self._parts.wrap(state)
+            state, rng_key = _unpack(self._packing, self._buffers)
+        return self._parts.wrap(state, rng_key)
 
     def load(self, state: PyTree) -> None:
         """Go on from another state of the same form, such as an earlier one.

@@ -534,16 +534,32 @@ def of_groups(group, x, y):
     numpyro.sample("y", dist.Normal(theta[group] * x, 1.0), obs=y)
 
 
-def test_a_model_decides_which_arrays_are_integers():
-    online = nt.OnlineVI(of_groups, nt.guides.AutoOnlineDiagonalNormal)
+@pytest.fixture(scope="module")
+def grouped():
+    """A model with integers, a state, and a service that starts at it."""
+    online, one = nt.OnlineVI(of_groups, nt.guides.AutoOnlineDiagonalNormal), np.ones(1, int)
+    state = online.init(KEY, one, one, one)
+    return online, state, online.service(state, one, one, one)
+
+
+def test_a_model_decides_which_arrays_are_integers(grouped):
+    online, state, service = grouped
     one = np.ones(1, int)
-    service = online.service(online.init(KEY, one, one, one), one, one, one)
-    twin, _ = online.update(online.init(KEY, one, one, one), one, one * 0.5, one * 1.5)
+    twin, _ = online.update(state, one, one * 0.5, one * 1.5)
     with pytest.raises(ValueError, match=r"array 0 must hold numbers of dtype int\d\d"):
         service.learn(0.5, 0.5, 1.5)
     service.learn(1, 0.5, 1.5)
     np.testing.assert_allclose(service.state.posterior.loc, twin.posterior.loc, rtol=1e-5)
     assert service.state.posterior.loc[1] > 0.1
+    service.load(state)
+
+
+def test_a_state_that_is_loaded_brings_its_key(grouped):
+    _, state, service = grouped
+    other = state._replace(rng_key=jax.random.key(1))
+    service.load(other)
+    np.testing.assert_array_equal(*(jax.random.key_data(each.rng_key) for each in (service.state, other)))
+    service.load(state)
 
 
 def test_packed_trees_come_back():
