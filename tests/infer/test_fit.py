@@ -440,6 +440,19 @@ def test_a_subsample_stands_for_all_data_in_the_elbo():
     assert abs(elbo.expected_log_lik - 10 * expected_log_lik(GIVEN)) < 4 * elbo.se / ALPHA
 
 
+def test_a_prior_that_is_scaled_counts_as_often_in_the_kl():
+    mean, sd = GIVEN
+
+    def scaled(y):
+        # Three priors that are wider by √3 are the guide's density, but for its height: all draws have one ratio.
+        with numpyro.handlers.scale(scale=3.0):
+            theta = numpyro.sample("theta", dist.Normal(mean, math.sqrt(3.0) * sd))
+        numpyro.sample("y", dist.Normal(theta, NOISE), obs=y)
+
+    kl = stats.norm.logpdf(0.0, scale=sd) - 3.0 * stats.norm.logpdf(0.0, scale=math.sqrt(3.0) * sd)
+    assert given_elbo(scaled, DATA).kl == pytest.approx(kl, rel=1e-5)
+
+
 @pytest.mark.full
 def test_a_subsample_stands_for_all_data():
     fit = quick(lambda m: hand_written, model=subsampled, alpha=ALPHA, num_particles=500)

@@ -224,6 +224,19 @@ def test_a_guide_has_all_that_continuous_guides_have(guide, options):
     assert {name: value.shape for name, value in draws.items()} == {"w": (5, 4, 2), "s": (5, 4)}
 
 
+def test_quantiles_of_correlated_coordinates_are_those_of_their_marginals():
+    def plane(y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+    guide, levels = Full(plane, df=4.0), np.array([0.05, 0.5, 0.9])
+    set_up(guide)
+    loc, root = np.array([1.0, -3.0]), np.array([[0.5, 0.0], [2.0, 0.3]])
+    found = guide.quantiles({"auto_loc": jnp.asarray(loc), "auto_scale_tril": jnp.asarray(root)}, levels)
+    marginals = stats.t(4.0, loc, np.sqrt(np.diag(root @ root.T)))
+    np.testing.assert_allclose(found["w"], marginals.ppf(levels[:, None]), rtol=1e-5)
+
+
 def test_learned_degrees_of_freedom_have_no_base_without_params():
     guide = Diagonal(pair, df=None)
     set_up(guide)

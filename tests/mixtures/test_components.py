@@ -537,6 +537,20 @@ def test_special_functions_keep_their_digits(function, expected):
     np.testing.assert_allclose(single, double, rtol=3e-6, atol=1e-5)
 
 
+def test_points_without_a_spread_far_from_zero_leave_a_matrix_that_is_positive_definite():
+    """The sums of products and the products of the sums are as large: their difference is rounding."""
+    component, rng = gaussian(2, mean_precision=1e-8, scale=1e-6), np.random.default_rng(0)
+    # Sums that are rounded once.
+    counts, places = rng.uniform(20.0, 40.0, size=100).astype(np.float32), rng.uniform(-1e3, 1e3, size=(100, 2))
+    products = np.stack([places[:, 0] ** 2, places[:, 0] * places[:, 1], places[:, 1] ** 2], axis=1)
+    sums = (counts[:, None] * np.hstack([places, products])).astype(np.float32)
+    scale = np.asarray(component.update(component.prior, counts, sums).scale, np.float64)
+    assert np.linalg.eigvalsh(scale).min() > 0.0
+    # Some units in the last place of the sums, and no more.
+    assert np.all(np.abs(scale).max(axis=(1, 2)) < 16 * np.finfo(np.float32).eps * np.abs(sums).max(axis=1))
+    assert np.isfinite(component.maximum_likelihood(component.prior, counts, sums)["precision"]).all()
+
+
 @pytest.mark.full
 def test_divergences_keep_their_digits_at_a_million_data():
     """A difference of log-gammas of 10^7 would leave a nat."""

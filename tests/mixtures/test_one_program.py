@@ -102,6 +102,36 @@ def test_a_table_is_a_few_programs():
     assert not COMPILED
 
 
+def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up_is_large():
+    """Here for the programs of the table above."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 4)) + 1.5 * rng.integers(2, size=(400, 1))
+    component = nt.components.known_variance(4, prior_scale=10.0)
+
+    def select(lead):
+        """What is selected where one component is ahead of two by ``lead`` in log prior."""
+        return nt.mixtures.select_num_components(
+            jax.random.key(0),
+            x,
+            component,
+            num_components=[1, 2],
+            log_prior={1: -1.0, 2: -1.0 - lead},
+            baselines=False,
+        )
+
+    known = select(0.0).columns
+    gain, (exact, error) = known["elbo"][1] - known["elbo"][0], 2.0 * known["se"]
+    # The bound of one component is the evidence.
+    assert exact < 1e-6 * error
+    assert np.all(known["num_best"] > 1)
+    for margin in np.array([0.5, 2.0, -0.5, -2.0]) * error:
+        choice = select(gain + margin)
+        is_uncertain = abs(margin) < error
+        assert choice.num_components == (1 if margin > 0.0 else 2)
+        assert choice.columns["uncertain"].tolist() == [False, is_uncertain]
+        assert choice.uncertain == bool(choice.attrs["uncertain"]) == is_uncertain
+
+
 def test_coordinates_that_count_rows_of_nan_are_refused():
     component = nt.components.known_variance(2)
     naive = component._replace(coordinates=lambda x: x - x.mean(axis=0))
@@ -133,3 +163,12 @@ def test_rows_fill_blocks(many, number, monkeypatch):
     # What fills up is counted by no sum.
     total = sweep.over_blocks(lambda columns, weight: (columns * weight).sum(axis=1), blocks)
     np.testing.assert_allclose(total, weight @ x, rtol=1e-4, atol=1e-2)
+
+
+def test_blocks_of_little_weight_count_beside_one_of_much():
+    # The sum of a block is half of one, where numbers are two apart.
+    weight = np.where(np.arange(2048) == 0, 2.0**24, 2.0**-8)
+    blocks = sweep.blocks_on_host(np.zeros((2048, 1)), weight, 128)
+    total = sweep.over_blocks(lambda _, weight: weight.sum(), blocks)
+    assert total.dtype == np.float32
+    assert float(total) == float(np.float32(weight.sum())) == 2.0**24 + 8.0

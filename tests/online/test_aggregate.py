@@ -84,13 +84,16 @@ def squared_loss(u, y):
 
 
 def adahedge(u, y, loss, share=0.0, rate=None):
-    """Decisions' losses and, at the end, weights and gap; ``u`` (T, K) are the members' predictors."""
+    """Decisions' losses and, at the end, weights and gap; ``u`` (T, K) are the members' predictors.
+
+    ``rate`` is that of Hedge, a function of the round 1, 2, ...
+    """
     num_members = u.shape[1]
     complexity = math.log(num_members) + (math.log(1 / share) if share else 0.0)
     potential, gap, suffered = np.zeros(num_members), 0.0, []
-    lam = math.inf if rate is None else rate
+    lam = rate(1) if rate else math.inf
     w = np.full(num_members, 1 / num_members)
-    for row, label in zip(u, y, strict=True):
+    for t, (row, label) in enumerate(zip(u, y, strict=True), start=1):
         losses, decision = loss(row, label), loss(w @ row, label)
         if math.isinf(lam):
             mix = np.min(potential + losses) - np.min(potential)
@@ -99,8 +102,7 @@ def adahedge(u, y, loss, share=0.0, rate=None):
         gap += max(decision - mix, 0.0)
         suffered.append(decision)
         potential = potential + losses
-        if rate is None:
-            lam = complexity / gap if gap > 0 else math.inf
+        lam = rate(t + 1) if rate else (complexity / gap if gap > 0 else math.inf)
         if math.isinf(lam):
             potential = np.zeros(num_members) if share else potential
             w = (potential == potential.min()).astype(float)
@@ -185,6 +187,27 @@ def test_the_aggregate_is_adahedge_on_members_that_run_alone(x64, squared, share
         np.testing.assert_allclose(np.asarray(posteriors.scale)[k], end.scale, rtol=1e-9, atol=1e-11)
     # The expected loss is that of the mixture before the round.
     np.testing.assert_allclose(np.asarray(losses.expected)[0], np.mean(expected[0]), rtol=1e-10)
+
+
+def test_weights_follow_the_rate_of_the_next_round(x64):
+    """And the bound on the regret is that of its formula, at this rate."""
+    steps, share = np.array([0.02, 0.1, 0.4]), 0.1
+    rule = nt.online.aggregate(
+        nt.online.grid(nt.online.oga, step_size=steps), learning_rate=lambda t: 2.0 / t, share=share
+    )
+    x, y = (np.asarray(leaf) for leaf in make_stream(5))
+    state, losses = nt.online.run(rule, SQUARED, jax.jit(rule.init)(make_prior()), x, y)
+    points, u = np.zeros((3, D)), []
+    for row, label in zip(x, y, strict=True):
+        u.append(points @ row)
+        points = points - 2.0 * np.outer(steps * (u[-1] - label), row)
+    decided, w, gap = adahedge(np.array(u), y, squared_loss, share, lambda t: 2.0 / t)
+    np.testing.assert_allclose(losses.at_mean, decided, rtol=1e-9)
+    np.testing.assert_allclose(nt.online.weights(state), w, rtol=1e-9)
+    for switches in range(5):
+        switching = switches * math.log(3 / share) - (5 - 1 - switches) * math.log(1 - share)
+        bound = gap + (math.log(3) + switching) * 6 / 2.0
+        np.testing.assert_allclose(nt.online.regret_bound(state, switches), bound, rtol=1e-9)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -416,6 +416,18 @@ def test_a_dense_curvature_is_floored_by_its_eigenvalues(x64, op_by_op):
     np.testing.assert_allclose(dense(state.posterior)[1], expected, rtol=1e-10)
 
 
+def test_rounding_of_a_singular_curvature_is_not_negative(op_by_op):
+    prior, rule = make_prior("FullRank"), nt.online.ngvi(0.5, negative="floor")
+    start, zero = rule.init(prior), jnp.zeros(())
+    for row in np.random.default_rng(0).normal(size=(5, D)).astype(np.float32):
+        # Of rank 1: the other eigenvalues are rounding, of both signs.
+        curved = Evaluation(zero, zero, jnp.zeros(D), jnp.asarray(np.outer(row, row)))
+        state = rule.update(curved, start)
+        assert int(state.floored) == 0
+        expected = np.linalg.inv(np.linalg.inv(dense(prior)[1]) + np.outer(row, row))
+        np.testing.assert_allclose(dense(state.posterior)[1], expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.full
 def test_a_dense_hessian_is_floored_by_its_eigenvalues(x64, key):
     saddle = nt.expectations.monte_carlo(

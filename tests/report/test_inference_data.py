@@ -832,6 +832,20 @@ def test_replicates_of_data_without_a_plate_are_independent():
     assert_standard_normal(drawn - draws[:, None])
 
 
+def test_replicates_of_two_sites_are_independent():
+    def twice(y, z):
+        theta = numpyro.sample("theta", dist.Normal())
+        for name, value in (("y", y), ("z", z)):
+            numpyro.sample(name, dist.Normal(theta, 1.0), obs=value)
+
+    draws = {"theta": np.random.default_rng(0).normal(size=NUM_DRAWS)}
+    data = nt.to_inference_data(
+        draws, twice, 0.0, 0.0, rng_key=jax.random.key(1), posterior_predictive=True, log_lik=False
+    )
+    drawn = [np.asarray(data["posterior_predictive"][name], np.float64)[0] for name in ("y", "z")]
+    assert_standard_normal(np.stack(drawn, axis=1) - draws["theta"][:, None])
+
+
 @pytest.mark.full
 def test_replicates_of_vectors():
     draws = draws_of()

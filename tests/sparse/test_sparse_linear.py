@@ -587,6 +587,19 @@ def test_an_end_without_convergence_is_warned_of():
         check_end(end._replace(objective=np.float32(np.nan)), 7)
 
 
+@pytest.mark.usefixtures("x64")
+def test_a_fall_of_the_objective_is_no_convergence():
+    x, _ = oracle.linear_data(47, 20, 6)
+    # Residuals are rounding, as large as the noise, and no sweep can do better.
+    y = 1e15 * (x @ np.arange(1.0, 7.0))
+    with pytest.warns(UserWarning, match="if its trace falls at the end, the precision of float64 is too low"):
+        found = fit(x, y, slab_scale=1e15, tolerance=1e-6)
+    before, end = np.asarray(found.trace)[-2:]
+    assert end < before - 1e-6 * len(y)
+    assert found.num_sweeps < 3000
+    assert not found.converged
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("precision")
 def test_too_few_sweeps_are_warned_of():

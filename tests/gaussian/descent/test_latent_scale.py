@@ -252,6 +252,22 @@ def test_a_laplace_likelihood_is_exact_and_certified(x64):
     assert 0.0 <= float(found.gap_bound) < 1e-4
 
 
+def test_derivatives_of_a_likelihood_with_a_kink_are_those_of_its_power(x64):
+    online = nt.OnlineVI(nt.temper(median, alpha=ALPHA), nt.guides.AutoOnlineMultivariateNormal, expectation=ETA)
+    loss, _ = nt.bare_loss(KEY, online, X, Y)
+    m, covariance = random_q(2)
+    found = jax.jit(loss.evaluate)(gaussian(m, covariance, diagonal=False), X, Y)
+    mean, sd = X @ m - Y, np.sqrt(np.einsum("ij,jk,ik->i", X, covariance, X))
+    size = mean * (2.0 * stats.norm.cdf(mean / sd) - 1.0) + 2.0 * sd * stats.norm.pdf(mean / sd)
+    slope, curvature = 2.0 * stats.norm.cdf(mean / sd) - 1.0, 2.0 * stats.norm.pdf(mean / sd) / sd
+    value = np.sum(size) / 0.6 + N * np.log(1.2)
+    np.testing.assert_allclose((found.expected, found.objective), (value, ALPHA * value), rtol=1e-10)
+    np.testing.assert_allclose(found.grad_loc, ALPHA * X.T @ slope / 0.6, rtol=1e-7)
+    rows = found.grad_var
+    expected = 0.5 * ALPHA * (X.T * curvature) @ X / 0.6
+    np.testing.assert_allclose((rows.x.T * rows.weights) @ rows.x, expected, rtol=1e-7)
+
+
 def shifted(x, y):
     numpyro.sample("y", dist.Laplace(2.0 * predictor(x), 0.6), obs=y)
 

@@ -124,6 +124,25 @@ def test_a_mixture_is_fitted_exactly(x64):
     assert np.all(np.diff(accepted) >= -1e-5)
 
 
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (0.5, 1.2)], ids=["weights alone", "all"])
+def test_what_is_wrong_with_a_mixture_is_how_far_it_is_from_stationary(shift, scale):
+    # So far apart that each component has no part in what the other one meets.
+    means, roots, weights = 10.0 * MEANS, np.linalg.cholesky(COVARIANCES), np.array([0.6, 0.4])
+    init = GaussianMixture(*map(jnp.asarray, (np.log(weights), means + shift * roots[:, :, 0], scale * roots)))
+    far = tuple(jnp.asarray(part) for part in (WEIGHTS, means, COVARIANCES))
+    # The start has converged by any tolerance.
+    result = nt.descent.minimise_mixture(of_mixture, init, normal_nodes(0, 64, 2), far, tolerance=np.inf)
+    assert int(result.num_evaluations) == 1
+    # In coordinates in which a component is standard, that of the target is shifted and scaled.
+    slope, curvature = scale * shift, scale**2 * np.eye(2)
+    divergence = 0.5 * shift**2 + scale**2 - 1.0 - 2.0 * np.log(scale)
+    in_weight = np.log(weights / WEIGHTS) + divergence
+    apart = in_weight - weights @ in_weight
+    of_component = 0.5 * slope**2 + 0.25 * np.sum(np.square(curvature - np.eye(2)))
+    expected = of_component + 0.5 * weights @ np.square(apart)
+    np.testing.assert_allclose(result.stationarity, expected, rtol=1e-4)
+
+
 @pytest.mark.full
 def test_weights_are_those_of_known_components():
     roots = jnp.asarray(np.linalg.cholesky(COVARIANCES))
