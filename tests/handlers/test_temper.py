@@ -153,6 +153,9 @@ def test_nested_powers_multiply(x64):
     nested = nt.temper(nt.temper(normal, alpha=0.5), alpha=0.3)
     assert trace_of(nested)["y"]["scale"] == pytest.approx(0.15, rel=1e-15)
     assert density(nested, {"theta": 0.7}) == pytest.approx(normal_density(0.7, 0.15), rel=1e-13)
+    # And so say those who read the power without applying it.
+    read = nt.to_inference_data({"theta": np.array([0.7])}, nested, log_lik=False)
+    assert read.attrs["alpha"] == pytest.approx(0.15, rel=1e-15)
     # An inner 0 is not undone, nor an outer one.
     for pair in ((0.0, 0.5), (0.5, 0.0)):
         model = nt.temper(nt.temper(normal, alpha=pair[0]), alpha=pair[1])

@@ -1,5 +1,6 @@
 """Single precision: narrow components far from each other, and data far from 0."""
 
+import contextlib
 import functools
 from types import SimpleNamespace
 
@@ -280,6 +281,33 @@ def test_a_fit_that_double_precision_would_continue_has_not_converged(monkeypatc
         UserWarning, match=r"a step in double precision raises its objective by 0.09 nats, which float32"
     ):
         assert not fit(component).converged
+
+
+EXACT = nt.components.known_variance(1)
+
+
+def rounded_update(prior, counts, sums):
+    """In single precision the posterior mean is off by a part of the prior's deviation."""
+    posterior = EXACT.update(prior, counts, sums)
+    off = 3e-6 if posterior.loc.dtype == jnp.float32 else 0.0
+    return posterior._replace(loc=posterior.loc + off * prior.scale)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "off", "converged"),
+    [(0.1, 0.031, True), (1.0, 0.031, False), (4.0, 0.012, True), (4.0, 0.031, False)],
+)
+def test_a_fit_has_converged_where_a_step_in_double_precision_gains_little_a_datum(alpha, off, converged):
+    """Little are 1e-4 nats, times a power above 1."""
+    prior = nt.components.known_variance(1, prior_scale=off / 3e-6).prior
+    component, x = EXACT._replace(prior=prior, update=rounded_update), X[:30, :1] / GAP
+    # KL of two Gaussians of precision alpha n, the prior's being next to none.
+    rise = 0.5 * off**2 * alpha * 30
+    assert (rise < 1e-4 * max(1.0, alpha) * 30) == converged
+    said = pytest.warns(UserWarning, match=f"raises its objective by {rise:.2g} nats")
+    with contextlib.nullcontext() if converged else said:
+        found = fit(component, x, num_components=1, num_restarts=1, alpha=alpha)
+    assert found.converged == converged
 
 
 def test_the_centre_of_data_on_the_device_is_subtracted_in_two_parts():

@@ -490,6 +490,24 @@ def test_a_long_stream_in_float32_keeps_its_digits(x64, family):
     np.testing.assert_allclose(q.loc, mean, atol=0.01 * scale.min())
 
 
+@pytest.mark.parametrize("strength", [1e3, 1e5])
+def test_a_low_rank_step_along_strong_directions_keeps_its_digits_in_float32(strength):
+    """In posterior deviations, and not in those of the weak prior beside the strong directions."""
+    rng, rule = np.random.default_rng(1), UNBOXED["ngvi"]
+    plane = rng.normal(size=(D, 2))
+    leaves = np.zeros(D), np.ones(D), np.sqrt(strength) * plane
+    prior = LowRank(*(jnp.asarray(leaf, jnp.float32) for leaf in leaves))
+    row = np.asarray(plane @ [1.0, -0.5], np.float32)
+    # On the far side of the kink the hinge is linear: the precision stays.
+    state, _ = nt.online.update(rule, HINGE, rule.init(prior), row, jnp.float32(1.0))
+    _, covariance = dense(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), prior))
+    precision, exact = np.linalg.inv(covariance), 0.7 * covariance @ row.astype(float)
+    error = np.asarray(state.posterior.loc, np.float64) - exact
+    off = np.sqrt((error @ precision @ error) / (exact @ precision @ exact))
+    # A rounding of what is beside the directions, which the prior holds.
+    assert off < 10.0 * np.finfo(np.float32).eps * np.sqrt(strength)
+
+
 # Looking again at a datum
 
 

@@ -371,6 +371,27 @@ def test_the_elbo_in_single_precision_is_below_the_tempered_evidence(key, alpha)
     assert value - 6.0 < fit.elbo < value + 4 * se
 
 
+def test_without_ard_the_elbo_is_the_best_over_units_of_the_factors(x64, key):
+    """Under the given precision of the loadings, which is not learned."""
+    x, prior, alpha = signal(31, N, [2.0, 1.0], D), weak(), 0.5
+    fit = ppca.fit(key, x, num_factors=K, alpha=alpha, prior=prior, ard=False, tolerance=0.0)
+    assert np.all(fit.posterior.loading_precision == prior.loading_precision)
+    assert fit.ard_shape is None
+    loc, z = np.asarray(fit.posterior.loc).copy(), ppca.transform(fit, x)
+    loc[:, K] += fit.origin
+
+    def elbo_at(scale):
+        """Of factors in other units, with what undoes it in the loadings."""
+        units = np.append(1.0 / scale, 1.0)
+        q = fit.posterior._replace(loc=loc * units, cov=units[:, None] * fit.posterior.cov * units)
+        scores = z._replace(loc=z.loc * scale, cov=scale[:, None] * z.cov * scale)
+        return oracle(x, factors_of(q, scores, x, prior, alpha, ard=False), prior, alpha, ard=False)
+
+    assert fit.elbo == pytest.approx(elbo_at(np.ones(K)), rel=1e-9)
+    for scale in (np.array([1.01, 1.0]), np.array([1.0, 1.01])):
+        assert max(elbo_at(scale), elbo_at(1.0 / scale)) < fit.elbo
+
+
 @pytest.mark.full
 def test_half_of_the_data_twice_is_the_data(x64, key):
     x = signal(8, N, [2.0, 1.0], D)

@@ -17,8 +17,9 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
+from numpyro.infer.initialization import init_to_value
 from numpyro.optim import Adam
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 import numpyro_tempered as nt
 
@@ -156,14 +157,13 @@ def test_the_share_of_the_prior(x64):
     np.testing.assert_allclose(table["prior_share"], want, rtol=1e-8)
 
 
-@pytest.mark.full
-def test_the_standard_error_is_the_jackknife_by_differences(x64):
-    """Of the logarithm of sandwich over inverse curvature, by the count of each row."""
+def jackknife_by_differences(alpha):
+    """Standard errors of the logarithm of sandwich over inverse curvature, by the count of each row."""
 
     def log_ratio(counts):
-        hessian = 0.5 * (counts[:, None] * X).T @ X / NOISE**2 + np.diag(SCALES**-2.0)
-        mode = np.linalg.solve(hessian, 0.5 * (counts[:, None] * X).T @ Y / NOISE**2)
-        scores = 0.5 * X * (Y - X @ mode)[:, None] / NOISE**2
+        hessian = alpha * (counts[:, None] * X).T @ X / NOISE**2 + np.diag(SCALES**-2.0)
+        mode = np.linalg.solve(hessian, alpha * (counts[:, None] * X).T @ Y / NOISE**2)
+        scores = alpha * X * (Y - X @ mode)[:, None] / NOISE**2
         scores = scores - counts @ scores / counts.sum()
         inverse = np.linalg.inv(hessian)
         sandwich = inverse @ (counts[:, None] * scores).T @ scores @ inverse
@@ -171,8 +171,18 @@ def test_the_standard_error_is_the_jackknife_by_differences(x64):
 
     steps = 1e-5 * np.eye(len(Y))
     slopes = [(log_ratio(1.0 + step) - log_ratio(1.0 - step)) / 2e-5 for step in steps]
+    return np.linalg.norm(slopes, axis=0)
+
+
+def test_the_standard_error_in_single_precision_is_the_jackknife_by_differences(errors):
+    table = nt.table(errors)
+    np.testing.assert_allclose(table["ratio_se"] / table["ratio"], jackknife_by_differences(0.5), rtol=1e-3)
+
+
+@pytest.mark.full
+def test_the_standard_error_is_the_jackknife_by_differences(x64):
     table = nt.table(nt.sandwich(KEY, fit_regression(0.5)))
-    np.testing.assert_allclose(table["ratio_se"] / table["ratio"], np.linalg.norm(slopes, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["ratio_se"] / table["ratio"], jackknife_by_differences(0.5), rtol=1e-5)
 
 
 @pytest.mark.full
@@ -209,6 +219,31 @@ def test_of_counts_the_ratio_is_the_root_of_power_and_dispersion(alpha):
     want = np.exp(flat["mean"].item() + sd**2 / 2) * np.sqrt(np.expm1(sd**2))
     np.testing.assert_allclose(nt.table(errors)["sandwich_sd"], want, rtol=1e-3)
     assert ("too narrow" in errors.advice) == (alpha == 1.0)
+
+
+def thinned(y):
+    """Counts at a rate of two less theta, without a likelihood where that is negative."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Poisson(2.0 - theta), obs=y)
+
+
+@pytest.mark.full
+def test_a_likelihood_that_ends_within_two_standard_deviations_of_its_mode_has_a_sandwich():
+    y = np.zeros(20)
+    y[[3, 8]] = 1.0, 2.0
+
+    def slope(theta):
+        return -np.sum(1.0 - y / (2.0 - theta)) + theta / 100.0
+
+    mode = brentq(slope, 1.0, 2.0 - 1e-9, xtol=1e-14)
+    hessian = np.sum(y) / (2.0 - mode) ** 2 + 0.01
+    assert mode + 2.0 / np.sqrt(hessian) > 2.0
+    fit = unfitted(
+        thinned, y, guide=lambda model: AutoNormal(model, init_loc_fn=init_to_value(values={"theta": mode}))
+    )
+    errors = nt.sandwich(KEY, fit)
+    np.testing.assert_allclose(errors.covariance, 20.0 * np.var(y / (2.0 - mode)) / hessian**2, rtol=1e-3)
 
 
 def location_scale(y):

@@ -1,6 +1,7 @@
 """Model comparison by the penalised ELBO."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -229,6 +230,37 @@ def other_observed(fit):
 def test_fits_of_other_data_or_alpha_are_refused(fits, change, message):
     with pytest.raises(ValueError, match=message):
         nt.compare({"first": fits[1], "second": change(fits[2])})
+
+
+class Known(NamedTuple):
+    """A fit of a user's own, which knows its data by numbers alone."""
+
+    numbers: dict
+    alpha = ALPHA
+    converged = True
+
+    def as_elbo(self):
+        return nt.TemperedELBO(-3.0, 0.0, -4.0, 1.0)
+
+    def summarise_data(self):
+        return nt.DataSummary(numbers=self.numbers)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    # A mean near 0 has the rounding of the others.
+    [("count", 1000.0), ("means", np.array([7.0, 0.0])), ("means", np.array([0.0, 7.0]))],
+)
+@pytest.mark.parametrize("unit", [1.0, -1e-9])
+def test_numbers_of_data_differ_where_rounding_does_not_explain_it(name, size, unit):
+    numbers = {"count": unit * np.array(1000.0), "means": unit * np.array([0.01, -7.0])}
+
+    def off_by(share):
+        return Known(numbers | {name: numbers[name] + share * unit * size})
+
+    assert nt.compare({"one": off_by(0.0), "two": off_by(1e-5)}).attrs["selected"] == "one"
+    with pytest.raises(ValueError, match=f"the {name} differ between fits.'one'. .* and fits.'two'."):
+        nt.compare({"one": off_by(0.0), "two": off_by(1e-3)})
 
 
 def test_missing_values_in_the_same_places_are_the_same_data(fits):

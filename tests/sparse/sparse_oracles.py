@@ -55,9 +55,14 @@ def squared_error(x, y, q):
     return np.sum((y - mean) ** 2 + variance)
 
 
+def linear_log_lik(x, y, q, v):
+    """E log N(y; X theta, v)."""
+    return -0.5 * (len(y) * np.log(2 * np.pi * v) + squared_error(x, y, q) / v)
+
+
 def linear_elbo(x, y, alpha, q, prior, v):
     """alpha E log N(y; X theta, v) - KL."""
-    return -0.5 * alpha * (len(y) * np.log(2 * np.pi * v) + squared_error(x, y, q) / v) - kl(q, prior)
+    return alpha * linear_log_lik(x, y, q, v) - kl(q, prior)
 
 
 def linear_elbo_gamma(x, y, alpha, q, prior, gamma, gamma_prior):

@@ -85,6 +85,12 @@ def test_elbo_is_that_of_its_factors_and_never_falls(shape, intercept_scale, noi
             expected = oracle.linear_elbo_gamma(columns, y, alpha, q, prior, gamma, (1.5, 0.7))
             assert v == pytest.approx(gamma[1] / gamma[0], rel=1e-12)
         assert float(found.elbo) == pytest.approx(expected, rel=1e-10, abs=1e-10)
+        parts = found.as_elbo()
+        assert parts.value == float(found.elbo)
+        if found.noise_posterior is None:
+            log_lik = oracle.linear_log_lik(columns, y, q, v)
+            assert parts.expected_log_lik == pytest.approx(log_lik, rel=1e-10)
+            assert parts.kl == pytest.approx(oracle.kl(q, prior), rel=1e-10)
         if noise == {"noise_scale": None}:
             assert v == pytest.approx(oracle.squared_error(columns, y, q) / len(y), rel=1e-12)
         trace = np.asarray(found.trace)
@@ -92,6 +98,15 @@ def test_elbo_is_that_of_its_factors_and_never_falls(shape, intercept_scale, noi
         assert len(trace) == found.num_sweeps >= 2
         assert np.all(np.diff(trace) >= -1e-10 * np.abs(trace[1:]))
         assert found.elbo == trace[-1] == found.restart_elbos[0]
+
+
+@pytest.mark.usefixtures("x64")
+def test_as_a_tempered_fit_it_has_the_parts_of_its_elbo():
+    x, y = oracle.linear_data(1, 20, 6, rho=0.9)
+    found = fit(x, y, alpha=0.5)
+    tempered = nt.sparse_as_tempered_fit(KEY, found, x, y, num_particles=100)
+    assert tempered.alpha == 0.5
+    assert tempered.elbo[:4] == pytest.approx(found.as_elbo()[:4], rel=1e-10)
 
 
 @pytest.mark.usefixtures("x64")
@@ -376,6 +391,39 @@ def test_restarts_are_a_fixed_sequence_and_never_worse():
     other = sparse.fit_linear(jax.random.key(8), x, y, slab_scale=SLAB, inclusion_prob=0.05, num_restarts=12)
     np.testing.assert_array_equal(many.restart_elbos[:9], other.restart_elbos[:9])
     assert np.any(many.restart_elbos[9:] != other.restart_elbos[9:])
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_first_starts_are_points_of_a_lasso_path_by_the_sizes_of_coefficients():
+    """After one sweep from each, against scikit-learn's path and the loop over coordinates."""
+    from sklearn.linear_model import lasso_path as reference
+
+    # Columns so little correlated that the sweeps of the path end at its points.
+    rng = np.random.default_rng(47)
+    x = np.linalg.qr(rng.normal(size=(20, 6)))[0] @ (np.eye(6) + 0.03)
+    y = x @ np.array([0.3, -2.0, 1.5, -0.8, 2.5, 1.1]) + 0.1 * rng.normal(size=20)
+    x = x * np.array([1.0, 2.0, 0.5, 3.0, 1.5, 0.7])
+    with pytest.warns(UserWarning, match="did not converge within 1 sweeps"):
+        found = fit(x, y, num_restarts=9, num_sweeps=1)
+    norms, prior = np.linalg.norm(x, axis=0), problem_of(found, x)[1]
+    unit = x / norms
+    # The first has many variables in, and each next is far from those before.
+    shares = np.array([0.05, 0.35, 0.18, 0.03, 0.7, 0.12, 0.25, 0.08, 0.5])
+    for share, elbo in zip(shares, found.restart_elbos, strict=True):
+        penalty = share * np.max(np.abs(unit.T @ y))
+        scaled = reference(unit, y, alphas=[penalty / len(y)], tol=1e-14, max_iter=10_000)[1][:, 0]
+        sizes = np.abs(scaled + unit.T @ (y - unit @ scaled))
+        q = oracle.linear_sweep(x, y, 1.0, prior, 0.8**2, scaled / norms, np.argsort(-sizes))
+        assert float(elbo) == pytest.approx(oracle.linear_elbo(x, y, 1.0, q, prior, 0.8**2), abs=1e-8)
+    assert np.min(np.abs(np.diff(np.sort(found.restart_elbos)))) > 1e-6, "the starts are not told apart"
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_variable_that_is_always_in_comes_first():
+    x, y = oracle.linear_data(35, 20, 6, 0.5)
+    for j in range(6):
+        found = fit(x, y, tolerance=1e-6, inclusion_prob=np.where(np.arange(6) == j, 1.0, LAMBDA))
+        assert found.order[0] == j
 
 
 @pytest.mark.usefixtures("precision")
