@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib.metadata
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -293,6 +294,37 @@ def test_records_document_every_field():
     ]
 
 
+SIGNATURES = Path(__file__).with_name("signatures.txt")
+
+
+def signature(value):
+    """Names and defaults of the parameters, without types and without places in memory."""
+    parameters = [p.replace(annotation=p.empty) for p in inspect.signature(value).parameters.values()]
+    bare = inspect.Signature(parameters)
+    return re.sub(r"<function (\S+) at 0x\w+>", r"<\1>", str(bare))
+
+
+def signatures():
+    """The call of every public function and class, and of every public method of our own, a line each."""
+    lines = []
+    for name, value in PUBLIC.items():
+        if inspect.isclass(value) and issubclass(value, Warning):
+            continue
+        if callable(value):
+            lines.append(name + signature(value))
+        for method, function in vars(value).items() if inspect.isclass(value) else ():
+            if inspect.isfunction(function) and not method.startswith("_"):
+                lines.append(f"{name}.{method}{signature(function)}")
+    return sorted(lines)
+
+
+def test_calls_and_their_defaults_are_those_that_are_written_down():
+    """A changed default changes users' results without a word. `python tests/test_package.py` writes the list."""
+    written = SIGNATURES.read_text().splitlines()
+    assert len(written) > 300
+    assert signatures() == written
+
+
 def test_package_is_typed():
     assert (PACKAGE / "py.typed").is_file()
 
@@ -306,3 +338,7 @@ def test_no_two_test_modules_share_a_name():
     """Their folders are no packages, and one process imports one module of a name."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+if __name__ == "__main__":
+    SIGNATURES.write_text("\n".join(signatures()) + "\n")
