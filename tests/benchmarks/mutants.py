@@ -276,8 +276,14 @@ def order(measured):
 
 
 def read_map(path):
+    """Files of tests of each module, and how many of them are near: where none runs it, those of its room."""
     with path.open() as file:
-        return {row["module"]: (row["tests"].split(), int(row["nearest"])) for row in csv.DictReader(file)}
+        near = {row["module"]: (row["tests"].split(), int(row["nearest"])) for row in csv.DictReader(file)}
+    for module in (ROOT / PACKAGE).rglob("*.py"):
+        name, room = str(module.relative_to(ROOT)), module.relative_to(ROOT / PACKAGE).parts[0]
+        tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).rglob("test_*.py"))
+        near.setdefault(name, (tests, len(tests)))
+    return near
 
 
 def command(tests, options):
@@ -346,6 +352,8 @@ def main():
         return
     if args.small:
         args.count, args.refusals, args.rooms = 2, 1, ["theory/bounds"]
+    # Where pytest keeps the programs of a run by hand.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "d" / "jax"))
     nearest = read_map(RESULTS / NEAREST)
     modules = sorted(m for m in nearest if not args.rooms or any(room in m for room in args.rooms))
     mutants, rng = find_mutants(modules), random.Random(args.seed)
