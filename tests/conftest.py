@@ -1,30 +1,20 @@
 """Settings and fixtures shared by the tests."""
 
 import contextlib
-import os
 import resource
 import sys
-from importlib.metadata import version
 
 import jax
 import pytest
+import quick_compilation
 
-# Most of the time of a test goes into compilation, which has no need to optimise what runs once. Flags that the
-# caller has set stand: with any, the tests compile as the caller does.
-if "XLA_FLAGS" not in os.environ:
-    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-    if version("jaxlib").startswith("0.10."):
-        # The emitters that replaced these take three times as long. Versions without the flag exit at it.
-        flags.append("--xla_cpu_use_fusion_emitters=false")
-    os.environ["XLA_FLAGS"] = " ".join(flags)
+quick_compilation.set_flags()
 
 
 def pytest_configure(config):
-    """Keep compiled programs, however small, between runs and between workers."""
-    if not jax.config.jax_compilation_cache_dir and config.pluginmanager.hasplugin("cacheprovider"):
-        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    """Keep compiled programs between runs and between workers."""
+    caches = config.pluginmanager.hasplugin("cacheprovider")
+    quick_compilation.keep_programs(config.cache.mkdir("jax") if caches else None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import numpyro_tempered as nt
+
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(nt.__file__).parent
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 NEAREST = ROOT / "docs" / "results" / "mutants_nearest.csv"
 in_checkout = pytest.mark.skipif(not NEAREST.exists(), reason="needs the results of a checkout")
@@ -28,7 +31,7 @@ def test_the_map_from_modules_to_tests_names_files_that_are_there():
 
 def test_an_equivalent_has_a_reason_and_its_line_is_there():
     for row in rows(BENCHMARKS / "mutants_equivalent.csv"):
-        lines = [line.strip() for line in (ROOT / row["module"]).read_text().splitlines()]
+        lines = [line.strip() for line in (PACKAGE.parent / row["module"]).read_text().splitlines()]
         assert row["before"] in lines
         assert row["after"] != row["before"]
         assert len(row["reason"].split()) >= 3

@@ -1,0 +1,1 @@
+"""What the fits and streams of the package compute, as records."""

@@ -1,0 +1,29 @@
+"""How tests and golden trajectories compile: quickly, and each program once."""
+
+import os
+from importlib.metadata import version
+
+import jax
+
+
+def set_flags():
+    """Flags of XLA for programs that run once; before the first of them is compiled.
+
+    Most of the time of a test goes into compilation, which has no need to optimise what runs once. Flags that the
+    caller has set stand: with any, the tests compile as the caller does.
+    """
+    if "XLA_FLAGS" in os.environ:
+        return
+    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    if version("jaxlib").startswith("0.10."):
+        # The emitters that replaced these take three times as long. Versions without the flag exit at it.
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def keep_programs(folder):
+    """Keep compiled programs, however small, in a folder, or in that of ``JAX_COMPILATION_CACHE_DIR``."""
+    if not jax.config.jax_compilation_cache_dir and folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
