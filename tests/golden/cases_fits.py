@@ -8,6 +8,19 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoIAFNormal,
+    AutoLaplaceApproximation,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+from numpyro.optim import Adam
+
+import numpyro_tempered as nt
 from golden.table import (
     KEY,
     LABEL,
@@ -26,19 +39,6 @@ from golden.table import (
     network,
     sparse_weights,
 )
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import (
-    AutoDelta,
-    AutoDiagonalNormal,
-    AutoIAFNormal,
-    AutoLaplaceApproximation,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-    AutoNormal,
-)
-from numpyro.optim import Adam
-
-import numpyro_tempered as nt
 
 # Of few steps, and of what a fit to part of the rows leaves out.
 WARNED = [UserWarning]

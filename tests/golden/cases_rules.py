@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from golden.table import CLASS, COUNT, KEY, PRIORS, SIGN, D, X, Y, case, full_rank, mean_field
 
 import numpyro_tempered as nt
+from golden.table import CLASS, COUNT, KEY, PRIORS, SIGN, D, X, Y, case, full_rank, mean_field
 
 SQUARED, HINGE, LOGISTIC = nt.expectations.squared(), nt.expectations.hinge(), nt.expectations.logistic()
 BOX, BALL = nt.online.Box(0.5, 0.8), nt.online.Ball(0.5, 0.8)

@@ -2,6 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
+
+import numpyro_tempered as nt
 from golden.cases_rules import LOGISTIC, SQUARED, STEP, of_run, softplus
 from golden.table import (
     COUNT,
@@ -20,8 +22,6 @@ from golden.table import (
     logistic,
     mean_field,
 )
-
-import numpyro_tempered as nt
 
 # That the guide starts at moments of the prior, and of rejected rounds.
 WARNED = [UserWarning]
