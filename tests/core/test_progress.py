@@ -74,7 +74,7 @@ CALLS = {
         nt.mixtures.fit_chunks, jax.random.key(0), [X], COMPONENT, num_components=2
     ),
 }
-UNIT = {"mixtures.fit", "fit_svi"}
+UNIT = {"mixtures.fit"}
 
 
 @pytest.mark.parametrize(("choice", "is_whole"), [(None, True), (False, True), (True, False)])

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import xarray as xr
+from conftest import tiered
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
@@ -44,9 +45,9 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_plates_take_the_labels_of_axes_of_their_name(fit):
-    data = fit(*named())
+@pytest.mark.parametrize("name", tiered(FITS, unit=["fit_gaussian", "draws"]))
+def test_plates_take_the_labels_of_axes_of_their_name(name):
+    data = FITS[name](*named())
     assert labels_of(data, "covariate") == COLUMNS
     assert labels_of(data, "person", "log_likelihood")[:2] == ["p0", "p1"]
 
@@ -77,15 +78,16 @@ def test_coords_win_and_names_that_do_not_match_are_no_labels():
 
 
 OWN = {
-    "mixture": lambda x: (nt.mixtures.fit(KEY, x, nt.components.gaussian(3), num_components=2), x),
+    "mixture": lambda x: (nt.mixtures.fit(KEY, x, nt.components.known_variance(3), num_components=1), x),
+    "mixture of matrices": lambda x: (nt.mixtures.fit(KEY, x, nt.components.gaussian(3), num_components=2), x),
     "pca": lambda x: (nt.ppca.fit(KEY, x, num_factors=1), x),
     "sparse": lambda x: (nt.sparse.fit_linear(KEY, x, x["age"], inclusion_prob=0.5, slab_scale=1.0), x, x["age"]),
 }
 
 
-@pytest.mark.parametrize("fit", OWN.values(), ids=OWN)
-def test_features_are_the_columns_of_the_frame(fit):
-    data = nt.to_inference_data(*fit(frame()), rng_key=KEY)
+@pytest.mark.parametrize("name", tiered(OWN, unit=["mixture", "sparse"]))
+def test_features_are_the_columns_of_the_frame(name):
+    data = nt.to_inference_data(*OWN[name](frame()), rng_key=KEY)
     for dim in {"feature", "other_feature"} & set(data["posterior"].dims):
         assert labels_of(data, dim) == COLUMNS
 

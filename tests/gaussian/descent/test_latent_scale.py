@@ -178,6 +178,7 @@ def optimum(energy, d):
     return -best.fun, m, root @ root.T
 
 
+@pytest.mark.full
 def test_the_fit_of_a_regression_with_a_latent_scale_is_the_optimum(x64):
     fit = nt.fit_gaussian(KEY, linear, AutoMultivariateNormal, X, Y, alpha=ALPHA, expectation=ETA)
     elbo, m, covariance = optimum(lambda *q: normal_energy(*q, np.zeros(N, int)), 3)
@@ -231,6 +232,7 @@ def test_a_laplace_likelihood_with_a_latent_scale_by_kink_and_quadrature(x64):
         assert 0.5 * float(found.hessian[j, k]) == pytest.approx(slope, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.full
 def test_a_laplace_likelihood_is_exact_and_certified(x64):
     fit = nt.fit_gaussian(KEY, median, AutoMultivariateNormal, X, Y, alpha=ALPHA, expectation=ETA)
     q, found = fit.convergence.posterior, fit.convergence
