@@ -69,7 +69,7 @@ def first(component, prior, rows, omega):
     return factors, coefficients(component, factors)
 
 
-@pytest.mark.parametrize("name", GAUSSIANS)
+@pytest.mark.parametrize("name", tiered(GAUSSIANS, unit=["known_variance", "diagonal_gaussian", "gaussian"]))
 def test_factors_and_coefficients_of_narrow_clusters_keep_their_digits(name):
     omega = np.eye(3)[LABELS]
 

@@ -120,6 +120,11 @@ def test_a_reference_covers_what_the_fit_does_not():
     assert np.all(np.abs(misses) < 4.5)
     # Half a standard deviation is what is missing: the sds are .44 of the posterior's.
     assert np.all(nt.table(check)["sd_bound"] < 0.9)
+
+
+@pytest.mark.full
+def test_a_given_reference_covers_what_the_fit_does_not():
+    fit = mean_field(correlated(0.9))
     full = nt.fit_gaussian(KEY, correlated(0.9), AutoMultivariateNormal)
     check = nt.check_fit(KEY, fit, reference=full)
     assert (check.status, check.reference) == ("bounded", "reference")
