@@ -109,6 +109,7 @@ def rooms_of(names):
     return {name.split(".")[1] for name in names if name.startswith("numpyro_tempered.")}
 
 
+@functools.cache
 def arrows():
     """Pairs of rooms of which the first imports the second."""
     return {
@@ -119,6 +120,7 @@ def arrows():
     }
 
 
+@functools.cache
 def floors():
     """Each room's floor: above all that it imports."""
     floor = {}

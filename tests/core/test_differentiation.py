@@ -47,6 +47,10 @@ def test_modes_are_those_of_the_same_function_in_forward_mode():
     assert bool(one.is_mode)
     np.testing.assert_allclose(one.loc, two.loc, rtol=1e-5)
     np.testing.assert_allclose(one.scale, two.scale, rtol=1e-5)
+
+
+@pytest.mark.full
+def test_minimisers_are_those_of_the_same_function_in_forward_mode():
     one, two = (jax.jit(lambda start, f=f: minimise(losses_of(f), start))(THETA) for f in (reverse_only, decay))
     assert bool(one.converged)
     np.testing.assert_allclose(one.point, two.point, rtol=1e-5)

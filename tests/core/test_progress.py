@@ -55,8 +55,9 @@ def test_loops_within_show_what_the_call_asks_for(capsys):
     assert loop() == ""
 
 
-X = np.concatenate([Y - 5.0, Y + 5.0])[:, None]
-COMPONENT = nt.components.known_variance(1, prior_scale=10.0)
+X = np.concatenate([Y - 5.0, Y + 5.0]).reshape(20, 2)
+COMPONENT = nt.components.known_variance(2, prior_scale=10.0)
+MIXTURE = {"num_components": 2, "num_restarts": 2}
 SAMPLER = {"num_warmup": 10, "num_samples": 10}
 CALLS = {
     "fit_svi": functools.partial(nt.fit_svi, jax.random.key(0), normal, AutoNormal, Y),
@@ -69,12 +70,12 @@ CALLS = {
     "select_alpha by a guide": functools.partial(
         nt.select_alpha, jax.random.key(0), normal, AutoNormal, Y, alphas=[0.5, 1.0], criterion=nt.alpha.lyddon()
     ),
-    "mixtures.fit": functools.partial(nt.mixtures.fit, jax.random.key(0), X, COMPONENT, num_components=2),
+    "mixtures.fit": functools.partial(nt.mixtures.fit, jax.random.key(0), X, COMPONENT, **MIXTURE),
     "mixtures.fit_chunks": functools.partial(
-        nt.mixtures.fit_chunks, jax.random.key(0), [X], COMPONENT, num_components=2
+        nt.mixtures.fit_chunks, jax.random.key(0), [X], COMPONENT, **MIXTURE
     ),
 }
-UNIT = {"mixtures.fit", "fit_svi"}
+UNIT = {"mixtures.fit"}
 
 
 @pytest.mark.parametrize(("choice", "is_whole"), [(None, True), (False, True), (True, False)])

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import scipy.sparse
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from scipy import stats
 from sklearn.base import clone
 from sklearn.datasets import load_iris, load_wine
@@ -139,16 +139,16 @@ def test_variances_and_covariances_are_those_of_scikit_learn_shrunk_a_little():
 
 
 def test_no_factor_among_several_is_an_answer_but_no_step_of_a_pipeline():
-    noise = np.random.default_rng(0).normal(size=(60, 3))
-    pca = TemperedPCA(range(3)).fit(noise)
+    noise = np.random.default_rng(0).normal(size=(40, 2))
+    pca = TemperedPCA(range(2), random_state=0).fit(noise)
     assert pca.n_components_ == pca.selection_.selected == 0
     assert np.isfinite(pca.score(noise))
-    np.testing.assert_allclose(pca.get_covariance(), pca.noise_variance_ * np.eye(3))
+    np.testing.assert_allclose(pca.get_covariance(), pca.noise_variance_ * np.eye(2))
     assert pca.explained_variance_ratio_.shape == pca.singular_values_.shape == (0,)
-    steps = make_pipeline(TemperedPCA(range(3)), GaussianMixture(2))
+    steps = make_pipeline(TemperedPCA(range(2)), GaussianMixture(2))
     with pytest.raises(ValueError, match=r"0 factors are selected.*from 1 up, such as range\(1, 10\)"):
         steps.fit(noise)
-    assert steps.set_params(temperedpca__n_components=range(1, 3)).fit(noise).predict(noise).shape == (60,)
+    assert steps.set_params(temperedpca__n_components=range(1, 2)).fit(noise).predict(noise).shape == (40,)
 
 
 def test_the_library_and_the_estimator_agree(pca):
@@ -166,6 +166,7 @@ def test_one_of_several_numbers_of_factors_is_selected(pca):
     np.testing.assert_allclose(several.inverse_transform(several.transform(X)), several.mean_ + 0.0 * X)
 
 
+@pytest.mark.full
 def test_masked_entries_are_missing(pca):
     rows = np.ma.masked_array(X, np.arange(80).reshape(40, 2) == 3)
     filled = np.where(rows.mask, np.nan, X)
@@ -217,7 +218,7 @@ def test_tables_of_other_kinds_are_the_same_numbers(kind, fitted):
 
 
 def test_by_default_factors_make_every_covariance():
-    assert TemperedPCA().fit(np.c_[X, X[::-1]]).n_components_ == 3
+    assert TemperedPCA().fit(X).n_components_ == 1
 
 
 @BOTH
@@ -328,8 +329,8 @@ def test_a_component_is_a_name_a_component_or_a_function():
 
 
 def test_a_warm_start_goes_on_where_the_last_fit_ended():
-    rows = load_iris().data
-    options = {"n_components": 3, "component": "tied", "n_init": 1, "tol": 0.0, "random_state": 0}
+    rows = load_iris().data[::4, 1:3]
+    options = {"n_components": 3, "n_init": 1, "tol": 0.0, "random_state": 0}
     with pytest.warns(UserWarning, match="has not converged"):
         whole = TemperedMixture(max_iter=7, **options).fit(rows)
     # The first pass of the second fit evaluates where the first one ended.
@@ -344,8 +345,8 @@ def test_a_warm_start_goes_on_where_the_last_fit_ended():
     assert again.lower_bound_ > whole.lower_bound_
     bound = again.lower_bound_
     assert again.fit(rows).n_iter_ <= 2
-    # A converged fit gains no more than the tolerance, 1e-8 for each of 150 rows, in its last pass.
-    assert 0.0 <= again.lower_bound_ - bound <= 1.5e-6
+    # A converged fit gains no more than the tolerance, 1e-8 for each of 38 rows, in its last pass.
+    assert 0.0 <= again.lower_bound_ - bound <= 3.8e-7
 
 
 def test_a_warm_start_refuses_another_mixture():
@@ -362,17 +363,14 @@ def test_a_warm_start_refuses_another_mixture():
 
 
 def test_progress_is_shown_on_request_alone(capsys):
-    options = {"component": "diag", "n_init": 2, "random_state": 0}
-    several = TemperedMixture([1, 2], **options)
-    TemperedMixture(2, **options).fit(X)
-    several.fit(X)
+    several = TemperedMixture([1, 2], n_init=2, random_state=0).fit(X)
     assert capsys.readouterr().err == ""
-    for estimator in (TemperedMixture(2, verbose=1, **options), several.set_params(verbose=True)):
+    for estimator in (TemperedMixture(2, verbose=1, random_state=0), several.set_params(verbose=True)):
         estimator.fit(X)
         assert "passes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("component", ["tied", "diag"])
+@pytest.mark.parametrize("component", tiered(["full", "tied", "diag"], unit=["full"]))
 def test_a_weight_of_two_counts_as_a_row_twice(component):
     counts = 1 + np.arange(40) % 2
     options = {"component": component, "random_state": 0}

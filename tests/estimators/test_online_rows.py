@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import tiered
 from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
@@ -160,6 +161,7 @@ def test_a_rejected_row_sets_no_unit():
     assert set(late.predict_proba_one({"a": 1.0})) == {"yes"}
 
 
+@pytest.mark.full
 @BOTH
 def test_a_far_row_moves_no_prediction_of_a_rule_with_the_scales_of_fit(kind):
     model = kind(rule=nt.online.ngvi()).fit(X, outcome_of(kind))
@@ -243,7 +245,7 @@ def test_a_weight_is_a_row_repeated(kind):
             kind().fit(X, outcome_of(kind), sample_weight=wrong)
 
 
-@BOTH
+@pytest.mark.parametrize("kind", tiered([OnlineClassifier, OnlineRegressor], unit=[OnlineRegressor]))
 def test_weights_of_a_stream_are_powers(kind):
     y, weight = outcome_of(kind), 0.5 + np.arange(24) % 3
     stream = kind().partial_fit(X, y, sample_weight=weight, **start_of(kind))

@@ -315,6 +315,7 @@ def draw_by_hand(key):
 SOME_LOSSES = [pytest.param(loss, marks=[] if type(loss) in FEW else pytest.mark.full) for loss in LOSSES]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss", SOME_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_an_amortised_guide(loss, x64):
     """With the power traced."""
@@ -636,6 +637,7 @@ def test_mcmc_warns():
 # Together with discrete latents.
 
 
+@pytest.mark.full
 def test_beside_marginalised_latents(x64):
     """A mixture around a local continuous covariate."""
     probs, shift = np.array([0.3, 0.7]), np.array([-1.0, 1.5])

@@ -686,13 +686,7 @@ LONGER = {
 
 
 # And the unit tier those of which no other test has the density.
-UNIT = {
-    "latents_in_both_plates",
-    "some_labels_known",
-    "hmm_of_1",
-    "hmm_of_second_order_of_4",
-    "hmm_with_continuous_latents",
-}
+UNIT = {"latents_in_both_plates", "some_labels_known", "hmm_of_1", "hmm_with_continuous_latents"}
 
 
 def tier(name):
@@ -851,8 +845,7 @@ OF_LOSSES = ["mixture", "several_sites", "latent_in_the_outer_plate"]
 
 
 @pytest.mark.parametrize(
-    ("loss", "name"),
-    tiered(itertools.product(LOSSES, OF_LOSSES), unit=zip(LOSSES[:2], OF_LOSSES[:2], strict=True)),
+    ("loss", "name"), tiered(itertools.product(LOSSES, OF_LOSSES), unit=[(Trace_ELBO, "mixture")])
 )
 def test_losses_of_svi(loss, name, x64):
     row = ROWS[name]
@@ -1325,7 +1318,7 @@ def with_a_global_one(x, local=True):
         numpyro.sample("x", dist.Normal(loc[z] + 2.0 * k, 1.0), obs=x)
 
 
-@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize("k", tiered([0, 1], unit=[1]))
 def test_a_global_discrete_latent_stays(k, x64):
     want = stats.bernoulli.logpmf(k, 0.3) + prior_of_loc(LOC) + ALPHA * mixture_of(X - 2 * k, LOC).sum()
     assert density(tempered(with_a_global_one), {"loc": LOC, "k": k}, jnp.asarray(X)) == pytest.approx(want)
@@ -1433,7 +1426,8 @@ def test_parameters_may_be_fixed_outside(x64):
     assert density(outside, {}, jnp.asarray(X)) == pytest.approx(want, rel=1e-12)
 
 
-@pytest.mark.parametrize("computed", tiered([False, True], unit=[False]))
+@pytest.mark.full
+@pytest.mark.parametrize("computed", [False, True])
 def test_params_and_modules(x64, computed):
     pytest.importorskip("flax")
     import flax.linen
@@ -1541,6 +1535,7 @@ def test_latents_that_are_given_draw_their_data():
     np.testing.assert_array_equal(drawn["x"] > 500.0, z == 1)
 
 
+@pytest.mark.full
 def test_counts_are_drawn_without_data():
     drawn = jax.eval_shape(lambda: Predictive(tempered(counts), num_samples=3)(KEY, 4))
     assert drawn["x"].shape == (3, 4)

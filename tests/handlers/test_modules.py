@@ -6,7 +6,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from conftest import tiered
 from jax.example_libraries import stax
 from numpyro.contrib.module import (
     eqx_module,
@@ -111,7 +110,8 @@ def test_priors_on_weights_are_not_tempered(make, alpha):
     assert all(tempered_trace[name]["scale"] is None for name in weights)
 
 
-@pytest.mark.parametrize("make", tiered([random_linen, random_nnx, random_eqx], unit=[random_linen]))
+@pytest.mark.full
+@pytest.mark.parametrize("make", [random_linen, random_nnx, random_eqx])
 def test_positive_weights_keep_their_jacobians(make):
     model = make(dist.HalfNormal(1.0))
     _, weights, log_lik = drawn(model)
@@ -155,12 +155,9 @@ def stax_net():
     return stax.serial(stax.Dense(2), stax.Tanh, stax.Dense(1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("make", "net"),
-    tiered(
-        [(with_flax, linen_net), (with_nnx, nnx_net), (with_eqx, eqx_net), (with_stax, stax_net)],
-        unit=[(with_stax, stax_net)],
-    ),
+    ("make", "net"), [(with_flax, linen_net), (with_nnx, nnx_net), (with_eqx, eqx_net), (with_stax, stax_net)]
 )
 def test_a_network_of_params_is_fitted_to_the_tempered_likelihood(make, net):
     model = make(net())

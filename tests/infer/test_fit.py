@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pandas as pd
 import pytest
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
@@ -149,9 +150,13 @@ def assert_elbo(fit, q):
     assert elbo.se == pytest.approx(sd / math.sqrt(1000), rel=0.25)
 
 
+DATES = [f"2024-01-0{day}" for day in range(1, 7)]
+
+
 @pytest.fixture(scope="module")
 def auto_normal():
-    return nt.fit_svi(KEY, model, AutoNormal, DATA, alpha=ALPHA, optim=decaying(), **TO_THE_END)
+    data = pd.Series(np.asarray(DATA), pd.Index(DATES, name="day"))
+    return nt.fit_svi(KEY, model, AutoNormal, data, alpha=ALPHA, optim=decaying(), **TO_THE_END)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +177,7 @@ def test_auto_normal_finds_the_tempered_posterior(auto_normal):
     assert_posterior(q)
     assert_elbo(auto_normal, q)
     assert abs(auto_normal.elbo.value - LOG_EVIDENCE) < 4 * auto_normal.elbo.se + 0.01
+    assert {axis: list(labels) for axis, labels in auto_normal.coords.items()} == {"day": DATES}
     # The test tells the powers apart.
     bayes = tempered_normal_posterior(Y, 1.0, PRIOR_MEAN, PRIOR_SD, NOISE)
     assert math.log(POSTERIOR[1] / bayes[1]) > 0.3

@@ -187,6 +187,7 @@ def test_a_conjugate_stream_ends_at_the_tempered_posterior(alpha, x64):
     np.testing.assert_allclose(precision, SCALE**-2 + alpha * counts / NOISE**2, rtol=1e-10)
 
 
+@pytest.mark.full
 @closes_over_a_tracer
 def test_powers_under_vmap_weigh_gradients_and_not_losses(x64):
     x, y = one_hot_stream()
@@ -293,6 +294,7 @@ def test_alpha_zero_stays_at_the_prior(x64):
     np.testing.assert_allclose(losses.at_mean, -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12)
 
 
+@pytest.mark.full
 def test_the_expectation_of_a_model_is_that_of_its_bare_loss(x64):
     x, y = logistic_stream()
     bare = gauss_hermite(lambda u, y: jax.nn.softplus(u) - y * u)

@@ -95,7 +95,8 @@ def compare_routes(name, rtol):
     np.testing.assert_allclose(losses, want.expected, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", tiered(PAIRS, unit=["ngvi"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", PAIRS)
 def test_svi_takes_the_steps_of_the_rule(name, x64):
     compare_routes(name, 1e-10)
 

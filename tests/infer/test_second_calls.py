@@ -93,7 +93,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(CALLS, unit=["fit_svi", "calibrated_powers", "OnlineVI.run"]))
+@pytest.mark.parametrize("name", tiered(CALLS, unit=["OnlineVI.run"]))
 def test_a_second_call_compiles_nothing(name):
     call = CALLS[name]
     # The first three: a loop of another number of rounds may meet a program that the first did not.

@@ -423,9 +423,19 @@ def test_a_subsampling_plate_keeps_factors_for_all(key):
     assert jnp.all(jnp.isfinite(found.losses))
 
 
-@pytest.mark.parametrize(
-    "outer", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.full)], ids=["jit", "eager"]
-)
+def test_each_draw_counts_as_a_step_of_the_schedule(key):
+    x, y = correlated_data()
+    seen = []
+    guide = AutoSpikeAndSlab(linear, temperature=lambda step: seen.append(step) or 1.0)
+    handlers.seed(guide, key)(x, y)
+    at_four = handlers.substitute(handlers.seed(guide, key), data={"auto_step": {"step": 4.0}})
+    trace = handlers.trace(at_four).get_trace(x, y)
+    assert seen[-1] == 4.0
+    assert trace["auto_step"]["value"] == {"step": 5.0}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("outer", [jax.jit, lambda f: f], ids=["jit", "eager"])
 def test_the_schedule_counts_the_steps_of_stock_svi(key, outer):
     x, y = correlated_data()
     seen = []

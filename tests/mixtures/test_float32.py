@@ -69,7 +69,7 @@ def first(component, prior, rows, omega):
     return factors, coefficients(component, factors)
 
 
-@pytest.mark.parametrize("name", GAUSSIANS)
+@pytest.mark.parametrize("name", tiered(GAUSSIANS, unit=["known_variance", "diagonal_gaussian", "gaussian"]))
 def test_factors_and_coefficients_of_narrow_clusters_keep_their_digits(name):
     omega = np.eye(3)[LABELS]
 
@@ -87,7 +87,7 @@ def test_factors_and_coefficients_of_narrow_clusters_keep_their_digits(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "offset"), tiered([(n, o) for n in GAUSSIANS for o in (0.0, FAR)], unit=[("gaussian", FAR)])
+    ("name", "offset"), tiered([(n, o) for n in GAUSSIANS for o in (0.0, FAR)], unit=[("known_variance", FAR)])
 )
 def test_the_objective_is_that_of_double_precision(name, offset):
     component, x = GAUSSIANS[name](D, offset), X + offset

@@ -105,8 +105,9 @@ def test_an_empty_component_costs_no_more_than_its_weight(name, x64):
 
 
 def test_a_padded_fit_starts_where_the_other_ended(x64):
-    fit = nt.mixtures.fit(KEY, X, COMPONENT, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2)
-    source = array_source(prepare(X, COMPONENT, None), 4, 1, fill=False)
+    component, x = component_of("known_variance"), some_data("known_variance")
+    fit = nt.mixtures.fit(KEY, x, component, num_components=2, alpha=ALPHA, num_samples=0, num_restarts=2)
+    source = array_source(prepare(x, component, None), 4, 1, fill=False)
     problem = problem_of(source.data, Settings(ALPHA, np.array([1.0, 2.0, 3.0, 4.0])), 4)
     warm = with_warm(Beginning(4, nt.mixtures.starts.kmeans_plus_plus(), 1), source.data, problem, [fit])
     (padded,) = warm.padded

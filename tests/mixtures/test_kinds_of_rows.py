@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from conftest import tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered import mixtures, ppca, sparse
@@ -84,13 +85,12 @@ VERBS = {
     "sparse.to_inference_data": lambda x, fits: log_likelihood(fits["linear"], x, TARGET),
 }
 # Draws compile the models of NumPyro.
-SLOW = {name for name in VERBS if name.endswith(("to_inference_data", "select_num_components"))}
-EACH_VERB = pytest.mark.parametrize(
-    "verb", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in VERBS]
-)
+QUICK = [name for name in VERBS if not name.endswith(("to_inference_data", "select_num_components"))]
+# Verbs that read rows as others do, by programs of their own.
+READ_ALIKE = {"mixtures.em", "mixtures.as_tempered_fit", "ppca.select_num_factors", "ppca.log_density"}
 
 
-@EACH_VERB
+@pytest.mark.parametrize("verb", tiered(VERBS, unit=[name for name in QUICK if name not in READ_ALIKE]))
 def test_numbers_of_any_kind_are_the_same_numbers(verb, fits):
     expected = VERBS[verb](FLOATS, fits)
     decimals = [[Decimal(int(value)) for value in row] for row in WHOLE]
@@ -98,7 +98,7 @@ def test_numbers_of_any_kind_are_the_same_numbers(verb, fits):
         np.testing.assert_array_equal(VERBS[verb](rows, fits), expected)
 
 
-@EACH_VERB
+@pytest.mark.parametrize("verb", tiered(VERBS, unit=QUICK))
 def test_what_holds_no_numbers_is_refused_with_advice(verb, fits):
     dates = pd.date_range("2020-01-01", periods=20)
     refused = {
@@ -162,7 +162,9 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.parametrize("verb", WEIGHTED)
+@pytest.mark.parametrize(
+    "verb", tiered(WEIGHTED, unit=["fit", "fit_chunks", "scaled_to", "shard_rows", "stochastic"])
+)
 def test_weights_are_numbers_of_any_kind(verb, fits):
     weigh = WEIGHTED[verb]
     expected = weigh(COUNTS.astype(float), fits)

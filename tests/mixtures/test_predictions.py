@@ -11,7 +11,7 @@ from scipy.stats import multivariate_t, norm
 import numpyro_tempered as nt
 
 CENTRES = np.array([[-6.0, 0.0], [0.0, 5.0], [6.0, 0.0]])
-SIZES = (30, 90, 60)
+SIZES = (20, 60, 40)
 
 
 def draw(seed=3):

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from conftest import tiered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,11 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("name", VERBS)
+# Each reads outcomes in a place of its own.
+READERS = ["run", "run_chunks", "run_partitioned", "Service", "OnlineVI.update", "OnlineVI.run_chunks"]
+
+
+@pytest.mark.parametrize("name", tiered(VERBS, unit=READERS))
 def test_integers_beyond_32_bits_and_complex_numbers(online, name):
     # Noise and prior of the model are known, so that Bayes is exact.
     weight = len(X) * UNIT**2 / NOISE**2

@@ -1,5 +1,7 @@
 """A sweep gives the numbers of each rule by itself, whatever the number that runs side by side."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,7 @@ def alone(grid, k, expectation, prior, x, y, mask=None):
     return nt.online.run(rule, tempered(expectation, values["alpha"]), rule.init(wide), x, y, mask=mask)
 
 
+@functools.cache
 def tempered(expectation, alpha):
     """Gradients times alpha, losses as they are."""
 
@@ -103,12 +106,20 @@ def test_wrong_calls_of_a_sweep():
         nt.online.run_grid(GRID, HINGE, prior, x, y, mask=np.array(True))
 
 
-def test_low_rank_covariances_have_no_other_prior_scale():
-    prior = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
+def low_rank():
+    return nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
+
+
+@pytest.mark.full
+def test_low_rank_covariances_in_a_sweep():
+    prior = low_rank()
     x, y = rows(6)
     grid = nt.online.grid(nt.online.ngvi, step_size=[0.5])
     states, _ = nt.online.run_grid(grid, HINGE, prior, x, y)
     state, _ = nt.online.run(nt.online.ngvi(0.5), HINGE, nt.online.ngvi(0.5).init(prior), x, y)
     np.testing.assert_allclose(states.posterior.loc[0], state.posterior.loc, rtol=1e-5, atol=1e-6)
+
+
+def test_low_rank_covariances_have_no_other_prior_scale():
     with pytest.raises(TypeError, match="LowRank does not hold every covariance"):
-        nt.online.run_grid(nt.online.grid(nt.online.ngvi, prior_scale=[0.5]), HINGE, prior, x, y)
+        nt.online.run_grid(nt.online.grid(nt.online.ngvi, prior_scale=[0.5]), HINGE, low_rank(), *rows(6))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from scipy.optimize import minimize, root
 from scipy.special import expit, gammaln
 
@@ -77,7 +77,7 @@ def stream():
     return x, np.where(x[:, 0] + rng.normal(size=40) > 0, 1.0, -1.0)
 
 
-@pytest.mark.parametrize("kind", ["MeanField", "FullRank", "LowRank"])
+@pytest.mark.parametrize("kind", tiered(["MeanField", "FullRank", "LowRank"], unit=["FullRank"]))
 def test_each_round_ends_at_its_fixed_point(x64, stream, kind):
     state, losses = nt.online.run(RVGA, LOGISTIC, RVGA.init(standard(kind, 3)), *stream)
     mean, covariance, expected = logistic_fixed_points(*stream, diagonal=kind == "MeanField")

@@ -27,10 +27,20 @@ def checked(num_columns, **options):
 
 
 def test_intervals_bounds_and_draws():
-    fit, check = checked(2)
     rng = np.random.default_rng(0)
-    draws = {"weights": jnp.asarray(rng.normal(3.0, 0.5, (100, 2)))}
-    data = nt.to_inference_data(draws, fit.model, *fit.args)
+    x = rng.normal(size=(60, 2))
+    # A little wider than the posterior.
+    precision = (np.eye(2) + x.T @ x) / 1.2
+    noise = rng.normal(size=(200, 2))
+    of_fit = (
+        np.linalg.solve(precision, x.T @ x[:, 0] / 1.2)
+        + np.linalg.solve(np.linalg.cholesky(precision).T, noise.T).T
+    )
+    log_density = 0.5 * np.linalg.slogdet(precision)[1] - 0.5 * np.sum(noise**2, axis=1) - np.log(2.0 * np.pi)
+    args = (regression, x, x[:, 0])
+    check = nt.check_fit(KEY, {"weights": of_fit}, *args, log_density=log_density, reference=None)
+    assert check.status == "bounded"
+    data = nt.to_inference_data({"weights": jnp.asarray(rng.normal(3.0, 0.5, (100, 2)))}, *args)
     _, ax = plt.subplots()
     assert nt.plots.plot_check(check, data, ax) is ax
     labels = [text.get_text() for text in ax.get_legend().get_texts()]

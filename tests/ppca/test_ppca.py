@@ -404,6 +404,7 @@ def test_half_of_the_data_twice_is_the_data(x64, key):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_units_and_origin_change_the_elbo_by_a_constant(x64, key):
     x, alpha = signal(9, N, [2.0, 1.0], D), 0.5
     x[4, 1] = np.nan
@@ -591,6 +592,7 @@ def test_scores_are_those_of_the_formula(either):
     np.testing.assert_allclose(ppca.reconstruct(fit, x), scores.loc @ loc[:, :K].T + loc[:, K], atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_fit_of_64_bits_predicts_where_there_are_32(fitted, key):
     x, fit = fitted
     with enable_x64():

@@ -1,5 +1,7 @@
 """Labels that data frames bring along."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import xarray as xr
+from conftest import tiered
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
@@ -44,9 +47,9 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_plates_take_the_labels_of_axes_of_their_name(fit):
-    data = fit(*named())
+@pytest.mark.parametrize("name", tiered(FITS, unit=["fit_gaussian", "draws"]))
+def test_plates_take_the_labels_of_axes_of_their_name(name):
+    data = FITS[name](*named())
     assert labels_of(data, "covariate") == COLUMNS
     assert labels_of(data, "person", "log_likelihood")[:2] == ["p0", "p1"]
 
@@ -58,6 +61,7 @@ def test_a_chosen_alpha_keeps_them():
     assert labels_of(nt.to_inference_data(choice), "covariate") == COLUMNS
 
 
+@pytest.mark.full
 def test_a_stream_keeps_them():
     online = nt.OnlineVI(regression, nt.guides.AutoOnlineDiagonalNormal)
     state, _ = online.update(online.init(KEY, *named()), *named())
@@ -76,18 +80,37 @@ def test_coords_win_and_names_that_do_not_match_are_no_labels():
     assert labels_of(other, "person", "log_likelihood") == list(range(30))
 
 
+def mixture(x, component):
+    return nt.mixtures.fit(KEY, x, component, num_components=2, num_restarts=2)
+
+
+class Moments(NamedTuple):
+    """A result of a user's own, with a row and a column for each feature."""
+
+    mean: np.ndarray
+
+    def as_run(self, *data, num_samples=1000, rng_key=None):
+        samples = {"mean": np.tile(self.mean, (1, num_samples, 1)), "covariance": np.ones((1, num_samples, 2, 2))}
+        return nt.Run(None, samples, dims={"mean": ["feature"], "covariance": ["feature", "other_feature"]})
+
+
 OWN = {
-    "mixture": lambda x: (nt.mixtures.fit(KEY, x, nt.components.gaussian(3), num_components=2), x),
+    "moments": lambda x: (Moments(x.to_numpy().mean(axis=0)), x),
+    "mixture": lambda x: (mixture(x, nt.components.known_variance(2)), x),
+    "mixture of matrices": lambda x: (mixture(x, nt.components.gaussian(2)), x),
     "pca": lambda x: (nt.ppca.fit(KEY, x, num_factors=1), x),
     "sparse": lambda x: (nt.sparse.fit_linear(KEY, x, x["age"], inclusion_prob=0.5, slab_scale=1.0), x, x["age"]),
 }
 
 
-@pytest.mark.parametrize("fit", OWN.values(), ids=OWN)
-def test_features_are_the_columns_of_the_frame(fit):
-    data = nt.to_inference_data(*fit(frame()), rng_key=KEY)
-    for dim in {"feature", "other_feature"} & set(data["posterior"].dims):
-        assert labels_of(data, dim) == COLUMNS
+@pytest.mark.parametrize("name", tiered(OWN, unit=["moments", "sparse"]))
+def test_features_are_the_columns_of_the_frame(name):
+    table = frame().iloc[:24, :2]
+    data = nt.to_inference_data(*OWN[name](table), rng_key=KEY, num_samples=20)
+    dims = {"feature", "other_feature"} & set(data["posterior"].dims)
+    assert "feature" in dims
+    for dim in dims:
+        assert labels_of(data, dim) == table.columns.tolist()
 
 
 def test_axes_in_dispute_or_of_several_levels_have_no_labels():

@@ -85,13 +85,10 @@ BY_NODES = OPTIONS._replace(expectation=nt.expectations.gauss_hermite(predictor=
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [
-        (AutoNormal, OPTIONS),
-        pytest.param(by_hand, OPTIONS, marks=pytest.mark.full),
-        pytest.param(AutoNormal, BY_NODES, marks=pytest.mark.full),
-    ],
+    [(AutoNormal, OPTIONS), (by_hand, OPTIONS), (AutoNormal, BY_NODES)],
     ids=["at the mode", "by hand", "by quadrature"],
 )
+@pytest.mark.full
 def test_all_powers_end_at_their_optimum(method, options):
     """The exact posteriors of a conjugate model, of all data and of a part."""
     for fitted, y in zip(settled(method, options), (Y, Y[:2]), strict=True):

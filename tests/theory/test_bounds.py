@@ -398,8 +398,7 @@ def test_hedge_without_a_range_holds_for_an_exp_concave_loss():
 
 
 @pytest.mark.parametrize(
-    ("d", "num_rounds", "reach", "points"),
-    tiered([(1, 120, 1.5, 2001), (2, 60, 0.5, 101)], unit=[(1, 120, 1.5, 2001)]),
+    ("d", "num_rounds", "reach", "points"), tiered([(1, 120, 1.5, 2001), (2, 60, 0.5, 101)], unit=[])
 )
 def test_ewa_under_a_uniform_prior_keeps_its_bound_against_the_best_point(x64, d, num_rounds, reach, points):
     x, y, adaptive = streams(num_rounds, d)

@@ -515,6 +515,7 @@ def test_compare_takes_weights_delta_and_the_number_of_data(coins):
     np.testing.assert_allclose(np.asarray(data["model_comparison"]["certificate"])[1], right / 10, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_compare_invents_no_certificate(coins):
     data = nt.compare(coins[1], num_samples=5)
     assert "certificate" not in data["model_comparison"]

@@ -248,6 +248,7 @@ def scale_model(y):
         numpyro.sample("y", dist.Normal(0.0, s), obs=y)
 
 
+@pytest.mark.full
 def test_a_constrained_latent_has_its_jacobian_once_and_untempered(key, x64):
     y, alpha = np.array([0.5, -1.2, 0.3, 0.8]), 0.5
     grid = np.linspace(-8.0, 6.0, 200_001)

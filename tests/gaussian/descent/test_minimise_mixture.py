@@ -55,7 +55,7 @@ def test_nodes_have_the_moments_of_a_normal_distribution():
 @pytest.mark.parametrize("diagonal", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_free_energy_is_that_of_scipys_densities(diagonal):
     q, noise = other_mixture(diagonal), normal_nodes(0, 32, 2)
-    point = evaluate(of_mixture, q, jnp.asarray(noise), target())
+    point = jax.jit(evaluate, static_argnums=0)(of_mixture, q, jnp.asarray(noise), target())
     total = 0.0
     for weight, mean, root in zip(np.exp(q.logits), q.loc, q.root, strict=True):
         matrix = np.diag(root) if diagonal else np.asarray(root)

@@ -47,7 +47,7 @@ def unpack(flat):
 
 
 @pytest.mark.parametrize("name", tiered(EXPECTATIONS, unit=["quadrature"]))
-@pytest.mark.parametrize("family", ["full", "diagonal"])
+@pytest.mark.parametrize("family", tiered(["full", "diagonal"], unit=["diagonal"]))
 def test_around_a_point_the_free_energy_is_numpyros_potential(family, name, x64):
     """The expectations under a Gaussian of standard deviation 1e-5 are the values at its mean."""
     loc, d = jnp.asarray(RNG.normal(size=sum(SIZES))), sum(SIZES)

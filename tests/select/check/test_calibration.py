@@ -138,7 +138,7 @@ def test_r_hat_is_that_of_numpyro():
     chain = np.random.default_rng(5).normal(size=(1, 100, 3)).cumsum(axis=1)
     expected = split_gelman_rubin(chain).max()
     values = {"walk": jnp.asarray(chain), "constant": jnp.ones((1, 100))}
-    np.testing.assert_allclose(posteriors.split_r_hat(values), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(posteriors.split_r_hat)(values), expected, rtol=1e-5)
 
 
 # What is simulated.
