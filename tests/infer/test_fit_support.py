@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro import handlers
 from numpyro.infer import init_to_median, init_to_value
 from numpyro.infer.autoguide import AutoNormal
@@ -96,8 +97,7 @@ def test_the_kl_is_that_to_a_uniform_support():
     assert elbo.value == pytest.approx(-50.0 - elbo.kl, rel=1e-10)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", tiered([2, 5], unit=[2]))
 def test_rounding_to_a_size(key, size):
     """Equal gates are taken by the ratio of mean to scale."""
     fit = nt.round_and_refit(key, given_fit(), num_weights=size, num_steps=0, num_particles=200)
@@ -155,8 +155,10 @@ def test_groups_go_by_what_they_gain():
 # Elimination
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("num_weights", "unit"), [(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)])
+@pytest.mark.parametrize(
+    ("num_weights", "unit"),
+    tiered([(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)], unit=[(None, 1.0), (2, 1.0)]),
+)
 def test_the_support_is_the_best_of_all(key, num_weights, unit):
     """In whatever units coefficients are."""
     x, y = data()
@@ -174,6 +176,21 @@ def test_the_support_is_the_best_of_all(key, num_weights, unit):
     assert fit.elbo.value == pytest.approx(elbos[best], abs=5 * fit.elbo.se + 0.1)
     assert fit.elbo.value < np.logaddexp.reduce(list(elbos.values())) + 5 * fit.elbo.se
     assert fit.alpha == ALPHA
+
+
+def test_a_weight_without_effect_is_off_unless_all_must_stay(key):
+    """A covariate of zeros: of the others those stay that would without it."""
+    x, y = data()
+    x[:, 4] = 0.0
+    guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
+    for num_weights, gates in ((None, [1, 1, 1, 0, 0, 0]), (6, [1] * 6)):
+        options = {"alpha": ALPHA, "num_weights": num_weights, "num_steps": 500, "unit": 1.0}
+        fit = nt.fit_support(key, linear, guide, x, y, **options)
+        np.testing.assert_array_equal(fit.params["w_auto_probs"], gates)
+        # What it adds is nothing: its slab is the prior's.
+        others = np.array(gates, bool) & (np.arange(6) != 4)
+        expected = best_elbo(others, log_independent(3) if num_weights is None else 0.0)
+        assert fit.elbo.value == pytest.approx(expected, abs=5 * fit.elbo.se + 0.1)
 
 
 @pytest.mark.full
