@@ -183,14 +183,16 @@ def test_a_weight_without_effect_is_off_unless_all_must_stay(key):
     x, y = data()
     x[:, 4] = 0.0
     guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
-    for num_weights, gates in ((None, [1, 1, 1, 0, 0, 0]), (6, [1] * 6)):
-        options = {"alpha": ALPHA, "num_weights": num_weights, "num_steps": 500, "unit": 1.0}
-        fit = nt.fit_support(key, linear, guide, x, y, **options)
-        np.testing.assert_array_equal(fit.params["w_auto_probs"], gates)
-        # What it adds is nothing: its slab is the prior's.
-        others = np.array(gates, bool) & (np.arange(6) != 4)
-        expected = best_elbo(others, log_independent(3) if num_weights is None else 0.0)
-        assert fit.elbo.value == pytest.approx(expected, abs=5 * fit.elbo.se + 0.1)
+    options = {"alpha": ALPHA, "num_steps": 500, "unit": 1.0, "num_weights": None}
+    fit = nt.fit_support(key, linear, guide, x, y, **options)
+    np.testing.assert_array_equal(fit.params["w_auto_probs"], [1, 1, 1, 0, 0, 0])
+    expected = best_elbo(np.arange(6) < 3, log_independent(3))
+    assert fit.elbo.value == pytest.approx(expected, abs=5 * fit.elbo.se + 0.1)
+    # With steps of no length the scales are those at the start: of posteriors given all others.
+    fit = nt.fit_support(key, linear, guide, x, y, **options | {"num_weights": 6}, step_size=1e-9)
+    np.testing.assert_array_equal(fit.params["w_auto_probs"], np.ones(6))
+    precision = ALPHA * np.sum(np.square(x), axis=0) / NOISE**2 + SLAB**-2
+    np.testing.assert_allclose(fit.params["w_auto_scale"], precision**-0.5, rtol=1e-4)
 
 
 @pytest.mark.full
@@ -244,6 +246,17 @@ def test_fit_support_refuses(key):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
     with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away"):
         nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
+
+    def shifted(x, y):
+        prior = nt.distributions.SpikeAndSlab(INCLUSION, 70.0, SLAB)
+        w = numpyro.sample("w", prior.expand([6]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ w, NOISE).to_event(1), obs=y)
+
+    guide = functools.partial(
+        nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"w": jnp.full(6, 10.0)})
+    )
+    with pytest.raises(ValueError, match=r"site 'w' starts 30 deviations of its slab away"):
+        nt.fit_support(key, shifted, guide, x, y)
     for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)

@@ -25,12 +25,12 @@ WEIGHT = np.linspace(0.5, 1.6, NUM_ROWS)
 BLOCK = 8
 
 
-def components():
+def components(loc=LOC):
     component = nt.components.known_variance(2, prior_scale=PRIOR_SCALE, scale=NOISE)
     prior = NormalMean(*(np.asarray(part, np.float64) for part in component.prior))
     free = np.zeros((1, 2)), np.full((1, 2), PRIOR_SCALE)
     posterior = NormalMean(
-        *(np.concatenate(parts) for parts in zip((LOC, SCALE), free, strict=True)), np.full((K + 1, 2), NOISE)
+        *(np.concatenate(parts) for parts in zip((loc, SCALE), free, strict=True)), np.full((K + 1, 2), NOISE)
     )
     problem = MixtureProblem(
         prior, np.append(np.full(K, PRIOR_CONCENTRATION), 0.0), np.asarray(ALPHA), np.asarray(0.0)
@@ -38,9 +38,9 @@ def components():
     return component._replace(prior=None), problem, Factors(np.append(CONCENTRATION, 0.0), posterior)
 
 
-def joint():
+def joint(rows=ROWS, loc=LOC):
     """The logarithms of which responsibilities are the softmax, ``(n, K)``."""
-    distance = np.square(ROWS[:, None, :] - LOC) + np.square(SCALE)
+    distance = np.square(rows[:, None, :] - loc) + np.square(SCALE)
     return digamma(CONCENTRATION) - 0.5 * distance.sum(axis=-1) / NOISE**2
 
 
@@ -50,15 +50,19 @@ def move():
     return jax.jit(lambda key, problem, factors, blocks: propose(key, component, problem, factors, blocks))
 
 
+@pytest.mark.parametrize("distance", [1.0, 100.0])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, x64):
-    _, problem, factors = components()
+def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, distance, x64):
+    """Distant components share no rows, and any of them may merge."""
+    loc = distance * LOC
+    rows = ROWS + (loc - LOC)[np.arange(NUM_ROWS) % K]
+    _, problem, factors = components(loc)
     moved = move(
-        jax.random.key(seed), problem, factors, make_blocks(jnp.asarray(ROWS), jnp.asarray(WEIGHT), BLOCK)
+        jax.random.key(seed), problem, factors, make_blocks(jnp.asarray(rows), jnp.asarray(WEIGHT), BLOCK)
     )
     merge, donor, heir, parent, one, two = jax.random.split(jax.random.key(seed), 6)
     donor = int(jax.random.randint(donor, (), 0, K))
-    omega = softmax(joint(), axis=1)
+    omega = softmax(joint(rows, loc), axis=1)
     shared = omega.T @ (WEIGHT[:, None] * omega)
     counts = shared.sum(axis=1)
     odds = shared[donor] + 1e-3 * counts.sum() / K
@@ -71,9 +75,9 @@ def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, x64):
         without[:, heir] += omega[:, donor]
         without[:, donor] = 0.0
     else:
-        without = softmax(np.where(np.arange(K) == donor, -np.inf, joint()), axis=1)
+        without = softmax(np.where(np.arange(K) == donor, -np.inf, joint(rows, loc)), axis=1)
     # Seeds of the split, of rows behind which the last block fills up.
-    standardised = (ROWS - ROWS.mean(axis=0)) / ROWS.std(axis=0)
+    standardised = (rows - rows.mean(axis=0)) / rows.std(axis=0)
     filled = 2 * BLOCK - NUM_ROWS
     points = np.pad(standardised, ((0, filled), (0, 0)))
     mass = np.pad(WEIGHT * without[:, parent], (0, filled))
@@ -85,9 +89,9 @@ def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, x64):
     after[:, parent] -= np.where(nearer, without[:, parent], 0.0)
     counts = ALPHA * after.T @ WEIGHT
     precision = PRIOR_SCALE**-2 + counts[:, None] / NOISE**2
-    loc = ALPHA * (after * WEIGHT[:, None]).T @ ROWS / NOISE**2 / precision
+    mean = ALPHA * (after * WEIGHT[:, None]).T @ rows / NOISE**2 / precision
     np.testing.assert_allclose(moved.concentration, np.append(PRIOR_CONCENTRATION + counts, 0.0), rtol=1e-9)
-    np.testing.assert_allclose(moved.posterior.loc[:K], loc, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(moved.posterior.loc[:K], mean, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(moved.posterior.scale[:K] ** -2.0, np.tile(precision, (1, 2)), rtol=1e-9)
 
 
