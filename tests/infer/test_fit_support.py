@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import tiered
 from numpyro import handlers
 from numpyro.infer import init_to_median, init_to_value
 from numpyro.infer.autoguide import AutoNormal
@@ -96,8 +97,7 @@ def test_the_kl_is_that_to_a_uniform_support():
     assert elbo.value == pytest.approx(-50.0 - elbo.kl, rel=1e-10)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", tiered([2, 5], unit=[2]))
 def test_rounding_to_a_size(key, size):
     """Equal gates are taken by the ratio of mean to scale."""
     fit = nt.round_and_refit(key, given_fit(), num_weights=size, num_steps=0, num_particles=200)
@@ -155,8 +155,10 @@ def test_groups_go_by_what_they_gain():
 # Elimination
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("num_weights", "unit"), [(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)])
+@pytest.mark.parametrize(
+    ("num_weights", "unit"),
+    tiered([(None, 1.0), (2, 1.0), (5, 1.0), (None, 1e-3), (None, 1e3)], unit=[(None, 1.0), (2, 1.0)]),
+)
 def test_the_support_is_the_best_of_all(key, num_weights, unit):
     """In whatever units coefficients are."""
     x, y = data()
@@ -174,6 +176,23 @@ def test_the_support_is_the_best_of_all(key, num_weights, unit):
     assert fit.elbo.value == pytest.approx(elbos[best], abs=5 * fit.elbo.se + 0.1)
     assert fit.elbo.value < np.logaddexp.reduce(list(elbos.values())) + 5 * fit.elbo.se
     assert fit.alpha == ALPHA
+
+
+def test_a_weight_without_effect_is_off_unless_all_must_stay(key):
+    """A covariate of zeros: of the others those stay that would without it."""
+    x, y = data()
+    x[:, 4] = 0.0
+    guide = functools.partial(nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_median)
+    options = {"alpha": ALPHA, "num_steps": 500, "unit": 1.0, "num_weights": None}
+    fit = nt.fit_support(key, linear, guide, x, y, **options)
+    np.testing.assert_array_equal(fit.params["w_auto_probs"], [1, 1, 1, 0, 0, 0])
+    expected = best_elbo(np.arange(6) < 3, log_independent(3))
+    assert fit.elbo.value == pytest.approx(expected, abs=5 * fit.elbo.se + 0.1)
+    # With steps of no length the scales are those at the start: of posteriors given all others.
+    fit = nt.fit_support(key, linear, guide, x, y, **options | {"num_weights": 6}, step_size=1e-9)
+    np.testing.assert_array_equal(fit.params["w_auto_probs"], np.ones(6))
+    precision = ALPHA * np.sum(np.square(x), axis=0) / NOISE**2 + SLAB**-2
+    np.testing.assert_allclose(fit.params["w_auto_scale"], precision**-0.5, rtol=1e-4)
 
 
 @pytest.mark.full
@@ -227,6 +246,17 @@ def test_fit_support_refuses(key):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
     with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away"):
         nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
+
+    def shifted(x, y):
+        prior = nt.distributions.SpikeAndSlab(INCLUSION, 70.0, SLAB)
+        w = numpyro.sample("w", prior.expand([6]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ w, NOISE).to_event(1), obs=y)
+
+    guide = functools.partial(
+        nt.guides.AutoSpikeAndSlab, init_loc_fn=init_to_value(values={"w": jnp.full(6, 10.0)})
+    )
+    with pytest.raises(ValueError, match=r"site 'w' starts 30 deviations of its slab away"):
+        nt.fit_support(key, shifted, guide, x, y)
     for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)

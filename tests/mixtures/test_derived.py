@@ -10,6 +10,7 @@ import pytest
 from conftest import enable_x64, tiered
 from jax.scipy.special import gammaln
 from mixture_families import component_of, some_data
+from scipy import stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.components import derived
@@ -97,8 +98,7 @@ def test_derived_functions_are_the_closed_forms(name, x64):
     compare(component, without_closed_forms(component), some_data(name))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("missing", tiered([False, True], unit=[False]))
 def test_a_normal_gamma_column_of_seven_functions(missing, x64):
     x = np.random.default_rng(0).normal(3.0, 2.0, size=(9, 2))
     if missing:
@@ -162,6 +162,17 @@ def test_a_mean_of_no_data_is_refused(name):
 def test_a_part_of_a_product_needs_coefficients_at():
     with pytest.raises(ValueError, match="product: part 'b' leaves out coefficients_at"):
         nt.components.product({"a": nt.components.gaussian(1), "b": seven(1)}, {"a": 1, "b": 1})
+
+
+def test_the_density_of_parameters_needs_their_names():
+    component, density = component_of("poisson"), derived.log_density
+    rate = component.draw(lambda name, fn: fn.mean, component.prior)["rate"]
+    # A gamma distribution of each column, at its mean.
+    a, b = (np.asarray(part, float) for part in component.prior)
+    expected = stats.gamma(a, scale=1 / b).logpdf(a / b).sum()
+    np.testing.assert_allclose(density(component, component.prior, {"rate": rate}), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"poisson: draw has the site 'rate', the parameters are \['loc'\]"):
+        density(component, component.prior, {"loc": rate})
 
 
 @pytest.mark.full

@@ -101,7 +101,8 @@ def _saves(path: Path, *, whole: bool) -> dict[tuple[int, str], tuple[dict, list
             if whole:
                 header, arrays = read_file(_part(path, turn), "a part of a state")
             else:
-                with np.load(_part(path, turn), allow_pickle=False) as archive:
+                # NumPy leaves a damaged file open that it has opened itself.
+                with open(_part(path, turn), "rb") as file, np.load(file, allow_pickle=False) as archive:
                     header, arrays = json.loads(archive["header"].tobytes().decode()), []
             number, token = header["save"]
         except Exception:  # a file that is not there or damaged holds no save

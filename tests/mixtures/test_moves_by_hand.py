@@ -1,0 +1,104 @@
+"""A move of components and what they share, written out in NumPy with the random numbers of its key."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import digamma, softmax
+
+import numpyro_tempered as nt
+from numpyro_tempered.mixtures.components.known_variance import NormalMean
+from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients
+from numpyro_tempered.mixtures.moves import affinities, propose
+from numpyro_tempered.mixtures.starts import draw_row
+from numpyro_tempered.mixtures.sweep import make_blocks
+
+ALPHA, NOISE, PRIOR_SCALE, PRIOR_CONCENTRATION = 0.5, 0.7, 10.0, 0.75
+# Three components that overlap, and a place that is kept free.
+K = 3
+LOC, SCALE = np.array([[-1.0, 0.0], [0.5, 0.5], [3.0, -1.0]]), np.array([[0.3, 0.2], [0.2, 0.1], [0.4, 0.3]])
+CONCENTRATION = np.array([3.0, 6.0, 2.0])
+NUM_ROWS = 12
+ROWS = 2.0 * np.random.default_rng(2).normal(size=(NUM_ROWS, 2))
+WEIGHT = np.linspace(0.5, 1.6, NUM_ROWS)
+# The family takes a block as columns, of which the last fills up.
+BLOCK = 8
+
+
+def components(loc=LOC):
+    component = nt.components.known_variance(2, prior_scale=PRIOR_SCALE, scale=NOISE)
+    prior = NormalMean(*(np.asarray(part, np.float64) for part in component.prior))
+    free = np.zeros((1, 2)), np.full((1, 2), PRIOR_SCALE)
+    posterior = NormalMean(
+        *(np.concatenate(parts) for parts in zip((loc, SCALE), free, strict=True)), np.full((K + 1, 2), NOISE)
+    )
+    problem = MixtureProblem(
+        prior, np.append(np.full(K, PRIOR_CONCENTRATION), 0.0), np.asarray(ALPHA), np.asarray(0.0)
+    )
+    return component._replace(prior=None), problem, Factors(np.append(CONCENTRATION, 0.0), posterior)
+
+
+def joint(rows=ROWS, loc=LOC):
+    """The logarithms of which responsibilities are the softmax, ``(n, K)``."""
+    distance = np.square(rows[:, None, :] - loc) + np.square(SCALE)
+    return digamma(CONCENTRATION) - 0.5 * distance.sum(axis=-1) / NOISE**2
+
+
+@pytest.fixture(scope="module")
+def move():
+    component = components()[0]
+    return jax.jit(lambda key, problem, factors, blocks: propose(key, component, problem, factors, blocks))
+
+
+@pytest.mark.parametrize("distance", [1.0, 100.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_move_is_a_merge_or_a_death_and_a_split(move, seed, distance, x64):
+    """Distant components share no rows, and any of them may merge."""
+    loc = distance * LOC
+    rows = ROWS + (loc - LOC)[np.arange(NUM_ROWS) % K]
+    _, problem, factors = components(loc)
+    moved = move(
+        jax.random.key(seed), problem, factors, make_blocks(jnp.asarray(rows), jnp.asarray(WEIGHT), BLOCK)
+    )
+    merge, donor, heir, parent, one, two = jax.random.split(jax.random.key(seed), 6)
+    donor = int(jax.random.randint(donor, (), 0, K))
+    omega = softmax(joint(rows, loc), axis=1)
+    shared = omega.T @ (WEIGHT[:, None] * omega)
+    counts = shared.sum(axis=1)
+    odds = shared[donor] + 1e-3 * counts.sum() / K
+    with np.errstate(divide="ignore"):
+        # A place that is kept free has no chance, but a random number.
+        choices = [np.log(np.append(np.where(np.arange(K) == donor, 0.0, each), 0.0)) for each in (odds, counts)]
+    heir, parent = (int(jax.random.categorical(*each)) for each in zip((heir, parent), choices, strict=True))
+    if jax.random.bernoulli(merge):
+        without = omega.copy()
+        without[:, heir] += omega[:, donor]
+        without[:, donor] = 0.0
+    else:
+        without = softmax(np.where(np.arange(K) == donor, -np.inf, joint(rows, loc)), axis=1)
+    # Seeds of the split, of rows behind which the last block fills up.
+    standardised = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    filled = 2 * BLOCK - NUM_ROWS
+    points = np.pad(standardised, ((0, filled), (0, 0)))
+    mass = np.pad(WEIGHT * without[:, parent], (0, filled))
+    first = np.square(points - points[draw_row(one, jnp.asarray(mass))]).sum(axis=1)
+    second = np.square(points - points[draw_row(two, jnp.asarray(mass * first))]).sum(axis=1)
+    nearer = (second < first)[:NUM_ROWS]
+    after = without.copy()
+    after[:, donor] += np.where(nearer, without[:, parent], 0.0)
+    after[:, parent] -= np.where(nearer, without[:, parent], 0.0)
+    counts = ALPHA * after.T @ WEIGHT
+    precision = PRIOR_SCALE**-2 + counts[:, None] / NOISE**2
+    mean = ALPHA * (after * WEIGHT[:, None]).T @ rows / NOISE**2 / precision
+    np.testing.assert_allclose(moved.concentration, np.append(PRIOR_CONCENTRATION + counts, 0.0), rtol=1e-9)
+    np.testing.assert_allclose(moved.posterior.loc[:K], mean, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(moved.posterior.scale[:K] ** -2.0, np.tile(precision, (1, 2)), rtol=1e-9)
+
+
+def test_components_share_the_products_of_their_responsibilities(x64):
+    component, _, factors = components()
+    blocks = make_blocks(jnp.asarray(ROWS), jnp.asarray(WEIGHT), BLOCK)
+    shared = jax.jit(lambda factors: affinities(component, coefficients(component, factors), blocks))(factors)
+    omega = softmax(joint(), axis=1)
+    np.testing.assert_allclose(shared[:K, :K], omega.T @ (WEIGHT[:, None] * omega), rtol=1e-9)
+    np.testing.assert_array_equal(shared[K], 0.0)

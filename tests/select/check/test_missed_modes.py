@@ -1,0 +1,51 @@
+"""Modes that no draw of a fit comes near: their share, their place, and when there is none to tell."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from numpyro_tempered.select.check.missed import missed_modes
+from numpyro_tempered.select.check.moments import of_draws
+from numpyro_tempered.select.check.target import Draws, target_of
+
+KEY = jax.random.key(4)
+WEIGHTS = np.array([0.6, 0.3, 0.1])
+LOC = np.array([[-7.0, 0.0], [6.0, 8.0], [5.0, -9.0]])
+COV = np.array([[[1.0, 0.6], [0.6, 0.5]], [[0.5, -0.9], [-0.9, 4.0]], [[0.3, 0.1], [0.1, 0.2]]])
+# The density of the datum, which the evidence has too.
+LOG_DATUM = stats.norm(0.0, 2.0).logpdf(1.0)
+
+
+def three_modes():
+    parts = dist.MultivariateNormal(jnp.asarray(LOC, jnp.float32), jnp.asarray(COV, jnp.float32))
+    numpyro.sample("z", dist.MixtureSameFamily(dist.Categorical(jnp.asarray(WEIGHTS, jnp.float32)), parts))
+    numpyro.sample("y", dist.Normal(0.0, 2.0), obs=1.0)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return target_of(KEY, three_modes, (), {}, {"z": jnp.zeros(2)})
+
+
+def draws_about(modes):
+    """Draws of the Gaussians at some of the modes."""
+    rng = np.random.default_rng(1)
+    flat = np.concatenate([rng.multivariate_normal(LOC[j], COV[j], 300) for j in modes]).astype(np.float32)
+    return Draws(np.zeros(len(flat)), flat, flat, of_draws(flat), None)
+
+
+def test_modes_that_no_draw_is_near_are_found_with_their_share_of_the_mass(target):
+    missed = missed_modes(KEY, draws_about([0]), LOG_DATUM + np.log(WEIGHTS[0]), target)
+    assert missed.num_modes == 2
+    assert missed.share == pytest.approx(0.4, abs=2e-3)
+    np.testing.assert_allclose(missed.values, LOC[1], atol=1e-2)
+
+
+def test_all_modes_or_all_but_a_hundredth_are_nothing_missed(target):
+    assert missed_modes(KEY, draws_about([0, 1, 2]), LOG_DATUM, target) is None
+    # The third alone is a tenth of a posterior of ten times as much mass.
+    assert missed_modes(KEY, draws_about([0, 1]), LOG_DATUM + np.log(10.0), target) is None
