@@ -142,6 +142,14 @@ def test_a_latent_scale_is_the_closed_form_by_tilting(num_groups, diagonal, x64)
     assert_derivatives(found, energy, m, covariance, diagonal=diagonal, rtol=1e-9)
 
 
+def test_a_latent_scale_leaves_no_bound_on_the_gap(x64):
+    """All priors are Gaussian, and the loss is not convex in the scale."""
+    m, covariance = random_q(3)
+    f = objective(linear, gaussian(m, covariance, diagonal=False), X, Y, beta=2, sigma=1)
+    assert f.exact
+    assert f.precision is None
+
+
 @pytest.mark.full
 def test_more_scales_than_a_product_rule_takes_are_drawn(x64):
     m, covariance = random_q(5)
