@@ -331,7 +331,10 @@ def test_a_kink_that_is_not_at_the_predictor_is_not_called_exact(x64):
     assert not objective(offset, q, X, Y, beta=2, delta=1).exact
     # Where it is at the predictor, Hessians at the nodes would lack the kink altogether.
     q = gaussian([1.0, -0.5], 0.01 * np.eye(2), diagonal=False)
-    assert objective(median, q, X, Y, beta=2).exact
+    f = objective(median, q, X, Y, beta=2)
+    assert f.exact
+    # Convex, so that the gap of a fit has a bound.
+    assert f.precision is not None
 
 
 def scalars(every):
