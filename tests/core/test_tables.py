@@ -207,6 +207,7 @@ def test_what_has_no_rows_or_is_no_table(tmp_path):
         next(nt.tables.parquet_chunks(tmp_path / "data.parquet", "y", size=0))
 
 
+@pytest.mark.full
 def test_many_columns_cost_in_proportion():
     frame = pd.DataFrame(np.zeros((1, 20_000))).rename(columns=str)
     start = time.process_time()

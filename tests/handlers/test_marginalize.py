@@ -686,7 +686,7 @@ LONGER = {
 
 
 # And the unit tier those of which no other test has the density.
-UNIT = {"latents_in_both_plates", "some_labels_known", "hmm_of_1", "hmm_with_continuous_latents"}
+UNIT = {"some_labels_known", "hmm_of_1", "hmm_with_continuous_latents"}
 
 
 def tier(name):

@@ -317,6 +317,7 @@ def test_a_model_equals_its_bare_loss(x64):
     np.testing.assert_allclose(losses.expected, bare_losses.expected, rtol=1e-11)
 
 
+@pytest.mark.full
 def test_several_sites_and_their_own_powers(x64):
     def model(x, y, z):
         theta = numpyro.sample(

@@ -49,6 +49,7 @@ def test_the_store_is_a_dictionary_that_drops_the_oldest(events):
         assert np.sum(store.waiting) == len(held)
 
 
+@pytest.mark.full
 def test_late_labels_lead_where_labels_in_time_lead(x64, tmp_path):
     """On a conjugate stream the order of the data does not matter."""
     rng = np.random.default_rng(0)

@@ -142,6 +142,14 @@ def test_a_latent_scale_is_the_closed_form_by_tilting(num_groups, diagonal, x64)
     assert_derivatives(found, energy, m, covariance, diagonal=diagonal, rtol=1e-9)
 
 
+def test_a_latent_scale_leaves_no_bound_on_the_gap(x64):
+    """All priors are Gaussian, and the loss is not convex in the scale."""
+    m, covariance = random_q(3)
+    f = objective(linear, gaussian(m, covariance, diagonal=False), X, Y, beta=2, sigma=1)
+    assert f.exact
+    assert f.precision is None
+
+
 @pytest.mark.full
 def test_more_scales_than_a_product_rule_takes_are_drawn(x64):
     m, covariance = random_q(5)
@@ -323,7 +331,10 @@ def test_a_kink_that_is_not_at_the_predictor_is_not_called_exact(x64):
     assert not objective(offset, q, X, Y, beta=2, delta=1).exact
     # Where it is at the predictor, Hessians at the nodes would lack the kink altogether.
     q = gaussian([1.0, -0.5], 0.01 * np.eye(2), diagonal=False)
-    assert objective(median, q, X, Y, beta=2).exact
+    f = objective(median, q, X, Y, beta=2)
+    assert f.exact
+    # Convex, so that the gap of a fit has a bound.
+    assert f.precision is not None
 
 
 def scalars(every):

@@ -68,6 +68,7 @@ def exact_pit(rng, num, columns, spread=1.0, bias=0.0):
     return np.clip(stats.norm.cdf(scores), 1e-9, 1.0 - 1e-9)
 
 
+@pytest.mark.full
 def test_the_tests_reject_as_often_as_they_say():
     rng, columns = np.random.default_rng(0), 200
     judgement = judge(exact_pit(rng, 100, columns), 10**6, 1.0, np.full(columns, True))
