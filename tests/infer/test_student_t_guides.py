@@ -84,7 +84,6 @@ def univariate_kl(q, p):
     return sum(integrate.quad(integrand, *ends, limit=200)[0] for ends in ((-np.inf, 0.0), (0.0, np.inf)))
 
 
-@pytest.mark.full
 def test_densities_and_quantiles_at_all_degrees_of_freedom():
     x = np.array([0.0, 0.5, 3.0, 30.0], np.float32)
     log_density = jax.jit(lambda df: StudentT(df, 0.5, 2.0).log_prob(x))(DFS[:, None].astype(np.float32))
