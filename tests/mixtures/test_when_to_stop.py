@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import numpyro_tempered as nt
+from numpyro_tempered.mixtures import path
 from numpyro_tempered.mixtures.orders import MOST, PATIENCE, reason_to_stop
 from numpyro_tempered.mixtures.result import BoundEstimate
 from numpyro_tempered.mixtures.rounding import has_converged
+from numpyro_tempered.report.arviz import group
 
 
 def fits_of(objectives):
@@ -73,3 +76,30 @@ def test_what_a_step_in_double_precision_still_raises_has_not_converged():
     data = SimpleNamespace(component=SimpleNamespace(name="own"), rows=np.zeros(1, np.float32))
     with pytest.warns(UserWarning, match=r"raises its objective by 2 nats, which float32 does not resolve"):
         assert not has_converged(data, outcome(0.5, (0, None)), 2.0, 1.0, lambda visit: 0.0)
+
+
+def test_a_path_goes_down_in_alpha_with_the_fits_of_each_power_as_starts_of_the_next(monkeypatch, key):
+    calls = []
+
+    def fit_orders(rng_key, x, component, orders, *, others, alpha, num_restarts, num_samples):
+        calls.append((others, alpha, num_restarts, num_samples, orders))
+        # The larger the power, the more components.
+        value = {0.1: [-3.0, -9.0], 0.5: [-9.0, -3.0], 1.0: [-9.0, -2.0]}[alpha]
+        return {k: fits_of([0.0, 0.0, each])[3] for k, each in zip(orders, value, strict=True)}, None
+
+    monkeypatch.setattr(path, "fit_orders", fit_orders)
+    component = nt.components.known_variance(1)
+    data = nt.mixtures.num_components_path(
+        key, [[0.0]], component, alphas=[0.5, 1.0, 0.1], num_components=[1, 3], num_restarts=5, num_samples=4
+    )
+    assert [call[1:] for call in calls] == [(alpha, 5, 4, [1, 3]) for alpha in (1.0, 0.5, 0.1)]
+    assert [list(call[0]) for call in calls] == [[], [1, 3], [1, 3]]
+    found = group(data, "num_components_path")
+    assert found["alpha"].values.tolist() == [0.1, 0.5, 1.0]
+    assert found["num_components"].values.tolist() == [1, 3]
+    assert found["selected"].values.tolist() == [1, 3, 3]
+    # Each bound is a nat above the objective, and K has the weight 2^-K.
+    expected = np.array([[-3.0, -9.0], [-9.0, -3.0], [-9.0, -2.0]]) + 1.0 - np.log(2.0) * np.array([1, 3])
+    np.testing.assert_allclose(found["criterion"].values, expected)
+    np.testing.assert_allclose(data.attrs["prior_weights"], [0.5, 0.125])
+    assert data.attrs["component"] == "known_variance"

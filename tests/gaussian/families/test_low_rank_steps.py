@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiered
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import family_of
@@ -20,7 +21,9 @@ def precision_of(q):
     return np.diag(q[1]) + np.asarray(q[2]) @ np.asarray(q[2]).T
 
 
-@pytest.mark.parametrize(("keep", "pull"), [(0.8, 0.3), (0.8, 0.0), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("keep", "pull"), tiered([(0.8, 0.3), (0.8, 0.0), (1.0, 0.0)], unit=[(0.8, 0.3), (0.8, 0.0)])
+)
 def test_a_step_keeps_a_part_of_the_precision_and_is_pulled_to_the_prior(keep, pull, x64):
     q, prior = nt.families.LowRank(LOC, DIAG, FACTOR), nt.families.LowRank(PRIOR_LOC, PRIOR_DIAG, PRIOR_FACTOR)
 

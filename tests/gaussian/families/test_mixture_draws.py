@@ -14,7 +14,9 @@ MATRICES = np.array([[[1.0, 0.5], [-0.3, 2.0]], [[0.5, 0.0], [0.4, -1.0]]])
 DEVIATIONS = np.array([[0.5, 1.0], [2.0, 0.3]])
 
 
-@pytest.mark.parametrize("root", [MATRICES, DEVIATIONS], ids=["matrices", "deviations"])
+@pytest.mark.parametrize(
+    "root", [MATRICES, pytest.param(DEVIATIONS, marks=pytest.mark.full)], ids=["matrices", "deviations"]
+)
 def test_a_mixture_has_its_density_and_its_draws(root, key, x64):
     def both(key, theta):
         q = nt.families.GaussianMixture(jnp.log(WEIGHTS), jnp.asarray(LOC), jnp.asarray(root))
