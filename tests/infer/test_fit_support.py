@@ -84,7 +84,6 @@ def test_a_size_has_its_binomial_probability():
     assert log_prob_of_size(7, 7, 1.0) == log_prob_of_size(0, 7, 0.0) == 0.0
 
 
-@pytest.mark.full
 def test_the_kl_is_that_to_a_uniform_support():
     """log of T over S, and the KLs of the slabs."""
     on = np.array([True, True, False, False, True, False])

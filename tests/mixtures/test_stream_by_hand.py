@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from scipy.special import digamma, logsumexp, softmax
+from scipy.special import digamma, gammaln, logsumexp, softmax
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.starts import given_responsibilities
@@ -88,3 +88,37 @@ def test_each_batch_is_a_step_from_the_factors_before_it(kind, key, x64):
     np.testing.assert_allclose(densities, expected, rtol=1e-9)
     assert (int(state.num_steps), int(state.rejected)) == (2, 0)
     np.testing.assert_allclose(state.total_weight.value, WEIGHT.sum() + 8.0, rtol=1e-12)
+
+
+def test_a_step_of_size_one_on_all_rows_of_all_chunks_is_an_iteration(key, x64):
+    component = nt.components.known_variance(2, prior_loc=PRIOR_LOC, prior_scale=PRIOR_SCALE)
+    x = np.concatenate(BATCHES)
+    labels = np.arange(16) % 2
+    options = {"num_components": 2, "alpha": ALPHA, "concentration": CONCENTRATION, "num_samples": 2}
+    fit = nt.mixtures.fit_stochastic(
+        key,
+        list(BATCHES),
+        component,
+        step_size=1.0,
+        batch_size=16,
+        num_passes=2,
+        num_restarts=1,
+        start=given_responsibilities(labels),
+        **options,
+    )
+    after = averages(x, np.ones(16), np.eye(2)[labels])
+    for _ in range(2):
+        after, _ = step(after, x, np.ones(16), 1.0, (16.0, 16.0), 1)
+    concentration, loc, precision = factors_of(after, 16.0)
+    np.testing.assert_allclose(fit.factors.concentration, concentration, rtol=1e-9)
+    np.testing.assert_allclose(fit.posterior.loc, loc, rtol=1e-8)
+    np.testing.assert_allclose(fit.posterior.scale[:, 0], precision**-0.5, rtol=1e-9)
+    # F is the sum of the logarithms less the divergences of Dirichlet and normal factors.
+    prior = np.full(2, CONCENTRATION)
+    kl = gammaln(concentration.sum()) - gammaln(concentration).sum() - gammaln(prior.sum()) + gammaln(prior).sum()
+    kl += (concentration - prior) @ (digamma(concentration) - digamma(concentration.sum()))
+    squares = (1 / precision + np.square(loc - PRIOR_LOC).T) / PRIOR_SCALE**2
+    kl += 0.5 * np.sum(squares - 1 + np.log(precision * PRIOR_SCALE**2))
+    expected = ALPHA * logsumexp(joint(x, (concentration, loc, precision)), axis=1).sum() - kl
+    np.testing.assert_allclose(fit.objective, expected, rtol=1e-9)
+    assert (fit.converged, fit.num_iter, fit.total, len(fit.objectives)) == (False, 2, 16.0, 1)

@@ -1,0 +1,68 @@
+"""Moments of numbers that follow from a known law of the coordinates: closed forms of SciPy."""
+
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.quadrature import forget_untamed, moments_of
+
+# Of a real vector, a positive number and a simplex: numbers 0-1, 2 and 3-5, coordinates 0-1, 2 and 3-4.
+SITES = {
+    "a": {"fn": dist.Normal(0.0, 1.0).expand([2]).to_event(1), "value": np.zeros(2)},
+    "b": {"fn": dist.HalfNormal(1.0), "value": np.zeros(())},
+    "c": {"fn": dist.Dirichlet(np.ones(3, np.float32)), "value": np.zeros(3)},
+}
+LOC, VARIANCE = np.array([1.0, -2.0, 0.3, 0.0, 0.5]), np.array([0.5, 4.0, 0.04, 1.0, 1.0])
+VALUES = np.random.default_rng(0).dirichlet(np.ones(6), 50)
+
+
+def check_draws(moments, numbers):
+    """Of draws of the numbers where nothing else is known."""
+    centred = np.square(VALUES - VALUES.mean(axis=0))[:, numbers]
+    np.testing.assert_allclose(moments.mean[numbers], VALUES.mean(axis=0)[numbers])
+    np.testing.assert_allclose(moments.variance[numbers], centred.mean(axis=0))
+    np.testing.assert_allclose(moments.spread[numbers], centred.var(axis=0))
+    assert not moments.exact[numbers].any()
+
+
+def test_moments_of_a_gaussian_are_exact_but_for_those_of_several_coordinates(x64):
+    moments = moments_of(LocationScale(LOC, np.diag(VARIANCE)), SITES, VALUES)
+    log_normal = stats.lognorm(np.sqrt(0.04), scale=np.exp(0.3))
+    mean, variance, _, kurtosis = log_normal.stats("mvsk")
+    np.testing.assert_allclose(moments.mean[:3], [1.0, -2.0, mean], rtol=1e-9)
+    np.testing.assert_allclose(moments.variance[:3], [0.5, 4.0, variance], rtol=1e-9)
+    # Of a Gaussian the square has twice the square of the variance.
+    spread = [2 * 0.5**2, 2 * 4.0**2, (kurtosis + 2.0) * variance**2]
+    np.testing.assert_allclose(moments.spread[:3], spread, rtol=1e-8)
+    assert moments.exact[:3].all()
+    check_draws(moments, slice(3, 6))
+    assert moments.coordinate.tolist() == [0, 1, -1, -1, -1, -1]
+    assert moments.tame.tolist() == [True, True, False, True, True, True]
+    np.testing.assert_allclose(moments.sd[:2], [np.sqrt(0.5), 2.0])
+
+
+def test_exponentials_of_heavy_tails_have_no_moments():
+    law = LocationScale(LOC, np.diag(VARIANCE), np.full(5, 6.0), False)
+    moments = moments_of(law, SITES, VALUES)
+    assert np.isnan([part[2] for part in moments[:3]]).all()
+    np.testing.assert_allclose(moments.mean[:2], [1.0, -2.0])
+    # Kurtosis 6 of six degrees of freedom.
+    np.testing.assert_allclose(moments.spread[:2], (6.0 - 1.0) * VARIANCE[:2] ** 2)
+    check_draws(moments, slice(3, 6))
+
+
+def test_what_grows_too_fast_is_not_known(x64):
+    moments = moments_of(LocationScale(LOC, np.diag([0.5, 4.0, 2500.0, 1.0, 1.0])), SITES, VALUES)
+    assert np.isnan([part[2] for part in moments[:3]]).all()
+    assert not moments.exact[2]
+
+
+def test_without_a_law_all_are_of_draws():
+    moments = moments_of(None, SITES, VALUES)
+    check_draws(moments, slice(0, 6))
+    assert moments.tame.tolist() == [True, True, False, True, True, True]
+    forget_untamed(moments)
+    assert np.isnan(moments.mean).tolist() == [False, False, True, False, False, False]
+    assert moments.variance[3] == pytest.approx(VALUES[:, 3].var())
