@@ -172,6 +172,11 @@ def test_weights_are_numbers_of_any_kind(verb, fits):
     nullable = pd.Series(COUNTS, dtype="Int64")
     for weight in (COUNTS, COUNTS.astype(object), pd.Series(COUNTS), nullable, unmasked, COUNTS.tolist()):
         np.testing.assert_array_equal(weigh(weight, fits), expected)
+
+
+@pytest.mark.parametrize("verb", WEIGHTED)
+def test_weights_that_are_no_numbers_are_refused(verb, fits):
+    weigh = WEIGHTED[verb]
     dates = pd.Series(pd.date_range("2020-01-01", periods=20))
     for weight in (dates, COUNTS + 0j, COUNTS.astype(str), scipy.sparse.csr_matrix(COUNTS[:, None])):
         with pytest.raises(TypeError, match="sample_weight must be"):
