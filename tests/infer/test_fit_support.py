@@ -245,6 +245,14 @@ def test_fit_support_refuses(key):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
     with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away"):
         nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
+    for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)
+
+
+@pytest.mark.full
+def test_the_distance_of_a_start_is_from_the_slab(key):
+    x, y = data()
 
     def shifted(x, y):
         prior = nt.distributions.SpikeAndSlab(INCLUSION, 70.0, SLAB)
@@ -256,9 +264,6 @@ def test_fit_support_refuses(key):
     )
     with pytest.raises(ValueError, match=r"site 'w' starts 30 deviations of its slab away"):
         nt.fit_support(key, shifted, guide, x, y)
-    for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, **options)
 
 
 # Networks

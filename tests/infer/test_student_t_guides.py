@@ -18,7 +18,8 @@ from numpyro_tempered.infer.antithetic import mirror
 from numpyro_tempered.infer.guides.heavy_tails import MultivariateStudentT, StudentT, icdf
 
 KEY = jax.random.key(0)
-DFS = np.array([2.1, 3.0, 7.0, 23.9, 24.1, 300.0, 1e4, 1e7])
+# On both sides of where the forms change: 24 in densities, and in quantiles 100 or, in double precision, 1000.
+DFS = np.array([2.1, 3.0, 7.0, 23.9, 24.1, 110.0, 300.0, 1010.0, 1e4, 1e7])
 Diagonal, Full = nt.guides.AutoDiagonalStudentT, nt.guides.AutoMultivariateStudentT
 
 

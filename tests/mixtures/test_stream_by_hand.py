@@ -120,5 +120,5 @@ def test_a_step_of_size_one_on_all_rows_of_all_chunks_is_an_iteration(key, x64):
     squares = (1 / precision + np.square(loc - PRIOR_LOC).T) / PRIOR_SCALE**2
     kl += 0.5 * np.sum(squares - 1 + np.log(precision * PRIOR_SCALE**2))
     expected = ALPHA * logsumexp(joint(x, (concentration, loc, precision)), axis=1).sum() - kl
-    np.testing.assert_allclose(fit.objective, expected, rtol=1e-9)
+    np.testing.assert_allclose([fit.objective, *fit.trace, *fit.objectives], np.full(3, expected), rtol=1e-9)
     assert (fit.converged, fit.num_iter, fit.total, len(fit.objectives)) == (False, 2, 16.0, 1)

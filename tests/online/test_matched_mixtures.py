@@ -32,6 +32,7 @@ def test_points_have_no_spread(x64):
     np.testing.assert_array_equal(q[1], np.zeros((2, 2)))
 
 
+@pytest.mark.full
 def test_each_switch_costs_the_logarithms_of_the_experts_and_the_share():
     rule = nt.online.aggregate(nt.online.grid(nt.online.svb, step_size=[0.1, 0.5, 1.0]), share=0.01)
     state = jax.jit(rule.init)(nt.families.MeanField(jnp.zeros(2), jnp.ones(2)))

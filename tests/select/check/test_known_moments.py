@@ -8,14 +8,16 @@ from scipy import stats
 from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.quadrature import forget_untamed, moments_of
 
-# Of a real vector, a positive number and a simplex: numbers 0-1, 2 and 3-5, coordinates 0-1, 2 and 3-4.
+# Of a real vector, a positive number, a simplex and a real number: numbers 0-1, 2, 3-5 and 6, coordinates 0-1, 2,
+# 3-4 and 5.
 SITES = {
     "a": {"fn": dist.Normal(0.0, 1.0).expand([2]).to_event(1), "value": np.zeros(2)},
     "b": {"fn": dist.HalfNormal(1.0), "value": np.zeros(())},
     "c": {"fn": dist.Dirichlet(np.ones(3, np.float32)), "value": np.zeros(3)},
+    "d": {"fn": dist.Normal(0.0, 1.0), "value": np.zeros(())},
 }
-LOC, VARIANCE = np.array([1.0, -2.0, 0.3, 0.0, 0.5]), np.array([0.5, 4.0, 0.04, 1.0, 1.0])
-VALUES = np.random.default_rng(0).dirichlet(np.ones(6), 50)
+LOC, VARIANCE = np.array([1.0, -2.0, 0.3, 0.0, 0.5, 7.0]), np.array([0.5, 4.0, 0.04, 1.0, 1.0, 0.3])
+VALUES = np.random.default_rng(0).dirichlet(np.ones(7), 50)
 
 
 def check_draws(moments, numbers):
@@ -38,13 +40,14 @@ def test_moments_of_a_gaussian_are_exact_but_for_those_of_several_coordinates(x6
     np.testing.assert_allclose(moments.spread[:3], spread, rtol=1e-8)
     assert moments.exact[:3].all()
     check_draws(moments, slice(3, 6))
-    assert moments.coordinate.tolist() == [0, 1, -1, -1, -1, -1]
-    assert moments.tame.tolist() == [True, True, False, True, True, True]
+    assert moments.coordinate.tolist() == [0, 1, -1, -1, -1, -1, 5]
+    assert moments.tame.tolist() == [True, True, False, True, True, True, True]
+    np.testing.assert_allclose([part[6] for part in moments[:3]], [7.0, 0.3, 2 * 0.3**2])
     np.testing.assert_allclose(moments.sd[:2], [np.sqrt(0.5), 2.0])
 
 
 def test_exponentials_of_heavy_tails_have_no_moments():
-    law = LocationScale(LOC, np.diag(VARIANCE), np.full(5, 6.0), False)
+    law = LocationScale(LOC, np.diag(VARIANCE), np.full(6, 6.0), False)
     moments = moments_of(law, SITES, VALUES)
     assert np.isnan([part[2] for part in moments[:3]]).all()
     np.testing.assert_allclose(moments.mean[:2], [1.0, -2.0])
@@ -54,15 +57,15 @@ def test_exponentials_of_heavy_tails_have_no_moments():
 
 
 def test_what_grows_too_fast_is_not_known(x64):
-    moments = moments_of(LocationScale(LOC, np.diag([0.5, 4.0, 2500.0, 1.0, 1.0])), SITES, VALUES)
+    moments = moments_of(LocationScale(LOC, np.diag([0.5, 4.0, 2500.0, 1.0, 1.0, 0.3])), SITES, VALUES)
     assert np.isnan([part[2] for part in moments[:3]]).all()
     assert not moments.exact[2]
 
 
 def test_without_a_law_all_are_of_draws():
     moments = moments_of(None, SITES, VALUES)
-    check_draws(moments, slice(0, 6))
-    assert moments.tame.tolist() == [True, True, False, True, True, True]
+    check_draws(moments, slice(0, 7))
+    assert moments.tame.tolist() == [True, True, False, True, True, True, True]
     forget_untamed(moments)
-    assert np.isnan(moments.mean).tolist() == [False, False, True, False, False, False]
+    assert np.isnan(moments.mean).tolist() == [False, False, True, False, False, False, False]
     assert moments.variance[3] == pytest.approx(VALUES[:, 3].var())
