@@ -41,6 +41,8 @@ def record():
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_numbers_of_the_record(name, record):
     cases, changed = record
+    if changed and name in trajectories.TIES:
+        pytest.skip(f"other rounding may end in another of its optima: {'; '.join(changed.values())}")
     lines = trajectories.moved(trajectories.run(name), cases.get(name, {}), exact=not changed)
     where = f" (within {trajectories.RTOL}: {'; '.join(changed.values())})" if changed else ""
     assert not lines, "\n".join([f"{name} has moved{where}. If it should, {COMMAND} --only '{name}'.", *lines])
@@ -73,6 +75,10 @@ def names_in_cases():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("nt."):
                     yield ast.unparse(node).removeprefix("nt.")
+
+
+def test_ties_are_cases():
+    assert set(CASES) >= trajectories.TIES
 
 
 def test_every_public_name_has_a_case():
