@@ -424,10 +424,10 @@ def test_a_dense_curvature_is_floored_by_its_eigenvalues(x64, op_by_op):
 
 def test_rounding_of_a_singular_curvature_is_not_negative(op_by_op):
     prior, rule = make_prior("FullRank"), nt.online.ngvi(0.5, negative="floor")
-    start, zero = rule.init(prior), jnp.zeros(())
+    start, zero = rule.init(prior), jnp.zeros((), prior.loc.dtype)
     for row in np.random.default_rng(0).normal(size=(5, D)).astype(np.float32):
         # Of rank 1: the other eigenvalues are rounding, of both signs.
-        curved = Evaluation(zero, zero, jnp.zeros(D), jnp.asarray(np.outer(row, row)))
+        curved = Evaluation(zero, zero, jnp.zeros_like(prior.loc), jnp.asarray(np.outer(row, row), zero.dtype))
         state = rule.update(curved, start)
         assert int(state.floored) == 0
         expected = np.linalg.inv(np.linalg.inv(dense(prior)[1]) + np.outer(row, row))

@@ -115,10 +115,10 @@ def test_parts_of_another_number_of_processes_are_refused(together, tmp_path):
 
 
 def test_parts_of_another_form_are_refused(together, tmp_path):
-    path, cut = tmp_path / "state.npz", jnp.zeros((4, 3))
-    together(lambda process: nt.online.save(path, {"a": cut, "b": jnp.zeros(())}))
+    path, cut, one = tmp_path / "state.npz", jnp.zeros((4, 3), jnp.float32), jnp.float32(0.0)
+    together(lambda process: nt.online.save(path, {"a": cut, "b": one}))
     for like, message in (
-        ([cut, jnp.zeros(())], "holds a state of another structure than like: the whole state is dict"),
+        ([cut, one], "holds a state of another structure than like: the whole state is dict"),
         ({"a": cut[:2], "b": jnp.zeros(())}, "holds float32[4,3] at ['a'], expected float32[2,3]."),
         ({"a": cut, "b": jnp.int32(0)}, "holds float32[] at ['b'], expected int32[]."),
     ):
