@@ -359,7 +359,7 @@ def weighted_average_losses(losses, rate):
 
 @pytest.mark.parametrize("adversarial", [True, False])
 def test_hedge_and_theorem_1_hold_on_experts(adversarial):
-    num_rounds, num_experts, loss_range = 400, 5, 2.0
+    num_rounds, num_experts, loss_range = 400, 5, 3.0
     rng = np.random.default_rng(2)
     rate = schedules.ewa_rate(num_rounds, kl=np.log(num_experts), loss_range=loss_range)
     losses = rng.uniform(0, loss_range, (num_rounds, num_experts))
