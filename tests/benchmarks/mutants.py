@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,15 @@ UNIT, FULL = "-m 'not slow and not full'", "-m 'full and not slow'"
 READERS = ("tests/test_sizes.py", "tests/test_vocabulary.py", "tests/test_licences.py", "tests/docs/")
 
 
-class DropArgument(Operator):
+class Mistake(Operator):
+    """An operator of our own."""
+
+    @classmethod
+    def examples(cls):
+        return ()
+
+
+class DropArgument(Mistake):
     """Forget an option: leave out a keyword argument of a call."""
 
     def mutation_positions(self, node):
@@ -70,12 +79,8 @@ class DropArgument(Operator):
         del node.children[max(at - 1, 0) : at + (2 if at == 0 else 1)]
         return node
 
-    @classmethod
-    def examples(cls):
-        return ()
 
-
-class DropFactor(Operator):
+class DropFactor(Mistake):
     """Forget a factor or a term: keep what stands left of an operator."""
 
     def mutation_positions(self, node):
@@ -87,12 +92,8 @@ class DropFactor(Operator):
         del node.children[2 * index + 1 : 2 * index + 3]
         return node
 
-    @classmethod
-    def examples(cls):
-        return ()
 
-
-class LoseText(Operator):
+class LoseText(Mistake):
     """Lose the words of a message: replace a string, or a stretch of a formatted one, by other letters."""
 
     def mutation_positions(self, node):
@@ -105,10 +106,6 @@ class LoseText(Operator):
         else:
             node.value = '"XX"'
         return node
-
-    @classmethod
-    def examples(cls):
-        return ()
 
 
 OURS = {operator.__name__: operator for operator in (DropArgument, DropFactor, LoseText)}
@@ -293,11 +290,21 @@ def command(tests, options):
 
 
 def enter(template):
-    """Give a worker a tree of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="mutants"))
+    """Give a worker a tree of its own, beside the first copy and removed with it."""
+    folder = Path(tempfile.mkdtemp(dir=Path(template).parent))
     shutil.copytree(template, folder, symlinks=True, dirs_exist_ok=True)
     os.chdir(folder)
     os.environ["PYTHONPATH"] = str(folder)
+
+
+def check_sound(folder, tests):
+    """Refuse to begin where tests fail without an error: every mutant would count as noticed."""
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        shlex.split(command(tests, UNIT)), cwd=folder, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"tests fail without any error in the package:\n{done.stdout[-2000:]}")
 
 
 def meet(mutant, tests, nearest):
@@ -321,6 +328,9 @@ def meet(mutant, tests, nearest):
                 (line for line in result.output.splitlines() if line.startswith(("FAILED", "ERROR"))),
                 result.output[-200:],
             )
+            # Only the unit tier is known to pass as it stands.
+            if stage == "full" and subprocess.run(shlex.split(command(files, options))).returncode:
+                return mutant, "incompetent", f"fails without the error: {said[:200]}", diff
             return mutant, stage, said[:200], diff
         if result.test_outcome == TestOutcome.INCOMPETENT:
             return mutant, "incompetent", (result.output or "")[-300:], diff
@@ -361,8 +371,11 @@ def main():
     drawn += draw([m for m in mutants if m.is_refusal], args.refusals, rng)
     print(f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn", flush=True)
     start, rows = time.monotonic(), []
-    with tempfile.TemporaryDirectory() as template:
-        copy_tree(Path(template))
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder) / "tree"
+        template.mkdir()
+        copy_tree(template)
+        check_sound(template, sorted({test for mutant in drawn for test in nearest[mutant.module][0]}))
         with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), enter, (template,)) as pool:
             runs = [pool.submit(meet, mutant, *nearest[mutant.module]) for mutant in drawn]
             for done in as_completed(runs):
