@@ -49,6 +49,7 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_unconfigure(config):
+    sys.monitoring.free_tool_id(sys.monitoring.COVERAGE_ID)
     if runs:
         rows = {
             file: {"seconds": seconds[file], "lines": {module: len(lines) for module, lines in modules.items()}}

@@ -152,6 +152,10 @@ class Mutant(NamedTuple):
     is_refusal: bool
 
     @property
+    def kind(self):
+        return "refusal" if self.is_refusal else "code"
+
+    @property
     def name(self):
         return f"{self.module}:{self.line}:{self.column} {self.operator.split('/')[1]} {self.occurrence}"
 
@@ -297,11 +301,15 @@ def enter(template):
     os.environ["PYTHONPATH"] = str(folder)
 
 
-def check_sound(folder, tests):
+def check_sound(folder, tests, workers):
     """Refuse to begin where tests fail without an error: every mutant would count as noticed."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
-        shlex.split(command(tests, UNIT)), cwd=folder, env=environment, capture_output=True, text=True
+        shlex.split(command(tests, f"-n {workers} {UNIT}")),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         raise SystemExit(f"tests fail without any error in the package:\n{done.stdout[-2000:]}")
@@ -329,7 +337,11 @@ def meet(mutant, tests, nearest):
                 result.output[-200:],
             )
             # Only the unit tier is known to pass as it stands.
-            if stage == "full" and subprocess.run(shlex.split(command(files, options))).returncode:
+            failed = said.removeprefix("FAILED ").split(" - ")[:1] if said.startswith("FAILED") else files
+            if (
+                stage == "full"
+                and subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "", *failed]).returncode
+            ):
                 return mutant, "incompetent", f"fails without the error: {said[:200]}", diff
             return mutant, stage, said[:200], diff
         if result.test_outcome == TestOutcome.INCOMPETENT:
@@ -351,6 +363,9 @@ def main():
     parser.add_argument("--rooms", nargs="*", default=[], help="only modules whose path has one of these")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--map", action="store_true", help="measure which tests run which module, and stop")
+    parser.add_argument(
+        "--again", action="store_true", help="only the mutants that mutants.csv shows to survive, or lacks"
+    )
     parser.add_argument("--small", action="store_true", help="three mutants of one room")
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -369,29 +384,46 @@ def main():
     mutants, rng = find_mutants(modules), random.Random(args.seed)
     drawn = draw([m for m in mutants if not m.is_refusal], args.count, rng)
     drawn += draw([m for m in mutants if m.is_refusal], args.refusals, rng)
-    print(f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn", flush=True)
-    start, rows = time.monotonic(), []
+    start, rows = time.monotonic(), read_settled(args.output / "mutants.csv") if args.again else []
+    known = {(row[0], row[1]) for row in rows}
+    left = [mutant for mutant in drawn if (mutant.name, mutant.kind) not in known]
+    print(
+        f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn, {len(left)} to meet", flush=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "tree"
         template.mkdir()
         copy_tree(template)
-        check_sound(template, sorted({test for mutant in drawn for test in nearest[mutant.module][0]}))
+        check_sound(template, sorted({t for mutant in left for t in nearest[mutant.module][0]}), args.workers)
         with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), enter, (template,)) as pool:
-            runs = [pool.submit(meet, mutant, *nearest[mutant.module]) for mutant in drawn]
+            runs = [pool.submit(meet, mutant, *nearest[mutant.module]) for mutant in left]
             for done in as_completed(runs):
                 mutant, stage, said, diff = done.result()
                 before, after = changed_lines(diff)
-                rows.append((mutant.name, "refusal" if mutant.is_refusal else "code", stage, before, after, said))
+                rows.append((mutant.name, mutant.kind, stage, before, after, said))
+                write(rows, args)
                 print(
                     f"{time.monotonic() - start:6.0f} s {stage:10} {mutant.name} | {before} -> {after} | {said}",
                     flush=True,
                 )
-    write(rows, args)
+    print(write(rows, args))
 
 
 def read_equivalents():
     with EQUIVALENT.open() as file:
         return {(row["module"], row["before"], row["after"]): row["reason"] for row in csv.DictReader(file)}
+
+
+def read_settled(path):
+    """Rows of mutants that tests noticed before, as they still do if no test has gone, and of equivalent ones."""
+    equivalents = read_equivalents()
+    with path.open() as file:
+        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    return [
+        row
+        for row in rows
+        if row[2] in ("nearest", "default", "full") or (row[0].split(":")[0], *row[3:5]) in equivalents
+    ]
 
 
 def write(rows, args):
@@ -424,7 +456,7 @@ def write(rows, args):
         f"{name}\n  {before}\n  {after}" for name, _, stage, before, after, _ in table if stage == "survived"
     ]
     (args.output / "mutants.txt").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines[1:]))
+    return "\n".join(lines[1:])
 
 
 if __name__ == "__main__":

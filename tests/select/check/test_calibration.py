@@ -294,6 +294,9 @@ def test_the_result_is_a_table_of_one_screen(brief):
     assert "between 1 and 0.707" in brief.advice
     assert "of 1 scalars in 20 simulations" in brief.advice
     assert len(repr(brief).splitlines()) < 24
+    for group in ("calibration", "calibration_pit"):
+        assert brief.data[group].attrs["alpha"] == 0.5
+        assert brief.data[group].attrs["advice"] == brief.advice
 
 
 def test_the_plot_has_a_line_for_each_scalar_within_a_band(brief):
