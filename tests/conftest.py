@@ -10,6 +10,7 @@ import pytest
 import quick_compilation
 
 quick_compilation.set_flags()
+quick_compilation.share_contexts()
 
 
 def pytest_configure(config):

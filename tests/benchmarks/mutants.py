@@ -45,6 +45,8 @@ NEAR_SHARE, MOST_NEAR = 0.5, 4
 # Seconds after which a run of tests counts as one that noticed: an endless loop.
 LIMITS = {"nearest": 400, "default": 900, "full": 1200}
 UNIT, FULL = "-m 'not slow and not full'", "-m 'full and not slow'"
+# Pins the public calls with their defaults, and runs no line of a module.
+SIGNATURES = "tests/test_package.py"
 # What reads the source, and not what it does.
 READERS = ("tests/test_sizes.py", "tests/test_vocabulary.py", "tests/test_licences.py", "tests/docs/")
 
@@ -315,19 +317,19 @@ def check_sound(folder, tests, workers):
         raise SystemExit(f"tests fail without any error in the package:\n{done.stdout[-2000:]}")
 
 
-def meet(mutant, tests, nearest):
+def meet(mutant, tests, nearest, with_full):
     """Run tests on a mutant until one fails: the stage that killed it, or `survived`, and what failed."""
     spec = MutationSpec(
         Path(mutant.module), mutant.operator, mutant.occurrence, (mutant.line, mutant.column), mutant.end
     )
     stages = {
         "nearest": (tests[:nearest], UNIT),
-        "default": (tests[nearest:], UNIT),
+        "default": ([SIGNATURES, *tests[nearest:]], UNIT),
         "full": (tests[:nearest], FULL),
     }
     diff = said = ""
     for stage, (files, options) in stages.items():
-        if not files:
+        if not files or (stage == "full" and not with_full):
             continue
         result = mutate_and_test([spec], command(files, options), LIMITS[stage])
         diff = result.diff or diff
@@ -366,6 +368,9 @@ def main():
     parser.add_argument(
         "--again", action="store_true", help="only the mutants that mutants.csv shows to survive, or lacks"
     )
+    parser.add_argument(
+        "--default-only", action="store_true", help="without the full tier, which takes half of the time"
+    )
     parser.add_argument("--small", action="store_true", help="three mutants of one room")
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -396,7 +401,7 @@ def main():
         copy_tree(template)
         check_sound(template, sorted({t for mutant in left for t in nearest[mutant.module][0]}), args.workers)
         with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), enter, (template,)) as pool:
-            runs = [pool.submit(meet, mutant, *nearest[mutant.module]) for mutant in left]
+            runs = [pool.submit(meet, mutant, *nearest[mutant.module], not args.default_only) for mutant in left]
             for done in as_completed(runs):
                 mutant, stage, said, diff = done.result()
                 before, after = changed_lines(diff)

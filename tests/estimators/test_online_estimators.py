@@ -292,6 +292,11 @@ def test_another_rule_takes_the_place_of_the_default():
     model = OnlineRegressor(rule=rule).fit(X, PRICE)
     # Both are exact for a quadratic loss.
     np.testing.assert_allclose(model.predict(X), OnlineRegressor().fit(X, PRICE).predict(X), rtol=1e-9)
+    # With the scales of the table, as a copy too.
+    copied = copy.deepcopy(model)
+    for each in (model, copied):
+        each.partial_fit(X[:1], PRICE[:1])
+    np.testing.assert_array_equal(copied.coef_, model.coef_)
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """Small models with densities written out by hand, and the handler that a user would write first."""
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -55,8 +56,8 @@ def trace_of(model, *args, **kwargs):
 
 
 def density(model, params, *args):
-    return log_density(model, args, {}, params)[0]
+    return jax.jit(lambda params: log_density(model, args, {}, params)[0])(params)
 
 
 def potential(model, params, *args):
-    return potential_energy(model, args, {}, params)
+    return jax.jit(lambda params: potential_energy(model, args, {}, params))(params)

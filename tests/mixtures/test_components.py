@@ -321,6 +321,22 @@ def test_the_maximum_likelihood_has_the_largest_likelihood(name, x64):
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bernoulli", [[0.5, 0.5]]),
+        ("categorical", [[[0.5, 0.5, 0.0], [1 / 3, 1 / 3, 1 / 3]]]),
+        ("multinomial", [[0.5, 0.5]]),
+        ("poisson", [[0.0, 0.0]]),
+    ],
+)
+def test_the_maximum_likelihood_of_no_counts_prefers_none(name, expected):
+    component = component_of(name)
+    sums = np.zeros((1, len(component.statistics(some_data(name).T))), np.float32)
+    values = component.maximum_likelihood(broadcast_prior(component.prior, 1), np.zeros(1, np.float32), sums)
+    np.testing.assert_allclose(np.asarray(*values.values()), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("name", "each", "shared"),
     [
         ("known_variance", 2, 0),

@@ -129,6 +129,9 @@ def test_relabelling_changes_nothing_else(fit, data, x64):
     reverse = nt.mixtures.relabel(ordered, [2, 1, 0])
     np.testing.assert_array_equal(reverse.posterior.loc, ordered.posterior.loc[::-1])
     np.testing.assert_array_equal(reverse.problem.concentration, ordered.problem.concentration[::-1])
+    uneven = fit._replace(problem=fit.problem._replace(concentration=np.array([0.5, 1.0, 2.0])))
+    turned = nt.mixtures.relabel(uneven, [2, 0, 1])
+    np.testing.assert_array_equal(turned.problem.concentration, [2.0, 0.5, 1.0])
     for each in (ordered, reverse):
         np.testing.assert_allclose(
             nt.mixtures.log_predictive(each, data[0]), nt.mixtures.log_predictive(fit, data[0]), rtol=1e-12

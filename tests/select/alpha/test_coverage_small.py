@@ -13,6 +13,7 @@ from test_known_answers import KEY, PRIOR_SD, regression
 import numpyro_tempered as nt
 from numpyro_tempered.select.alpha.base import Draws, Task
 from numpyro_tempered.select.alpha.data_weights import resamples
+from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage
 
 NOISE, NUM_DATA, NUM_BOOTSTRAP = 0.5, 20, 40
 X = np.column_stack([np.ones(NUM_DATA), np.linspace(-1.0, 1.0, NUM_DATA)])
@@ -119,3 +120,15 @@ def test_draws_that_do_not_vary_have_no_coverage(task, x64):
     sets = {"mean": np.zeros((*shape, 2)), "factor": np.full((*shape, 2, 2), np.nan), "radius": np.zeros(shape)}
     with pytest.raises(ValueError, match="the draws of a fit to a resample do not vary"):
         criterion.decide(KEY, task, np.array([0.5, 1.0]), sets)
+
+
+def test_advice_on_coverage_names_the_parameter_that_is_covered_least():
+    powers = Powers(["a", "b"], np.zeros(2), np.ones(2), np.array([0.5, 0.1]), np.zeros(2), (0.3, 0.01))
+    covers = 2.0 * norm.cdf(norm.ppf(0.975) * np.sqrt([1.0, 0.2])) - 1.0
+    advice = advise_on_coverage(0.5, powers)
+    assert (
+        f"cover about {covers.mean():.2f}, those of b {covers[1]:.2f}: for coverage take alpha = 0.3 " in advice
+    )
+    assert advise_on_coverage(0.31, powers).endswith("there is no better power for coverage.")
+    alone = Powers(*(part[:1] for part in powers[:5]), powers.joint)
+    assert "those of" not in advise_on_coverage(0.5, alone).split(":")[0]

@@ -280,16 +280,21 @@ def brief():
         alpha=0.5,
         num_simulations=20,
         num_draws=20,
-        quantities={"square": lambda latents: latents["theta"] ** 2},
+        quantities={
+            "square": lambda latents: latents["theta"] ** 2,
+            "small": lambda latents: 1e-3 * latents["theta"],
+        },
     )
 
 
 def test_the_result_is_a_table_of_one_screen(brief):
     rows = nt.table(brief)
-    assert list(rows.index) == ["theta", "square", "log_lik"] == list(brief.ranks)
-    assert list(rows["verdict"][1:]) == ["not judged"] * 2
+    assert list(rows.index) == ["theta", "small", "square", "log_lik"] == list(brief.ranks)
+    assert list(rows["verdict"][1:]) == ["not judged"] * 3
     assert {ranks.shape for ranks in brief.ranks.values()} == {(20,)}
     assert all(np.all((ranks >= 0) & (ranks <= 20)) for ranks in brief.ranks.values())
+    # In any unit.
+    np.testing.assert_array_equal(brief.ranks["small"], brief.ranks["theta"])
     np.testing.assert_allclose(brief.truths["square"], brief.truths["theta"] ** 2, rtol=1e-5)
     assert "between 1 and 0.707" in brief.advice
     assert "of 1 scalars in 20 simulations" in brief.advice
