@@ -242,6 +242,8 @@ def test_what_is_refused(fit):
         call(AutoNormal, y, num_components=2, method=nt.descent.natural_gradient())
     with pytest.raises(ValueError, match="expectation is of a single Gaussian"):
         call(AutoNormal, y, num_components=2, expectation=nt.expectations.monte_carlo())
+    with pytest.raises(ValueError, match="num_components must be an integer of at least 1, got 0"):
+        nt.guides.AutoGaussianMixture(two_modes, num_components=0)
     with pytest.raises(TypeError, match="AutoLowRankMultivariateNormal"):
         call(AutoLowRankMultivariateNormal, y, num_components=2)
     with pytest.raises(ValueError, match="num_draws must be even and at least 4"):

@@ -241,6 +241,13 @@ def test_the_mirror_reflects_gaussians_and_redraws_what_is_none():
     assert float(one["gamma"]) != float(other["gamma"])
 
 
+def test_the_mirror_redraws_what_has_a_shape_of_its_own():
+    def guide():
+        numpyro.sample("z", dist.Normal(0.0, 1.0), sample_shape=(3,))
+
+    assert sites(mirror(handlers.seed(guide, KEY), -1))["z"].shape == (3,)
+
+
 def test_antithetic_gradients_of_the_mean_are_exact_for_a_quadratic():
     guide = AutoNormal(raw_units)
     handlers.seed(guide, KEY)(X, Y)
@@ -255,6 +262,9 @@ def test_antithetic_gradients_of_the_mean_are_exact_for_a_quadratic():
     one, two = jax.jit(jax.vmap(gradient))(jax.random.split(KEY))
     np.testing.assert_allclose(one, two, rtol=1e-5)
     np.testing.assert_allclose(one, -X.T @ Y / NOISE**2, rtol=1e-4)
+    # Keys of either kind.
+    shapes = [jax.eval_shape(gradient, key).shape for key in (KEY, jax.random.PRNGKey(0))]
+    assert shapes == [(2,), (2,)]
 
 
 # Other guides and models.

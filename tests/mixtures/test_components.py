@@ -598,3 +598,12 @@ def test_predictive_masses_keep_their_digits_at_a_million_data():
     q = component.prior._replace(concentration=np.float32([[7e6]]), rate=np.float32([[1e6]]))
     value = jax.jit(component.log_predictive)(q, np.float32([[5.0]]))
     np.testing.assert_allclose(value[0, 0], stats.nbinom.logpmf(5, 7e6, 1e6 / (1e6 + 1)), atol=1e-5)
+
+
+def test_one_row_has_the_predictive_density_that_it_has_among_others(x64):
+    component = spherical_gaussian(3)
+    rows = np.random.default_rng(5).normal(size=(3, 4))
+    q = broadcast_prior(component.prior, 2)
+    np.testing.assert_allclose(
+        component.log_predictive(q, rows[:, :1]), component.log_predictive(q, rows)[:, :1], rtol=1e-6
+    )

@@ -94,6 +94,7 @@ def test_bound_is_that_of_our_ascent_and_scikit_learns_with_its_constants(form, 
     np.testing.assert_allclose(fit.posterior.loc, own.posterior.loc, rtol=1e-4)
     assert fit.bound is None
     assert fit.converged
+    assert (fit.num_best, fit.num_iter) == (1, model.n_iter_)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -711,6 +711,10 @@ def test_starts_are_axes_smaller_axes_and_random(x64, key):
         key, target, K, K, origin, driver.Options(num_restarts=3)
     ).loadings
     np.testing.assert_allclose(smaller, first * [1.0, 1e-3])
+    # One with no large column, and none with fewer.
+    every = driver.make_starts(key, target, K, K, origin, driver.Options(num_restarts=6)).loadings
+    np.testing.assert_allclose(every[3], first * 1e-3)
+    assert np.abs(every[5]).min() > 0.05 * np.abs(every[5]).max()
     assert np.abs(first.T @ first)[0, 1] < 1e-9
     assert np.abs(random).min() > 0.0
     assert np.linalg.matrix_rank(np.column_stack([first, random])) == D

@@ -89,7 +89,7 @@ def two_plates(y):
         numpyro.deterministic("total", jnp.sum(a))
         numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
     # A result has draws already.
-    with numpyro.plate("draw", 7):
+    with numpyro.plate("draw", 7), numpyro.plate("alpha", 3):
         numpyro.sample("c", dist.Normal(0.0, 1.0), infer={"event_dims": []})
     numpyro.sample("d", dist.Dirichlet(jnp.ones(4)), infer={"event_dims": ["level"]})
 

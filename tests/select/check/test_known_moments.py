@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from numpyro_tempered.select.check.location_scale import LocationScale
+from numpyro_tempered.select.check.moments import corrected
 from numpyro_tempered.select.check.quadrature import forget_untamed, moments_of
 
 # Of a real vector, a positive number, a simplex and a real number: numbers 0-1, 2, 3-5 and 6, coordinates 0-1, 2,
@@ -60,6 +61,15 @@ def test_what_grows_too_fast_is_not_known(x64):
     moments = moments_of(LocationScale(LOC, np.diag([0.5, 4.0, 2500.0, 1.0, 1.0, 0.3])), SITES, VALUES)
     assert np.isnan([part[2] for part in moments[:3]]).all()
     assert not moments.exact[2]
+
+
+def test_what_is_constant_has_no_spread_and_no_error(x64):
+    values = np.column_stack([VALUES[:, 0], np.full(len(VALUES), 2.0)])
+    sites = {"a": {"fn": dist.Normal(0.0, 1.0).expand([2]).to_event(1), "value": np.zeros(2)}}
+    found = corrected(values, np.full(len(values), 1.0 / len(values)), moments_of(None, sites, values))
+    np.testing.assert_allclose(found.mean, [VALUES[:, 0].mean(), 2.0])
+    np.testing.assert_allclose(found.sd, [VALUES[:, 0].std(), 0.0])
+    assert (found.mean_se[1], found.sd_se[1]) == (0.0, 0.0)
 
 
 def test_without_a_law_all_are_of_draws():
