@@ -26,7 +26,14 @@ from scipy import special, stats
 import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import assemble, dataset, group, group_names
 from numpyro_tempered.select.alpha.mcmc import warn_if_not_mixed
-from numpyro_tempered.select.evidence import check_finite, integrate, log_evidence, mean_se, stepping_stones
+from numpyro_tempered.select.evidence import (
+    check_finite,
+    integrate,
+    log_evidence,
+    mean_se,
+    stepping_stones,
+    svi_columns,
+)
 from numpyro_tempered.select.path import temper_path
 
 KEY = jax.random.key(5)
@@ -691,3 +698,10 @@ def test_chains_that_did_not_mix_are_named():
         warn_if_not_mixed(grid, np.array([-5.0, -4.0, -3.0]), se, np.array([1.0, 1.4, 1.2]))
     # 5 standard errors of the difference are 0.71.
     warn_if_not_mixed(grid, np.array([-5.0, -3.0, -3.7]), se, ones)
+
+
+def test_the_error_of_an_integral_of_elbos_is_that_of_its_start_too():
+    start = np.random.default_rng(0).normal(size=(1, 50, 1))
+    columns = svi_columns(np.array([0.0, 0.5, 1.0]), np.zeros((1, 50, 3)), start + np.array([0.0, 1.0, 2.0]))
+    np.testing.assert_allclose(columns["elbo_integral"], start.mean())
+    np.testing.assert_allclose(columns["elbo_integral_se"][1:], start.std(ddof=1) / np.sqrt(50))
