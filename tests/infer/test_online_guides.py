@@ -31,7 +31,7 @@ NGVI = nt.online.ngvi()
 GUIDES = {
     "diagonal": AutoOnlineDiagonalNormal,
     "full": AutoOnlineMultivariateNormal,
-    "low rank": lambda model: AutoOnlineLowRankNormal(model, rank=3),
+    "low rank": functools.partial(AutoOnlineLowRankNormal, rank=3),
 }
 D = 3
 
@@ -343,6 +343,16 @@ def test_a_full_guide_matches_the_covariance_of_a_hierarchical_prior():
     np.testing.assert_allclose(covariance[one, two], 4.0, atol=error)
     np.testing.assert_allclose(covariance[one, one], 5.0, atol=2 * error)
     assert covariance[int(places["mu"]), int(places["mu"])] == 4.0
+
+
+@pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
+def test_a_fresh_guide_has_the_options_of_the_old_one(guide):
+    start = numpyro.infer.init_to_value(values={})
+    for given in (start, None):
+        fresh = guide(linear, prefix="mine", init_loc_fn=given).fresh()
+        assert (fresh.prefix, fresh.starts_at_prior) == ("mine", given is None)
+        assert given is None or fresh.init_loc_fn is start
+        assert getattr(fresh, "rank", 3) == 3
 
 
 def test_rank_is_checked(x64):

@@ -705,3 +705,10 @@ def test_the_error_of_an_integral_of_elbos_is_that_of_its_start_too():
     columns = svi_columns(np.array([0.0, 0.5, 1.0]), np.zeros((1, 50, 3)), start + np.array([0.0, 1.0, 2.0]))
     np.testing.assert_allclose(columns["elbo_integral"], start.mean())
     np.testing.assert_allclose(columns["elbo_integral_se"][1:], start.std(ddof=1) / np.sqrt(50))
+
+
+def test_every_estimate_of_a_constant_likelihood_is_exact():
+    grid = np.array([0.0, 0.1, 0.4, 1.0])
+    columns = log_evidence(grid, np.full((2, 30, 4), -3.0), True)
+    for name, values in columns.items():
+        np.testing.assert_allclose(values, 0.0 * grid if name.endswith("_se") else -3.0 * grid, err_msg=name)
