@@ -348,7 +348,7 @@ def meet(mutant, tests, nearest, with_full):
             return mutant, stage, said[:200], diff
         if result.test_outcome == TestOutcome.INCOMPETENT:
             return mutant, "incompetent", (result.output or "")[-300:], diff
-    return mutant, "survived", said, diff
+    return mutant, "survived" if with_full else "survived default", said, diff
 
 
 def changed_lines(diff):
@@ -391,7 +391,8 @@ def main():
     drawn += draw([m for m in mutants if m.is_refusal], args.refusals, rng)
     start, rows = time.monotonic(), read_settled(args.output / "mutants.csv") if args.again else []
     known = {(row[0], row[1]) for row in rows}
-    left = [mutant for mutant in drawn if (mutant.name, mutant.kind) not in known]
+    # Refusals first, which are the quickest.
+    left = [mutant for mutant in reversed(drawn) if (mutant.name, mutant.kind) not in known]
     print(
         f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn, {len(left)} to meet", flush=True
     )
@@ -444,6 +445,8 @@ def write(rows, args):
         columns = ("mutant", "kind", "outcome", "before", "after", "test")
         csv.writer(file, lineterminator="\n").writerows([columns, *table])
     lines = [describe(f"{args.count} mutants of code, {args.refusals} of refusals, seed {args.seed}")]
+    half = sum(stage == "survived default" for _, _, stage, *_ in table)
+    lines.append(f"{len(table)} have met the default tier, {half} of its survivors have not met the full one")
     lines.append(f"{'room':12} {'kind':8} {'mutants':>8} {'default':>8} {'with full':>10} {'equivalent':>11}")
     rooms = defaultdict(Counter)
     for name, kind, stage, *_ in table:
@@ -458,7 +461,9 @@ def write(rows, args):
         lines.append(f"{room:12} {kind:8} {number:8} {shares[0]:>8} {shares[1]:>10} {stages['equivalent']:11}")
     lines.append("\nsurvivors")
     lines += [
-        f"{name}\n  {before}\n  {after}" for name, _, stage, before, after, _ in table if stage == "survived"
+        f"{name}\n  {before}\n  {after}"
+        for name, _, stage, before, after, _ in table
+        if stage.startswith("survived")
     ]
     (args.output / "mutants.txt").write_text("\n".join(lines) + "\n")
     return "\n".join(lines[1:])
