@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, validation
 
-from numpyro_tempered.core.checks import check_count, describe
+from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.rows import as_array, holds_dates
 from numpyro_tempered.core.typing import Array
 from numpyro_tempered.mixtures import components
@@ -138,7 +138,7 @@ def check_orders(value: int | Iterable[int] | None, least: int) -> list[int]:
     orders = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     orders = [check_count(order, "n_components", least) for order in orders]  # type: ignore[arg-type]
     if not orders or len(set(orders)) < len(orders):
-        raise ValueError(f"n_components must be different numbers, at least one, got {describe(value)}.")
+        raise ValueError(f"n_components must be different numbers, at least one, got {orders}.")
     return orders
 
 

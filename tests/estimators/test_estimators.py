@@ -285,7 +285,7 @@ def test_what_is_not_fitted_says_so(kind):
         ({"n_components": -1}, X, "n_components must be an integer of at least [01], got -1"),
         ({"n_components": "3"}, X, "n_components must be an integer"),
         ({"n_components": []}, X, "n_components must be different numbers"),
-        ({"n_components": [1, 1]}, X, "n_components must be different numbers"),
+        ({"n_components": [1, 1]}, X, r"n_components must be different numbers, at least one, got \[1, 1\]\.$"),
         ({"n_init": 0}, X, "n_init must be an integer of at least 1"),
         ({"max_iter": 0}, X, "max_iter must be an integer of at least 1"),
         ({"tol": -1.0}, X, "tol must be at least 0"),

@@ -352,6 +352,12 @@ def test_what_does_not_fit_is_refused():
     ahead = pvi.factor(server, 0)._replace(change=change)
     with pytest.raises(ValueError, match="has made 1 changes, and 0 have entered this posterior: wait"):
         pvi.refit(ahead, server, x, y)
+    with pytest.raises(TypeError, match=r"state must be .*PartitionedState.*pvi.init\(prior, num_parts\)"):
+        pvi.refit(pvi.factor(server, 0), server.prior, x, y)
+    with pytest.raises(
+        ValueError, match=r"refit needs arrays with one common.* Constants belong inside the model"
+    ):
+        pvi.refit(pvi.factor(server, 0), server, x, y[:3])
     with pytest.raises(ValueError, match=r"the factor of machine 0 is of another prior"):
         pvi.refit(pvi.factor(other, 0), server, x, y)
     with pytest.raises(ValueError, match="has sent 1 changes: go on from the factor that it keeps"):

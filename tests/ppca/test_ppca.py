@@ -499,7 +499,9 @@ def test_names_of_columns_are_kept_and_compared(x64, key):
     assert fit.column_names == ("a", "b", "c")
     np.testing.assert_array_equal(ppca.transform(fit, table).loc, ppca.transform(fit, table.to_numpy()).loc)
     for call in (ppca.transform, ppca.impute, ppca.reconstruct):
-        with pytest.raises(ValueError, match=r"x has columns \['c', 'b', 'a'\], the fit \['a', 'b', 'c'\]"):
+        with pytest.raises(
+            ValueError, match=r"x has columns \['c', 'b', 'a'\], the fit \['a', 'b', 'c'\], in this order"
+        ):
             call(fit, table[list("cba")])
 
 

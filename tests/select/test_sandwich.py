@@ -477,7 +477,10 @@ REFUSALS = {
         lambda: unfitted(nt.temper(local, 0.5, local_plates=["n"]), SOME),
         "latent site 'z' is local",
     ),
-    "weights": (lambda: unfitted(weighted, SOME), "scale beside alpha.*pass rows without weights"),
+    "weights": (
+        lambda: unfitted(weighted, SOME),
+        "scale beside alpha.*know whether such weights count copies.*pass rows without weights",
+    ),
     "as many latents": (lambda: unfitted(as_many_as_rows, SOME), "20 rows do not tell how 20 latent"),
     "kink": (lambda: unfitted(kinked, SOME), "have a kink.*check_coverage"),
     "param": (lambda: unfitted(with_param, SOME), "params .'scale'.*give them priors"),

@@ -189,7 +189,7 @@ def test_bad_options(options, match):
         nt.alpha.safe_bayes(**options)
 
 
-@pytest.mark.parametrize("blocks", [1, 61, [0, 3], [3, 3], [30, 60], [], 2.5])
+@pytest.mark.parametrize("blocks", [1, 61, [0, 3], [3, 3], [30, 60], [10, 20, 60], [], 2.5])
 def test_bad_blocks(blocks):
     with pytest.raises(ValueError, match="blocks"):
         block_edges(blocks, 60)
