@@ -389,10 +389,13 @@ def main():
     mutants, rng = find_mutants(modules), random.Random(args.seed)
     drawn = draw([m for m in mutants if not m.is_refusal], args.count, rng)
     drawn += draw([m for m in mutants if m.is_refusal], args.refusals, rng)
-    start, rows = time.monotonic(), read_settled(args.output / "mutants.csv") if args.again else []
-    known = {(row[0], row[1]) for row in rows}
+    start, rows = time.monotonic(), {}
+    if args.again:
+        # What survived stays in the report until it is met again.
+        rows = read_rows(args.output / "mutants.csv", drawn)
+    settled = {name for name, row in rows.items() if is_settled(row)}
     # Refusals first, which are the quickest.
-    left = [mutant for mutant in reversed(drawn) if (mutant.name, mutant.kind) not in known]
+    left = [mutant for mutant in reversed(drawn) if mutant.name not in settled]
     print(
         f"{len(mutants)} mutants in {len(modules)} modules, {len(drawn)} drawn, {len(left)} to meet", flush=True
     )
@@ -406,13 +409,13 @@ def main():
             for done in as_completed(runs):
                 mutant, stage, said, diff = done.result()
                 before, after = changed_lines(diff)
-                rows.append((mutant.name, mutant.kind, stage, before, after, said))
-                write(rows, args)
+                rows[mutant.name] = (mutant.name, mutant.kind, stage, before, after, said)
+                write(rows.values(), args)
                 print(
                     f"{time.monotonic() - start:6.0f} s {stage:10} {mutant.name} | {before} -> {after} | {said}",
                     flush=True,
                 )
-    print(write(rows, args))
+    print(write(rows.values(), args))
 
 
 def read_equivalents():
@@ -420,16 +423,24 @@ def read_equivalents():
         return {(row["module"], row["before"], row["after"]): row["reason"] for row in csv.DictReader(file)}
 
 
-def read_settled(path):
-    """Rows of mutants that tests noticed before, as they still do if no test has gone, and of equivalent ones."""
-    equivalents = read_equivalents()
+def read_rows(path, drawn):
+    """Rows of an earlier run by name: of mutants that are drawn now, and whose line has not changed."""
+    if not path.exists():
+        return {}
     with path.open() as file:
-        rows = [tuple(row.values()) for row in csv.DictReader(file)]
-    return [
-        row
-        for row in rows
-        if row[2] in ("nearest", "default", "full") or (row[0].split(":")[0], *row[3:5]) in equivalents
-    ]
+        found = {row["mutant"]: tuple(row.values()) for row in csv.DictReader(file)}
+    sources = {module: (ROOT / module).read_text().splitlines() for module in {m.module for m in drawn}}
+    return {
+        m.name: found[m.name]
+        for m in drawn
+        if m.name in found and sources[m.module][m.line - 1].strip() == found[m.name][3].strip()
+    }
+
+
+def is_settled(row):
+    """Whether tests noticed a mutant before, as they still do if no test has gone, or nobody can."""
+    name, _, stage, before, after, _ = row
+    return stage in ("nearest", "default", "full") or (name.split(":")[0], before, after) in read_equivalents()
 
 
 def write(rows, args):
