@@ -58,7 +58,7 @@ def enable_x64():
 @pytest.fixture(scope="session")
 def memory_limit():
     """Bytes of memory above which compiled programs are dropped."""
-    return [1.1e9]
+    return [2e9]
 
 
 @pytest.fixture(scope="module", autouse=True)

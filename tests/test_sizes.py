@@ -5,6 +5,8 @@ import io
 import tokenize
 from pathlib import Path
 
+import pytest
+
 import numpyro_tempered as nt
 
 PACKAGE = Path(nt.__file__).parent
@@ -45,6 +47,7 @@ def test_code_lines_leave_out_docstrings_comments_and_blanks():
     assert code_lines(source) == {4, 9, 10, 11}
 
 
+@pytest.mark.full
 def test_little_is_of_any_type():
     names = [
         node
@@ -77,5 +80,6 @@ def test_excesses_are_told():
     ]
 
 
+@pytest.mark.full
 def test_modules_and_functions_are_short():
     assert not {identify(path): told for path in MODULES if (told := list(excesses(path.read_text())))}

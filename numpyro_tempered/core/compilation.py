@@ -1,8 +1,8 @@
 """Advice where a call takes long because it compiles."""
 
-import warnings
-
 import jax
+
+from numpyro_tempered.core.warn import warn_caller
 
 # Seconds of compiling in one call that are worth a word.
 LONG = 20.0
@@ -45,23 +45,21 @@ class Clock:
 CLOCK = Clock()
 
 
-def advise_cache(name: str, since: float, stacklevel: int = 3) -> None:
+def advise_cache(name: str, since: float) -> None:
     """A :class:`CompilationWarning`, once a process, where a call has compiled for long and keeps nothing.
 
     Args:
         name: The function.
         since: ``CLOCK.read()`` at its beginning.
-        stacklevel: That of :func:`warnings.warn`; by default the caller of the function.
     """
     seconds = CLOCK.read() - since
     if seconds <= LONG or CLOCK.has_advised or getattr(jax.config, "jax_compilation_cache_dir", None):
         return
     CLOCK.has_advised = True
-    warnings.warn(
+    warn_caller(
         f"{name} spent {seconds:.0f} s on compiling, and the next process will again. To keep programs on disk: "
         "jax.config.update('jax_compilation_cache_dir', folder) and "
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0) before the first call; the "
         "documentation has a page on it, Start fast.",
         CompilationWarning,
-        stacklevel=stacklevel,
     )

@@ -14,7 +14,6 @@ sparse matrices, other objects                 refused
 
 import datetime
 import math
-import warnings
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 
 from numpyro_tempered.core.processes import automatic_mesh, spans_processes, to_host
 from numpyro_tempered.core.typing import Array, Numbers, PyTree
+from numpyro_tempered.core.warn import warn_caller
 
 # Columns of whole numbers that become floating span at least as many of their steps.
 MIN_STEPS = 1024
@@ -197,11 +197,10 @@ def warn_if_unresolved(x: object, centre: np.ndarray, dtype: np.dtype) -> None:
     rounding = float(jnp.finfo(dtype).eps) * np.abs(centre) / np.where(deviation > 0, deviation, np.inf)
     if rounding.max() > 1e-3:
         column = int(rounding.argmax())
-        warnings.warn(
+        warn_caller(
             f"column {column} of the data is so far from 0 that {dtype} keeps it to {rounding[column]:.1g} of "
             "its standard deviation: likelihoods and draws of the NumPyro model are off by as much. Subtract a "
-            "constant from the column, or let jax have 64 bits.",
-            stacklevel=5,
+            "constant from the column, or let jax have 64 bits."
         )
 
 

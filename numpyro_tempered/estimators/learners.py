@@ -1,6 +1,5 @@
 """What the online estimators run: states of one rule, learned in batches or one datum at a time."""
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 from numpyro_tempered.core.precision import double_precision, matmul
 from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.estimators.base import on_host
 from numpyro_tempered.estimators.scales import FAR, LARGEST, LOST, WARM, Scales, move
 from numpyro_tempered.gaussian import families
@@ -220,11 +220,10 @@ class Learners:
         if is_lost and not self.expectation.quadratic:
             fresh, self.is_blank = self.form.start(rows.shape[1]), True
             self.load([s._replace(posterior=fresh.posterior, memory=fresh.memory) for s in self.states])
-            warnings.warn(
+            warn_caller(
                 f"a feature of the first {WARM} rows is more than {LOST:g} standard deviations away from the "
                 "others: what was learned from these rows is forgotten.",
                 StreamWarning,
-                stacklevel=5,
             )
         else:
             self.move(self.form, before)

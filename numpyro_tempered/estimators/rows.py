@@ -1,7 +1,6 @@
 """Rows of the online estimators: arrays, tables, and dictionaries of features whose names may come and go."""
 
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,6 +11,7 @@ from sklearn.utils import check_random_state, validation
 from numpyro_tempered.core.checks import check_choice, check_number, check_numbers, check_record, describe
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import ArrayLike, PyTree
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.estimators.base import read_rows
 from numpyro_tempered.estimators.frames import are_rows, as_number, place, rows_of
 from numpyro_tempered.estimators.learners import MAX_FULL, Form, Learners, running
@@ -92,7 +92,7 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
             defaults.append(f"prior_scale={form.scale:.2g} (3/sqrt(d))")
         if num_features > MAX_FULL and defaults:
             text = f"{num_features} columns: for more than {MAX_FULL} the default is {' and '.join(defaults)}."
-            warnings.warn(f"{text} Pass them to choose.", UserWarning, stacklevel=5)
+            warn_caller(f"{text} Pass them to choose.", UserWarning)
 
     def _validate(
         self, X: PyTree, y: PyTree = "no_validation", *, reset: bool = False, **options: bool
@@ -159,11 +159,10 @@ class OnlineEstimator(BaseEstimator, RiverEstimator):
         """Warn of rows that the rounds have rejected."""
         number, total = int(np.sum(~np.isfinite(losses.at_mean + losses.expected))), len(losses.at_mean)
         if number:
-            warnings.warn(
+            warn_caller(
                 f"{number} of {total} rows were rejected: their loss is not finite, by features or outcomes too "
                 "far from the others.",
                 StreamWarning,
-                stacklevel=4,
             )
 
     def _name(self) -> None:

@@ -1,6 +1,5 @@
 """Powers on the sites of a model: their validation, their place on a message, and what would lose them."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypeAlias, overload
 
@@ -17,6 +16,7 @@ from numpyro_tempered.core.checks import check_number, check_numbers, is_traced
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import ArrayLike, Guide
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import numpyro_private
 from numpyro_tempered.handlers.effects import LOCAL, Message, handler_chain, is_reading, is_unit, plates_of
 from numpyro_tempered.handlers.numpyro_private import STACK
@@ -202,11 +202,10 @@ def check_guide(msg: Message) -> None:
         if not (isinstance(handler, handlers.replay) and name in handler.trace):
             continue
         if name.endswith("_unobserved") and isinstance(msg["fn"], MaskedDistribution):
-            warnings.warn(
+            warn_caller(
                 f"{name!r}, made by obs_mask, has entries without a density where the data are there: the ELBO "
                 "grows with their scale in the guide and has no maximum. Sample the missing entries alone, "
-                "and observe the others, obs=x[there].",
-                stacklevel=2,
+                "and observe the others, obs=x[there]."
             )
         guide_power = handler.trace[name].get(LOCAL, 1.0)
         if is_power(guide_power, 1.0) and not is_power(power, 1.0):
@@ -223,11 +222,10 @@ def check_guide(msg: Message) -> None:
                 "guide by the model that SVI is given, which names the local_plates."
             )
     if not is_power(power, 1.0) and _is_target_of_mcmc():
-        warnings.warn(
+        warn_caller(
             f"MCMC samples the local latent {name!r} from a joint density to the power alpha, whose marginal "
             "is not the tempered marginal likelihood times the prior: integrate the local latents out of "
-            "the model, or fit it by SVI.",
-            stacklevel=2,
+            "the model, or fit it by SVI."
         )
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TypeVar
@@ -23,6 +22,7 @@ from numpyro_tempered.core.checks import check_choice, check_record, is_traced
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.expectations import Expectation, monte_carlo
 from numpyro_tempered.gaussian.families.base import require
 from numpyro_tempered.handlers import likelihood
@@ -289,7 +289,5 @@ def _analytic_where_valid(model_trace: Trace, guide_trace: Trace) -> ELBO:
         return Trace_ELBO(sum_sites=False)
     if shared == names(guide_trace, model_trace):
         return TraceMeanField_ELBO(sum_sites=False)
-    warnings.warn(
-        "guide and model order their sites differently: the KL of the ELBO is estimated by draws.", stacklevel=3
-    )
+    warn_caller("guide and model order their sites differently: the KL of the ELBO is estimated by draws.")
     return Trace_ELBO(sum_sites=False)

@@ -1,7 +1,6 @@
 """Batch Gaussian variational inference on a NumPyro model."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -14,6 +13,7 @@ from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.labels import axis_labels
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, Guide, Model, Params
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent import Method, Result, minimise
 from numpyro_tempered.gaussian.descent.minimise import RUNNING
 from numpyro_tempered.gaussian.expectations import Expectation
@@ -279,12 +279,11 @@ def warn_unless_converged(result: Result, tolerance: float, *, by_draws: bool) -
         advice = "a larger tolerance (float32 resolves about 1e-7 of the ELBO), or another start"
         advice = f"more max_evaluations, {advice}" if int(result.status) == RUNNING else advice
         advice = f"more num_draws, {advice}" if by_draws else advice
-        warnings.warn(
+        warn_caller(
             f"the fit ended after {int(result.num_evaluations)} evaluations with a stationarity of "
             f"{float(result.stationarity):.2g} nats, above the tolerance {tolerance:.2g}: {result.reason}. "
             f"Take {advice}.",
             ConvergenceWarning,
-            stacklevel=3,
         )
 
 
@@ -306,9 +305,8 @@ def warn_of_mismatch(elbo: float, fit: TemperedFit, num_draws: int | None, linea
         advice = f"Take {nodes}, or another start."
     mismatch = mismatch or not (math.isfinite(value) and math.isfinite(se))
     if mismatch:
-        warnings.warn(
+        warn_caller(
             f"the ELBO that was maximised is {elbo:.4g}, and {value:.4g} ± {se:.2g} by fresh draws. {advice}",
             ConvergenceWarning,
-            stacklevel=3,
         )
     return mismatch

@@ -1,7 +1,6 @@
 """A mixture of Gaussians fitted to a tempered NumPyro model: from its modes, by Bures-Wasserstein steps."""
 
 import math
-import warnings
 from functools import partial
 from typing import cast
 
@@ -16,6 +15,7 @@ from numpyro.infer.util import potential_energy
 from numpyro_tempered.core.checks import check_count
 from numpyro_tempered.core.model_arguments import join, separate
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent import Result
 from numpyro_tempered.gaussian.descent.minimise_mixture import minimise_mixture
 from numpyro_tempered.gaussian.descent.mixture_energy import normal_nodes, reweigh
@@ -164,10 +164,9 @@ def _as_modes(q: GaussianMixture) -> Modes:
 def _warn_of_modes(modes: Modes, num_components: int) -> None:
     if (heavy := int(np.sum(modes.mass >= _HEAVY))) > num_components:
         share = float(np.sum(modes.mass[:num_components]))
-        warnings.warn(
+        warn_caller(
             f"the posterior has at least {heavy} modes of a mass of {_HEAVY:.0%} or more, and {num_components} "
             f"components start at the heaviest, with {share:.0%} of the mass by Laplace's approximation: the "
             f"rest is left out where they do not reach it. Take num_components={heavy} or more.",
             UserWarning,
-            stacklevel=4,
         )

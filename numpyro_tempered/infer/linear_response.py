@@ -1,6 +1,5 @@
 """The covariance of a mean-field fit by linear response, where its own standard deviations are too small."""
 
-import warnings
 from functools import partial
 
 import jax
@@ -20,6 +19,7 @@ from numpyro_tempered.core.checks import check_count, check_record, key_first
 from numpyro_tempered.core.programs import run_program, trace_once
 from numpyro_tempered.core.result import TemperedELBO
 from numpyro_tempered.core.typing import Array, PyTree
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent.base import entropy
 from numpyro_tempered.gaussian.expectations import Expectation
 from numpyro_tempered.gaussian.families import FullRank, MeanField
@@ -210,11 +210,10 @@ def _warn_if_worse(fit: TemperedELBO, response: TemperedELBO) -> None:
     """Warn where the covariance of linear response describes the posterior worse than that of the fit."""
     fall, noise = fit.value - response.value, 2.0 * np.hypot(fit.se, response.se)
     if not fall <= MAX_GAP + noise:
-        warnings.warn(
+        warn_caller(
             f"the ELBO of linear response is {fall:.2g} nats below that of the fit: the posterior is far from "
             "Gaussian, and these standard deviations may be too large. Compare them with those of fit_gaussian "
-            "with AutoMultivariateNormal, or of NUTS.",
-            stacklevel=3,
+            "with AutoMultivariateNormal, or of NUTS."
         )
 
 

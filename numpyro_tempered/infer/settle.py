@@ -1,6 +1,5 @@
 """A guide fitted until its ELBO has settled, and the evidence that it has."""
 
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress
 from numpyro_tempered.core.typing import Array, Guide, Params, PyTree
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.antithetic import Antithetic
 from numpyro_tempered.infer.averaged_adam import Settled, descend, is_worth_its_steps, select
@@ -233,7 +233,7 @@ def distinct(elbos: list[float], gap: float) -> tuple[float, ...]:
     return tuple(optima)
 
 
-def warn_unless_settled(evidence: Convergence, tolerance: float, stacklevel: int) -> None:
+def warn_unless_settled(evidence: Convergence, tolerance: float) -> None:
     """Warn of a fit that has not converged, with the reason."""
     if evidence.converged or evidence.converged is None:
         return
@@ -248,10 +248,9 @@ def warn_unless_settled(evidence: Convergence, tolerance: float, stacklevel: int
     else:
         reason = f"and its last stage still fell by {evidence.fall:.2g} nats"
     rejected = f" The gradient was not finite in {evidence.rejected} of them." if evidence.rejected else ""
-    warnings.warn(
+    warn_caller(
         f"the fit has not converged: it took {evidence.num_steps} steps, {reason}.{rejected} Take a larger "
         "num_steps, another parameterisation of the model, or for a Gaussian guide fit_gaussian, before "
         "comparing its ELBO.",
         ConvergenceWarning,
-        stacklevel=stacklevel + 1,
     )

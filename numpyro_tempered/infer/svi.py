@@ -247,7 +247,7 @@ def fit_svi(
     instance, params, losses, evidence = fitted
     keys = (elbo_key, later_key)
     fit = finish(keys, tempered, instance, params, losses, args, kwargs=kwargs, num_particles=num_particles)
-    warn_unless_settled(evidence, tolerance, stacklevel=2)
+    warn_unless_settled(evidence, tolerance)
     return fit._replace(convergence=evidence, coords=coords or None)
 
 

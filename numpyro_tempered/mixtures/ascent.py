@@ -1,6 +1,5 @@
 """Alternating algorithms as values, and the loop over their passes."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ from numpyro_tempered.core.ascent import Ascent, Iterate, Step
 from numpyro_tempered.core.checks import check_number
 from numpyro_tempered.core.progress import ProgressBar, progress
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures import sweep
 from numpyro_tempered.mixtures.components.base import Component
 from numpyro_tempered.mixtures.prepare import check_counts
@@ -272,6 +272,4 @@ def check_finite(state: Ascent[Visit[T]], component: Component) -> None:
             "bits."
         )
     if num_failed:
-        warnings.warn(
-            f"{num_failed} of {len(objectives)} restarts did not keep a finite objective.", stacklevel=6
-        )
+        warn_caller(f"{num_failed} of {len(objectives)} restarts did not keep a finite objective.")

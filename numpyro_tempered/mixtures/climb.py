@@ -1,12 +1,11 @@
 """Coordinate ascent: all starts to their ends, moves out of local optima, and the best of them."""
 
-import warnings
-
 import jax
 import numpy as np
 
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.ascent import History, Limits, Visit, check_finite, for_keys, for_restarts, restart
 from numpyro_tempered.mixtures.factors import (
@@ -56,10 +55,9 @@ def climb(
                 state, best, num_accepted = after, int(np.argmax(after.objective)), num_accepted + 1
     history = History.of(state, best, objectives, limits.num_restarts)
     if not history.converged:
-        warnings.warn(
+        warn_caller(
             f"the best restart has not converged in max_iter={limits.max_iter} passes: raise max_iter or the "
-            "tolerance.",
-            stacklevel=5,
+            "tolerance."
         )
     worst = int(np.argmax(state.fall))
     factors, fallen = restart(state.point.factors, best), (worst, restart(state.point, worst))

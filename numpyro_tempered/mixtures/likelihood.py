@@ -1,6 +1,5 @@
 """The steps of EM: responsibilities, and the parameters of maximum likelihood under them."""
 
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -10,6 +9,7 @@ from jax.scipy.special import xlogy
 
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures import ascent, sweep
 from numpyro_tempered.mixtures.ascent import Algorithm, Summary, Visit
 from numpyro_tempered.mixtures.components import derived
@@ -289,7 +289,6 @@ def check_em(state: Ascent[Visit[Point]], best: int, objectives: np.ndarray, rou
             "coefficients_at of the component do not belong together."
         )
     if not bool(state.converged[best]):
-        warnings.warn(
-            f"EM has not converged in {int(state.num_iter[best])} passes: raise max_iter or the tolerance.",
-            stacklevel=4,
+        warn_caller(
+            f"EM has not converged in {int(state.num_iter[best])} passes: raise max_iter or the tolerance."
         )

@@ -1,12 +1,12 @@
 """What rounding takes from log densities, and what is refused for it."""
 
-import warnings
 from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures.ascent import Visit
 from numpyro_tempered.mixtures.components.base import RESOLUTION, Component
 from numpyro_tempered.mixtures.factors import Factors, Outcome
@@ -113,11 +113,10 @@ def has_converged(
             "together."
         )
     if outcome.history.converged and rise > limit:
-        warnings.warn(
+        warn_caller(
             f"the best restart has not converged: a step in double precision raises its objective by {rise:.2g} "
             f"nats, which {data.rows.dtype} does not resolve. The prior may be too far from the data, or "
-            "columns too close to one another: standardise them, or let jax have 64 bits.",
-            stacklevel=6,
+            "columns too close to one another: standardise them, or let jax have 64 bits."
         )
         return False
     return outcome.history.converged

@@ -1,6 +1,5 @@
 """How many components: the penalised ELBO over K, and over families of components and K."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.mixtures.baselines import baseline_columns
 from numpyro_tempered.mixtures.comparison import Model, comparison_dataset, criterion_columns
 from numpyro_tempered.mixtures.components.base import Component
@@ -227,13 +227,12 @@ def select_num_components(
         stopped=reason,
     )
     if at_end and num_components is ORDERS:
-        warnings.warn(
+        warn_caller(
             f"K = {number}, the largest that was compared, is selected: a larger one may be better. Compare "
-            "more, such as num_components=range(1, 17), or all K by num_components=None.",
-            stacklevel=3,
+            "more, such as num_components=range(1, 17), or all K by num_components=None."
         )
     # Behind the check of the key.
-    advise_cache("select_num_components", began, stacklevel=4)
+    advise_cache("select_num_components", began)
     return choice
 
 

@@ -190,7 +190,7 @@ def run_rounds(
         after, losses = compiled_loop(rule, expectation, state, Rounds(arrays, rows, num_rounds), rng_key)
     if spans_processes(arrays):
         after, losses = whole(after, state), whole(losses)
-    conclude(state, after, Pass(expectation, arrays, losses, rows), stacklevel=4)
+    conclude(state, after, Pass(expectation, arrays, losses, rows))
     return after, losses
 
 

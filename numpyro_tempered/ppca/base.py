@@ -1,7 +1,6 @@
 """Prior, posterior and data of probabilistic PCA, and their checks."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -13,6 +12,7 @@ from numpyro_tempered.core import checks
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers, Scalar
+from numpyro_tempered.core.warn import warn_caller
 
 T = TypeVar("T")
 
@@ -243,13 +243,13 @@ def warn_of_scale(values: np.ndarray, centred: Prior) -> None:
     far = np.flatnonzero(np.abs(centred.mean) > 5.0 * centred.mean_scale)
     if far.size:
         distance = "more than 5 prior standard deviations from prior.mean"
-        warnings.warn(f"the means of columns {far.tolist()} lie {distance}: {hint}", stacklevel=5)
+        warn_caller(f"the means of columns {far.tolist()} lie {distance}: {hint}")
     deviation = math.sqrt(np.mean(np.nanvar(values, axis=0)))
     unit = math.sqrt(centred.noise_rate / centred.noise_shape)
     # A prior may expect little noise in data of its scale.
     if values.shape[0] > 1 and not unit / 100.0 <= deviation <= 100.0 * max(unit, 0.1 * centred.mean_scale):
         off = f"the columns deviate by {deviation:.3g} from their means"
-        warnings.warn(f"{off}, the prior is made for {unit:.3g}: {hint}", stacklevel=5)
+        warn_caller(f"{off}, the prior is made for {unit:.3g}: {hint}")
 
 
 def warn_of_columns(values: np.ndarray) -> None:
@@ -261,10 +261,9 @@ def warn_of_columns(values: np.ndarray) -> None:
     copies = np.setdiff1d(np.flatnonzero(np.array(earlier) < np.arange(len(earlier))), constant).tolist()
     for kind, columns in (("constant", constant.tolist()), ("copies of earlier ones", copies)):
         if columns and len(values) > 1:
-            warnings.warn(
+            warn_caller(
                 f"columns {columns} of x are {kind}: the noise is common to all columns, and these say that "
-                "there is none, so that everything else takes factors. Leave them out.",
-                stacklevel=5,
+                "there is none, so that everything else takes factors. Leave them out."
             )
 
 

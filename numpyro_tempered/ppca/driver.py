@@ -1,6 +1,5 @@
 """Fitting tempered probabilistic PCA: starts, the compiled loop, and its result."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
 from numpyro_tempered.core.checks import check_count, check_number, key_first
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.ppca import base
 from numpyro_tempered.ppca.base import Posterior, Prior, Rows, Target
 from numpyro_tempered.ppca.bound import constant, elbo, gamma_shapes, varying_terms
@@ -147,17 +147,15 @@ def _warn_of_noise(fits: list[PPCAFit], spacing: float) -> None:
     prior, noise = least.prior, f"the noise variance {least.noise_variance:.2g} with {least.num_factors} factors"
     from_data = least.noise_variance * least.noise_shape - prior.noise_rate
     if prior.noise_rate > from_data and prior.noise_shape < 0.5 * least.noise_shape:
-        warnings.warn(
+        warn_caller(
             f"{noise} is mostly prior.noise_rate {prior.noise_rate:.2g}, as the data show less, and the number "
             "of factors depends on it: leave out columns that others determine, or pass a prior with a smaller "
-            "noise_rate.",
-            stacklevel=5,
+            "noise_rate."
         )
     if least.noise_variance < 0.25 * spacing**2:
-        warnings.warn(
+        warn_caller(
             f"{noise} is below the resolution of x, whose type holds its largest number to {spacing:.2g}: give "
-            "the data in float64 as a NumPy array, or subtract their means before they are rounded.",
-            stacklevel=5,
+            "the data in float64 as a NumPy array, or subtract their means before they are rounded."
         )
 
 
@@ -272,10 +270,9 @@ def _finish(
         )
     best = int(np.argmax(ends))
     if not ascent.converged[best]:
-        warnings.warn(
+        warn_caller(
             f"the fit with {k} factors still gained more than {tolerance:.1g} nats a row after "
-            f"{len(ascent.trace)} sweeps: take a larger max_iter before comparing its ELBO.",
-            stacklevel=5,
+            f"{len(ascent.trace)} sweeps: take a larger max_iter before comparing its ELBO."
         )
     # Columns beyond k are padding, with loadings of 0.
     q = Posterior(*(part[best] for part in ascent.point))

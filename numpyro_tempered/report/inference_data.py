@@ -1,6 +1,5 @@
 """Results of every algorithm as ArviZ data."""
 
-import warnings
 from collections.abc import Mapping
 
 import jax
@@ -11,6 +10,7 @@ from numpyro_tempered.core.labels import axis_labels, column_labels
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import Run
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.online.base import Losses
@@ -164,7 +164,7 @@ def _evaluate(run: Run, log_lik: bool, predictive: bool) -> Run:
         if predictive:
             raise ValueError(f"{reason}: there can be no posterior_predictive group, {why}.")
         if log_lik:
-            warnings.warn(f"{reason}: the log_likelihood group, {why}, is left out.", stacklevel=3)
+            warn_caller(f"{reason}: the log_likelihood group, {why}, is left out.")
         log_lik = False
 
     chains_draws, data = next(iter(run.samples.values())).shape[:2], (run.args, dict(run.kwargs))

@@ -1,7 +1,6 @@
 """Model selection by the penalised ELBO."""
 
 import math
-import warnings
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.result import DataSummary, Fit, fit_attrs
 from numpyro_tempered.core.typing import Array, ArrayLike
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers import likelihood
 from numpyro_tempered.handlers.robust import divergences
 from numpyro_tempered.report.arviz import ArviZData, Dims, as_attr, assemble, dataset, versions, with_group
@@ -256,10 +256,9 @@ def _check_same_data(fits: Mapping[Name, Fit], summaries: Mapping[Name, DataSumm
         if name != first and not _agree((first, name), summaries[first], summaries[name]):
             unchecked.append(name)
     if unchecked:
-        warnings.warn(
+        warn_caller(
             f"fits[{first!r}] and fits[{unchecked[0]!r}] know nothing of their data in common (as models that "
-            "condition by numpyro.factor alone): whether their data are the same is not checked.",
-            stacklevel=3,
+            "condition by numpyro.factor alone): whether their data are the same is not checked."
         )
     return alpha
 

@@ -186,7 +186,7 @@ def svi_columns(grid: np.ndarray, log_lik: np.ndarray, log_ratio: np.ndarray) ->
         "elbo": np.mean(elbos, axis=(0, 1)),
         "elbo_se": standard_error(elbos),
         "elbo_integral": start + integral.value,
-        "elbo_integral_se": integral.se,
+        "elbo_integral_se": np.append(standard_error(log_ratio[..., 0]), integral.se[1:]),
         "elbo_left": start + integral.left,
         "elbo_right": start + integral.right,
         "expected_log_lik": np.mean(log_lik, axis=(0, 1)),

@@ -1,11 +1,11 @@
 """Leave-one-out cross-validation of tempered posteriors."""
 
 import json
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.temper import check_alpha
 from numpyro_tempered.report.arviz import ArviZData, group, group_names, variable_name
 
@@ -146,10 +146,9 @@ def _loo_of_arviz_0(
     good_k = min(1 - 1 / np.log10(num_draws), 0.7)
     bad = bool(np.any(pareto_k > good_k))
     if bad:
-        warnings.warn(
+        warn_caller(
             f"Estimated shape parameter of Pareto distribution is greater than {good_k:.2f} for one or more "
-            "samples: importance sampling is unreliable for their leave-one-out posteriors.",
-            stacklevel=3,
+            "samples: importance sampling is unreliable for their leave-one-out posteriors."
         )
     values = {
         "elpd_loo": elpd,
@@ -162,9 +161,8 @@ def _loo_of_arviz_0(
     if az.rcParams["stats.ic_pointwise"] if pointwise is None else pointwise:
         values |= {"loo_i": elpd_i, "pareto_k": pareto_k}
         if elpd_i.size == 1:
-            warnings.warn(
-                "The point-wise LOO is the same with the sum LOO: the site has one log-probability for all data.",
-                stacklevel=3,
+            warn_caller(
+                "The point-wise LOO is the same with the sum LOO: the site has one log-probability for all data."
             )
     values |= {"scale": "log", "good_k": good_k}
     return ELPDData(data=list(values.values()), index=list(values))

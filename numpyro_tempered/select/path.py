@@ -1,6 +1,5 @@
 """The path of tempered posteriors from the prior upwards."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from numpyro_tempered.core.compilation import CLOCK, advise_cache
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.progress import ProgressBar, progress_bars, progress_within
 from numpyro_tempered.core.typing import Array, ArrayLike, Guide, Model, Params
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.arguments import check_call
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.infer.settle import ConvergenceWarning
@@ -37,8 +37,6 @@ from numpyro_tempered.select.alpha.model_data import Method, ModelData, build_me
 from numpyro_tempered.select.evidence import check_finite, mcmc_columns, svi_columns
 
 DEFAULT_GRID = np.linspace(0.0, 1.0, 21) ** 5
-# Frames from the checks of a path to the caller of temper_path.
-STACKLEVEL = 3
 
 Arrays = dict[str, np.ndarray]
 
@@ -229,12 +227,11 @@ def _fit(
             "in the data, or give the guide an init_loc_fn."
         )
     if np.any(bad := unconverged(fitted.evidence)):
-        warnings.warn(
+        warn_caller(
             f"the fits at alpha = {list_alphas(grid[bad])} have not converged "
             f"({shortfall(fitted.evidence[int(np.flatnonzero(bad)[0])])}): take a larger num_steps, or another "
             "guide or parameterisation.",
             ConvergenceWarning,
-            stacklevel=STACKLEVEL,
         )
     # From (alpha, draw, ...) to (chain, draw, alpha, ...).
     values = {name: np.swapaxes(value, 0, 1)[None] for name, value in values.items()}
@@ -278,9 +275,7 @@ def _sample(rng_key: Array, sampler: ChainSampler, grid: np.ndarray, fields: tup
     stats["log_lik"] = stats["log_lik"].astype(np.float64)
     check_finite(grid, stats["log_lik"], at_zero=data.prior_is_exact)
     columns = mcmc_columns(grid, values, stats, data.prior_is_exact)
-    warn_if_not_mixed(
-        grid, columns["expected_log_lik"], columns["expected_log_lik_se"], columns["r_hat"], STACKLEVEL
-    )
+    warn_if_not_mixed(grid, columns["expected_log_lik"], columns["expected_log_lik_se"], columns["r_hat"])
     return _Path(columns, values, stats, {})
 
 

@@ -1,6 +1,5 @@
 """The sampling standard deviations of a fit, by the sandwich of curvature and scores."""
 
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ from numpyro_tempered.core.checks import check_count, key_first
 from numpyro_tempered.core.differentiation import jacobian
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.typing import Array, ArrayLike, Params
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.infer.elbo import gaussian_of_laplace, has_point_mass
 from numpyro_tempered.infer.svi import TemperedFit, sample_posterior
 from numpyro_tempered.report.arviz import Coords, Dims
@@ -184,7 +184,7 @@ def sandwich(
     covariance, inverse = _covariances(parts, rows.rows.dependence.num_data)
     check_centre(np.asarray(parts.root @ parts.estimate.minimum.point, np.float64), np.sqrt(np.diag(inverse)))
     otherwise = "The sandwich takes the rows for independent, and is too small where they are not."
-    warn_of_dependence(rows.rows, np.asarray(parts.influence), stacklevel=3, otherwise=otherwise)
+    warn_of_dependence(rows.rows, np.asarray(parts.influence), otherwise=otherwise)
     q = LocationScale(centre, covariance)
     of_sandwich = moments_of(q, target.latents, _draws(draw_key, q, target, num_draws))
     slopes, prior, power, power_se = (
@@ -202,7 +202,7 @@ def sandwich(
     share = prior_share(np.asarray(parts.root, np.float64), inner, prior)
     coordinates = columns_of(centre, of_guide, by_curvature, by_sandwich, share)
     if decided := [name for name, part in zip(names, numbers["prior_share"], strict=True) if part > MOST_PRIOR]:
-        warnings.warn(describe_prior(decided), stacklevel=3)
+        warn_caller(describe_prior(decided))
     advice = advise(names, numbers, units, len(centre), decided)
     data = to_arviz((numbers, names), (coordinates, coordinate_names(target, names)), rows.alpha, units, advice)
     ratios = numbers["ratio"][np.isfinite(numbers["ratio"])]

@@ -1,6 +1,5 @@
 """Coordinate ascents of a sparse regression, from points of a lasso path."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -12,6 +11,7 @@ import numpy as np
 from numpyro_tempered.core.ascent import Ascent, Iterate, advance, begin
 from numpyro_tempered.core.checks import check_count, check_number, is_traced
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families import MeanField, SpikeSlab
 from numpyro_tempered.sparse.arguments import Regression
 from numpyro_tempered.sparse.sweep import block_design, blocks, combine, gauss_seidel, products
@@ -264,10 +264,9 @@ def check_end(ascent: Ascent[T], num_sweeps: int) -> None:
             "Rescale the columns to about unit deviation."
         )
     if not ascent.converged:
-        warnings.warn(
+        warn_caller(
             f"the best start did not converge within {num_sweeps} sweeps: take a larger num_sweeps; or, if its "
-            f"trace falls at the end, the precision of {dtype} is too low for these data.",
-            stacklevel=5,
+            f"trace falls at the end, the precision of {dtype} is too low for these data."
         )
 
 

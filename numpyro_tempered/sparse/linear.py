@@ -6,7 +6,6 @@ best q(v).
 """
 
 import math
-import warnings
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -17,6 +16,7 @@ from jax.scipy.special import gammaln
 from numpyro_tempered.core.checks import check_number, is_traced, key_first
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array, ArrayLike, Numbers
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.gaussian.families.spike_slab import kl
 from numpyro_tempered.sparse.arguments import Regression, as_data, as_regression
@@ -134,10 +134,9 @@ def _warn_of_mean(residuals: np.ndarray, noise_scale: ArrayLike | None) -> None:
     if noise_scale is not None and not is_traced(noise_scale):
         deviation = max(deviation, float(np.asarray(noise_scale)))
     if abs(mean) > deviation * max(2.0, 10.0 / math.sqrt(len(residuals))) and len(residuals) > 2:
-        warnings.warn(
+        warn_caller(
             f"y is {mean:.3g} away from 0 on average and the columns do not explain it, beside deviations of "
-            f"{deviation:.3g}: pass intercept_scale=, or centre y and the columns of x.",
-            stacklevel=4,
+            f"{deviation:.3g}: pass intercept_scale=, or centre y and the columns of x."
         )
 
 

@@ -131,6 +131,7 @@ def test_every_result_is_shown_so():
     assert {name for name, cls in public_tuples().items() if not hasattr(cls, "_repr_html_")} == OTHERS
 
 
+@pytest.mark.full
 def test_results_fit_on_a_screen():
     x = np.random.default_rng(0).normal(size=(50, 2))
     fit = nt.mixtures.fit(jax.random.key(0), x, nt.components.known_variance(2), num_components=2, num_restarts=2)

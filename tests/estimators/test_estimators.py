@@ -192,13 +192,13 @@ DAYS = pd.date_range("2020-01-01", periods=40)
 def test_dates_are_refused_by_name_instead_of_nanoseconds(kind, fitted, table):
     with pytest.raises(TypeError, match=r"columns \['when'\]\. Pass numbers, such as days since the first"):
         kind().fit(table)
-    with pytest.raises(TypeError, match="Pass numbers, such as days"):
+    with pytest.raises(TypeError, match=r"Pass numbers, such as days.*since the first date"):
         fitted.transform(DAYS.to_numpy()[:, None])
 
 
 @BOTH
 def test_text_in_a_table_is_refused_by_name(kind):
-    with pytest.raises(TypeError, match=r"columns \['town'\]\. Pass codes"):
+    with pytest.raises(TypeError, match=r"columns \['town'\]\. Pass codes.*\.cat\.codes, or"):
         kind().fit(FRAME.assign(town="Oslo"))
 
 
@@ -283,13 +283,13 @@ def test_what_is_not_fitted_says_so(kind):
         ({}, np.full((5, 2), 3.3), "no two different values|no column has two different"),
         ({}, np.where(X > 1e5, X, np.inf), "infinity"),
         ({"n_components": -1}, X, "n_components must be an integer of at least [01], got -1"),
-        ({"n_components": "3"}, X, "n_components must be an integer"),
-        ({"n_components": []}, X, "n_components must be different numbers"),
+        ({"n_components": "3"}, X, r"n_components must be an integer.*of at least"),
+        ({"n_components": []}, X, r"n_components must be different numbers.*at least one, got"),
         ({"n_components": [1, 1]}, X, r"n_components must be different numbers, at least one, got \[1, 1\]\.$"),
         ({"n_init": 0}, X, "n_init must be an integer of at least 1"),
         ({"max_iter": 0}, X, "max_iter must be an integer of at least 1"),
-        ({"tol": -1.0}, X, "tol must be at least 0"),
-        ({"alpha": 0.0}, X, "alpha must be positive"),
+        ({"tol": -1.0}, X, r"tol must be at least 0.*and finite, got"),
+        ({"alpha": 0.0}, X, r"alpha must be positive.*and finite, got"),
     ],
 )
 def test_bad_data_and_arguments_are_named(kind, parameters, data, message):
@@ -299,7 +299,7 @@ def test_bad_data_and_arguments_are_named(kind, parameters, data, message):
 
 @BOTH
 def test_sparse_data_are_refused(kind):
-    with pytest.raises(TypeError, match=r"[Ss]parse"):
+    with pytest.raises(TypeError, match=r"[Ss]parse.*a dense numpy array"):
         kind().fit(scipy.sparse.csr_matrix(X))
 
 
@@ -310,7 +310,7 @@ def test_sparse_data_are_refused(kind):
         ({"component": "round"}, X, None, "component must be one of"),
         ({}, X, np.zeros(40), "sample_weight is zero for all rows"),
         ({}, X, -np.ones(40), "sample_weight must be finite and not negative"),
-        ({}, X, np.ones(3), "sample_weight has shape"),
+        ({}, X, np.ones(3), r"sample_weight has shape.*weight for each row"),
     ],
 )
 def test_mixtures_refuse_what_has_no_answer(parameters, data, weight, message):
@@ -321,7 +321,7 @@ def test_mixtures_refuse_what_has_no_answer(parameters, data, weight, message):
 def test_a_component_is_a_name_a_component_or_a_function():
     with pytest.raises(TypeError, match="expected a component such as"):
         TemperedMixture(component=3).fit(X)
-    with pytest.raises(TypeError, match="a list of components has names alone"):
+    with pytest.raises(TypeError, match=r"a list of components has names alone.*give a mapping"):
         TemperedMixture(component=["full", 3]).fit(X)
     for components in ([], ["full", "full"], {}):
         with pytest.raises(ValueError, match="component must be different components, at least one"):
@@ -331,12 +331,12 @@ def test_a_component_is_a_name_a_component_or_a_function():
 def test_a_warm_start_goes_on_where_the_last_fit_ended():
     rows = load_iris().data[::4, 1:3]
     options = {"n_components": 3, "n_init": 1, "tol": 0.0, "random_state": 0}
-    with pytest.warns(UserWarning, match="has not converged"):
+    with pytest.warns(UserWarning, match=r"has not converged.*or the tolerance"):
         whole = TemperedMixture(max_iter=7, **options).fit(rows)
     # The first pass of the second fit evaluates where the first one ended.
     parts = TemperedMixture(max_iter=4, warm_start=True, **options)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="has not converged"):
+        with pytest.warns(UserWarning, match=r"has not converged.*or the tolerance"):
             parts.fit(rows)
         parts = pickle.loads(pickle.dumps(parts))
     np.testing.assert_allclose(parts.means_, whole.means_, rtol=1e-10)
@@ -352,11 +352,11 @@ def test_a_warm_start_goes_on_where_the_last_fit_ended():
 def test_a_warm_start_refuses_another_mixture():
     warm = TemperedMixture(2, random_state=0, warm_start=True).fit(X)
     for parameters, rows, message in [
-        ({"n_components": 3}, X, "the last fit has 2 components, n_components is 3"),
-        ({"n_components": [1, 2]}, X, "one n_components and one component"),
-        ({"component": ["full", "diag"]}, X, "one n_components and one component"),
-        ({"component": "diag"}, X, "expected at most 2 of diagonal_gaussian"),
-        ({}, np.c_[X, X[:, 0]], "X has 3 features"),
+        ({"n_components": 3}, X, r"the last fit has 2 components, n_components is 3.*it was, or set"),
+        ({"n_components": [1, 2]}, X, r"one n_components and one component.*not for several"),
+        ({"component": ["full", "diag"]}, X, r"one n_components and one component.*not for several"),
+        ({"component": "diag"}, X, r"expected at most 2 of diagonal_gaussian.*entries or both without"),
+        ({}, np.c_[X, X[:, 0]], r"X has 3 features"),
     ]:
         with pytest.raises(ValueError, match=message):
             pickle.loads(pickle.dumps(warm)).set_params(**parameters).fit(rows)
@@ -381,7 +381,9 @@ def test_a_weight_of_two_counts_as_a_row_twice(component):
         for name in ("means_", "covariances_", "weights_"):
             ours, theirs = (np.sort(np.ravel(getattr(fit, name))) for fit in (weighted, twice))
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-    with pytest.raises(TypeError, match=r"sample_weight must be real numbers, got dtype datetime64"):
+    with pytest.raises(
+        TypeError, match=r"sample_weight must be real numbers, got dtype datetime64.*the first date"
+    ):
         TemperedMixture(2, **options).fit(X, sample_weight=DAYS)
 
 
@@ -405,7 +407,7 @@ def test_one_of_several_components_is_selected():
 
 
 def test_more_factors_than_columns_are_refused():
-    with pytest.raises(ValueError, match="n_components=3 is more than n_features=2"):
+    with pytest.raises(ValueError, match=r"n_components=3 is more than n_features=2.*the columns of X"):
         TemperedPCA(3).fit(X)
 
 

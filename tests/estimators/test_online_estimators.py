@@ -253,7 +253,7 @@ WRONG = [
     ({"alpha": 0.0}, "alpha"),
     ({"prior_scale": -1.0}, "prior_scale"),
     ({"covariance": "round"}, "covariance"),
-    ({"rule": nt.online.standardise(nt.online.ngvi())}, "standardised in any case"),
+    ({"rule": nt.online.standardise(nt.online.ngvi())}, r"standardised in any case.*the rule inside of"),
     ({"rule": nt.online.ngvi(), "alpha": 0.5}, "step_size"),
 ]
 
@@ -268,22 +268,22 @@ def test_parameters_that_are_wrong_raise(kind, options, match):
 def test_wrong_calls_raise():
     with pytest.raises(ValueError, match="classes must be passed on the first call"):
         OnlineClassifier().partial_fit(X, ANSWER)
-    with pytest.raises(TypeError, match="rule"):
+    with pytest.raises(TypeError, match=r"rule.*a Rule, such as"):
         OnlineRegressor(rule="ngvi").fit(X, PRICE)
     model = OnlineClassifier().fit(X, ANSWER)
-    with pytest.raises(ValueError, match="'perhaps' is not one of the classes"):
+    with pytest.raises(ValueError, match=r"'perhaps' is not one of the classes.*of the start"):
         model.learn_one(X[0], "perhaps")
-    with pytest.raises(ValueError, match="'perhaps' is not one of the classes"):
+    with pytest.raises(ValueError, match=r"'perhaps' is not one of the classes.*of the start"):
         model.partial_fit(X[:1], ["perhaps"])
     with pytest.raises(ValueError, match="not the same as on the last call"):
         model.partial_fit(X, ANSWER, classes=["no", "perhaps"])
-    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2,\).*at the start, got"):
         model.predict_one([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="have no names"):
+    with pytest.raises(ValueError, match=r"have no names.*a row of numbers"):
         model.learn_one({"height": 1.0}, "yes")
     by_name = OnlineClassifier().fit(pd.DataFrame(X, columns=NAMES), ANSWER)
     assert by_name.n_features_in_ == 2
-    with pytest.raises(ValueError, match="dict of features"):
+    with pytest.raises(ValueError, match=r"dict of features.*or have shape"):
         OnlineRegressor().learn_one(X, 1.0)
 
 

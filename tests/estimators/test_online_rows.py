@@ -131,7 +131,7 @@ def test_a_far_row_is_not_all_that_is_known(place):
     np.testing.assert_allclose(OnlineClassifier().fit(x, y).coef_, clean, atol=0.05)
 
 
-@pytest.mark.parametrize("far", [1e3, 1e6])
+@pytest.mark.parametrize("far", [1e3, pytest.param(1e6, marks=pytest.mark.full)])
 def test_the_noise_of_a_stream_is_that_of_its_rows_by_every_verb(far):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 2))
@@ -194,12 +194,12 @@ def test_a_row_that_is_refused_changes_nothing(kind):
     for row in ({"a": 1.0, "new": "text"}, {"a": 1.0, "new": np.datetime64("2020-01-01")}, {"new": [1.0, 2.0]}):
         with pytest.raises((TypeError, ValueError), match="feature 'new'"):
             model.learn_one(row, y[0])
-    with pytest.raises(ValueError, match="w must be at least 0"):
+    with pytest.raises(ValueError, match=r"w must be at least 0.*and finite, got"):
         model.learn_one({"new": 1.0}, y[0], w=-1.0)
     assert model.feature_names_in_.tolist() == ["a", "b"]
     np.testing.assert_array_equal(answers_of(model, frame), before)
     fresh = kind()
-    with pytest.raises(TypeError, match="feature 'a'"):
+    with pytest.raises(TypeError, match=r"feature 'a'.*.cat.codes, or"):
         fresh.learn_one({"a": "text"}, y[0])
     assert not hasattr(fresh, "n_features_in_")
 
@@ -209,23 +209,23 @@ def test_predictions_need_whole_rows(kind):
     model = kind()
     model.learn_one({"a": 1.0, "b": 2.0}, outcome_of(kind)[0])
     for value in (np.nan, None, np.inf, 1e300):
-        with pytest.raises(ValueError, match="feature 'b' is"):
+        with pytest.raises(ValueError, match=r"feature 'b' is.*in before a prediction"):
             model.predict_one({"a": 1.0, "b": value})
     by_place = kind().partial_fit(X, outcome_of(kind), **start_of(kind))
-    with pytest.raises(ValueError, match="feature 1 is nan"):
+    with pytest.raises(ValueError, match=r"feature 1 is nan.*in before a prediction"):
         by_place.predict_one([1.0, np.nan])
-    with pytest.raises(ValueError, match=r"X\[0, 1\] is 1e\+300"):
+    with pytest.raises(ValueError, match=r"X\[0, 1\] is 1e\+300.*must be at most"):
         by_place.predict([[1.0, 1e300]])
-    with pytest.raises(ValueError, match=r"X\[3, 0\] is -1e\+200"):
+    with pytest.raises(ValueError, match=r"X\[3, 0\] is -1e\+200.*must be at most"):
         kind().fit(np.where(np.arange(24)[:, None] == 3, [-1e200, 1.0], X), outcome_of(kind))
 
 
 @BOTH
 def test_dates_are_refused_and_missing_ones_are_missing(kind):
     frame = pd.DataFrame({"a": X[:, 0], "when": pd.date_range("2020-01-01", periods=24)})
-    with pytest.raises(TypeError, match=r"columns \['when'\]. Pass numbers, such as days"):
+    with pytest.raises(TypeError, match=r"columns \['when'\]. Pass numbers, such as days.*the first date"):
         kind().fit(frame, outcome_of(kind))
-    with pytest.raises(TypeError, match=r"feature 'when'.*days"):
+    with pytest.raises(TypeError, match=r"feature 'when'.*days.*since the first date"):
         kind().learn_one({"a": 1.0, "when": frame["when"][0]}, outcome_of(kind)[0])
     objects = kind().fit(X.astype(object), outcome_of(kind))
     np.testing.assert_array_equal(answers_of(objects, X), answers_of(kind().fit(X, outcome_of(kind)), X))
@@ -289,7 +289,7 @@ def test_classes_have_weights():
         mapped.learn_one(row, str(label))
     stream = OnlineClassifier().partial_fit(X, y, classes=["often", "rare"], sample_weight=weight)
     np.testing.assert_allclose(mapped.predict_proba(X)[:, ::-1], stream.predict_proba(X), rtol=1e-9)
-    with pytest.raises(ValueError, match="balanced"):
+    with pytest.raises(ValueError, match=r"balanced.*or give a mapping"):
         OnlineClassifier(class_weight="balanced").learn_one([1.0], "rare")
     with pytest.raises(ValueError, match="class_weight"):
         OnlineClassifier(class_weight="even").fit(X, y)
@@ -358,9 +358,9 @@ def test_frames_are_learned_as_their_rows(kind):
         [single.predict_one(r) for r in rest.to_dict("records")]
     )
     assert int(many.states_[0].rejected) == int(single.states_[0].rejected) == 1
-    with pytest.raises(TypeError, match="data frame"):
+    with pytest.raises(TypeError, match=r"data frame.*takes arrays"):
         many.learn_many(X, y)
-    with pytest.raises(ValueError, match="missing or infinite"):
+    with pytest.raises(ValueError, match=r"missing or infinite.*in before a prediction"):
         many.predict_many(frame)
 
 
@@ -372,22 +372,22 @@ def test_frames_whose_columns_have_no_names_are_read_in_their_order(kind):
         np.testing.assert_array_equal(model.predict_proba_many(frame), model.predict_proba(frame))
     else:
         np.testing.assert_array_equal(model.predict_many(frame), model.predict(frame))
-    with pytest.raises(ValueError, match="no names"):
+    with pytest.raises(ValueError, match=r"no names.*takes arrays"):
         model.learn_many(frame, outcome_of(kind))
     twice = pd.DataFrame(X, columns=["a", "a"])
     for call in (lambda: kind().learn_many(twice, outcome_of(kind)), lambda: kind().fit(twice, outcome_of(kind))):
         with pytest.raises(ValueError, match=r"\['a'\] stand twice"):
             call()
     named = pd.DataFrame(X, columns=["a", "b"])
-    with pytest.raises(ValueError, match=r"y has shape \(23,\); expected \(24,\)"):
+    with pytest.raises(ValueError, match=r"y has shape \(23,\); expected \(24,\).*one for each row"):
         kind().learn_many(named, outcome_of(kind)[:23])
 
 
 def test_dates_are_no_outcomes():
     days = pd.date_range("2020-01-01", periods=24)
-    with pytest.raises(TypeError, match=r"y must be real numbers.*days"):
+    with pytest.raises(TypeError, match=r"y must be real numbers.*days.*since the first date"):
         OnlineRegressor().fit(X, days)
-    with pytest.raises(TypeError, match=r"the outcome must be real numbers.*days"):
+    with pytest.raises(TypeError, match=r"the outcome must be real numbers.*days.*since the first date"):
         OnlineRegressor().learn_one(X[0], days[0])
 
 
@@ -408,7 +408,7 @@ def test_a_standard_deviation_of_one_prediction():
 def test_rejected_rows_are_told():
     y = PRICE.copy()
     y[3] = 1e300
-    with pytest.warns(nt.online.StreamWarning, match="1 of 24 rows were rejected"):
+    with pytest.warns(nt.online.StreamWarning, match=r"1 of 24 rows were rejected.*far from the others"):
         OnlineRegressor(rule=nt.online.ngvi()).fit(X, y)
 
 

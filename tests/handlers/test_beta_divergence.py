@@ -134,6 +134,7 @@ def test_jacobians_stay_as_they_are(x64):
     assert float(found) == pytest.approx(-want, rel=1e-10)
 
 
+@pytest.mark.full
 def test_a_grid_of_powers_under_vmap(x64):
     betas = jnp.array([0.1, 0.3, 0.5])
     found = jax.vmap(
@@ -254,6 +255,7 @@ def decorated(y):
     numpyro.sample("y", dist.Normal(numpyro.sample("loc", dist.Normal(0.0, 10.0)), 1.0), obs=y)
 
 
+@pytest.mark.full
 def test_a_decorated_model_is_pickled_by_its_name():
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert density_of(decorated, 0.4, Y) == pytest.approx(density_of(nt.robust(model, BETA, unit=1.0), 0.4, Y))
@@ -282,24 +284,24 @@ def unobserved(y):
 
 UNIT = {"beta": BETA, "unit": 1.0}
 REFUSED = {
-    "no unit": (lambda: nt.robust(model), "continuous data, whose density has a unit: pass unit="),
-    "a factor": (lambda: nt.robust(factor, **UNIT), "factor 'f' is no density"),
+    "no unit": (lambda: nt.robust(model), r"continuous data, whose density has a unit: pass unit=.*the data"),
+    "a factor": (lambda: nt.robust(factor, **UNIT), r"factor 'f' is no density.*factors as they are"),
     "another site": (lambda: nt.robust(model, {"y": 0.3, "x": 0.1}, unit=1.0), r"no sites \['x'\]"),
     "a unit of another site": (lambda: nt.robust(model, 0.3, unit={"y": 1.0, "x": 0.1}), r"no sites \['x'\]"),
-    "a site without beta": (lambda: nt.robust(model, {"loc": 0.3}, unit=1.0), "'y' has no beta"),
+    "a site without beta": (lambda: nt.robust(model, {"loc": 0.3}, unit=1.0), r"'y' has no beta.*it alone"),
     "no quadrature": (lambda: nt.robust(overdispersed), "'y' is NegativeBinomial2, whose power has neither"),
     "observed outside": (
         lambda: handlers.condition(nt.robust(unobserved, **UNIT), data={"later": 0.0}),
-        "'later' is observed by a handler outside of robust",
+        r"'later' is observed by a handler outside of robust.*data to the model",
     ),
     "summed out": (lambda: nt.robust(nt.marginalize(mixture), **UNIT), "latents are summed out"),
     "sums of losses": (lambda: nt.marginalize(nt.robust(mixture, **UNIT)), "sums over losses"),
-    "twice": (lambda: nt.robust(nt.temper(nt.robust(model, **UNIT)), **UNIT), "robust already"),
+    "twice": (lambda: nt.robust(nt.temper(nt.robust(model, **UNIT)), **UNIT), r"robust already.*one mapping"),
     "zero": (lambda: nt.robust(model, 0.0, unit=1.0), "beta must be positive and finite"),
     "negative": (lambda: nt.robust(model, {"y": -0.1}, unit=1.0), r"beta\['y'\] must be at least 0"),
-    "unit zero": (lambda: nt.robust(model, 0.1, unit=0.0), "unit must be positive"),
-    "NaN": (lambda: nt.robust(model, np.nan, unit=1.0), "beta must be positive"),
-    "empty": (lambda: nt.robust(model, {}, unit=1.0), "must go from site names"),
+    "unit zero": (lambda: nt.robust(model, 0.1, unit=0.0), r"unit must be positive.*and finite, got"),
+    "NaN": (lambda: nt.robust(model, np.nan, unit=1.0), r"beta must be positive.*and finite, got"),
+    "empty": (lambda: nt.robust(model, {}, unit=1.0), r"must go from site names.*to numbers, got"),
 }
 
 
@@ -312,7 +314,7 @@ def test_what_cannot_be_right_is_refused(name):
 
 def test_enumerated_latents_are_refused():
     enumerated = enum(config_enumerate(nt.robust(mixture, **UNIT)), first_available_dim=-2)
-    with pytest.raises(ValueError, match="enumerated local latent 'z'"):
+    with pytest.raises(ValueError, match=r"enumerated local latent 'z'.*distributions without such latents"):
         density_with_enumeration(enumerated, (Y,), {}, {"loc": jnp.asarray(0.4)})
 
 
@@ -320,7 +322,7 @@ def test_a_guide_that_keeps_another_model_is_refused():
     tempered = nt.robust(model, **UNIT)
     SVI(tempered, AutoLaplaceApproximation(tempered), numpyro.optim.Adam(0.1), Trace_ELBO()).init(KEY, Y)
     svi = SVI(tempered, AutoLaplaceApproximation(model), numpyro.optim.Adam(0.1), Trace_ELBO())
-    with pytest.raises(ValueError, match=r"AutoLaplaceApproximation keeps a model without beta = 0\.3"):
+    with pytest.raises(ValueError, match=r"AutoLaplaceApproximation keeps a model without beta = 0\.3.*is given"):
         svi.run(KEY, 2, Y, progress_bar=False)
 
 
@@ -425,5 +427,5 @@ def test_a_kink_is_where_that_of_the_density_is():
 @pytest.mark.parametrize("diagnostic", [nt.alpha.held_out(2), nt.alpha.loo()])
 def test_predictive_densities_of_a_loss_are_refused(diagnostic):
     task = Task(nt.robust(model, BETA, unit=1.0), KEY, (Y,), {})
-    with pytest.raises(ValueError, match=r"sites \['y'\] have a divergence for their loss"):
+    with pytest.raises(ValueError, match=r"sites \['y'\] have a divergence for their loss.*the losses of"):
         diagnostic.plan(KEY, task) if diagnostic.plan else diagnostic.decide(KEY, task, np.ones(1), None)

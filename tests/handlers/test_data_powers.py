@@ -137,15 +137,15 @@ def test_enumerated_parameters(x64):
         assert float(run(0.3)) == pytest.approx(-want, rel=1e-12)
     guide = AutoNormal(handlers.block(handlers.seed(switch, 0), hide=["k"]))
     svi = SVI(nt.temper(switch, WEIGHTS), guide, numpyro.optim.Adam(0.1), TraceEnum_ELBO())
-    with pytest.raises(ValueError, match=r"TraceEnum_ELBO takes one scale for all data.*NUTS"):
+    with pytest.raises(ValueError, match=r"TraceEnum_ELBO takes one scale for all data.*NUTS.*for local latents"):
         svi.evaluate(svi.init(jax.random.key(0), y), y)
 
 
 @pytest.mark.parametrize("alpha", [WEIGHTS[:3], WEIGHTS[:, None], np.ones((1, 4))], ids=lambda a: str(a.shape))
 def test_the_shape_is_that_of_the_data(alpha):
-    with pytest.raises(ValueError, match=r"alpha has shape .*site 'y' has data of shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"alpha has shape .*site 'y' has data of shape \(4,\).*by a mapping"):
         trace_of(nt.temper(normal, alpha))
-    with pytest.raises(ValueError, match="alpha has shape"):
+    with pytest.raises(ValueError, match=r"alpha has shape.*sites by a mapping"):
         trace_of(nt.temper(positive, {"y": alpha}), 0.4)
 
 
@@ -154,10 +154,10 @@ def test_what_has_no_datum_is_refused():
         normal()
         numpyro.factor("bonus", 0.3)
 
-    with pytest.raises(ValueError, match=r"factor 'bonus' is one number.*factors=False"):
+    with pytest.raises(ValueError, match=r"factor 'bonus' is one number.*factors=False.*terms of the prior"):
         trace_of(nt.temper(with_factor, WEIGHTS))
     assert trace_of(nt.temper(with_factor, WEIGHTS, factors=False))["bonus"]["scale"] is None
-    with pytest.raises(ValueError, match="local_plates need one alpha"):
+    with pytest.raises(ValueError, match=r"local_plates need one alpha.*mapping or an array"):
         nt.temper(normal, WEIGHTS, local_plates=["n"])
 
 

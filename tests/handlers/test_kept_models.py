@@ -69,7 +69,7 @@ def test_a_guide_on_the_untempered_model_is_refused(start, keeper):
     for target in (tempered, nt.temper(tempered, alpha=0.5), nt.temper(model, {"y": 0.1})):
         with pytest.raises(ValueError, match=rf"{keeper.__name__} keeps a model without alpha"):
             start(target, keeper(model), DATA)
-    with pytest.raises(ValueError, match=r"keeps a model without alpha = 0\.5"):
+    with pytest.raises(ValueError, match=r"keeps a model without alpha = 0\.5.*that SVI is given"):
         start(nt.temper(tempered, alpha=0.5), keeper(tempered), DATA)
     # Without a power nothing is lost.
     start(nt.temper(model, alpha=1.0), keeper(model), DATA)
@@ -134,7 +134,7 @@ def test_a_list_of_guides_is_looked_into(start):
     tempered = nt.temper(model, alpha=0.1)
     parts = AutoGuideList(tempered)
     parts.append(AutoLaplaceApproximation(model))
-    with pytest.raises(ValueError, match="keeps a model without alpha"):
+    with pytest.raises(ValueError, match=r"keeps a model without alpha.*that SVI is given"):
         start(tempered, parts, DATA)
 
 

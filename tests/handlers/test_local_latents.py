@@ -511,7 +511,9 @@ def test_guides_that_do_not_scale_are_refused(loss, computed):
     for guide in guides:
         with pytest.raises(ValueError, match=r"does not scale the local latent 'z'.*tempered\.guide\(guide\)"):
             refused(guide)
-    with pytest.raises(ValueError, match=r"scales the local latent 'z' by 0\.5 and the model by 0\.25"):
+    with pytest.raises(
+        ValueError, match=r"scales the local latent 'z' by 0\.5 and the model by 0\.25.*names the"
+    ):
         refused(tempered_model(0.5).guide(by_hand))
 
 
@@ -519,7 +521,7 @@ def test_a_wrapped_guide_with_an_untempered_model_is_refused():
     """The guide's sites would be scaled, and the model's not."""
     guide = tempered_model().guide(by_hand)
     for other in (nt.temper(model, ALPHA), nt.temper(model, 1.0, local_plates=["n"])):
-        with pytest.raises(ValueError, match="local latent 'z'"):
+        with pytest.raises(ValueError, match=r"local latent 'z'.*given, which names the"):
             Trace_ELBO().loss(KEY, {}, other, guide, jnp.asarray(X))
 
 
@@ -550,8 +552,8 @@ def test_a_plate_around_temper_is_seen_or_refused(x64):
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"alpha": 0.0}, ValueError, "alpha = 0 leaves local latents without a target"),
-        ({"alpha": {"x": 0.5}}, ValueError, "one alpha for all sites"),
+        ({"alpha": 0.0}, ValueError, r"alpha = 0 leaves local latents without a target.*take alpha"),
+        ({"alpha": {"x": 0.5}}, ValueError, r"one alpha for all sites.*mapping or an array"),
         ({"alpha": 0.5, "local_plates": "n"}, TypeError, "collection of plate names"),
     ],
 )
@@ -621,7 +623,7 @@ class Looks(MCMCKernel):
 def test_any_kernel_of_mcmc_warns():
     mcmc = MCMC(Looks(), num_warmup=1, num_samples=1, progress_bar=False)
     with (
-        pytest.warns(UserWarning, match="MCMC samples the local latent 'z'"),
+        pytest.warns(UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"),
         pytest.raises(StopAsyncIteration, match="looked"),
     ):
         mcmc.run(KEY, X[:3])
@@ -630,7 +632,7 @@ def test_any_kernel_of_mcmc_warns():
 @pytest.mark.full
 def test_mcmc_warns():
     mcmc = MCMC(NUTS(tempered_model()), num_warmup=1, num_samples=1, progress_bar=False)
-    with pytest.warns(UserWarning, match="MCMC samples the local latent 'z'"):
+    with pytest.warns(UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"):
         mcmc.run(KEY, jnp.asarray(X[:3]))
 
 

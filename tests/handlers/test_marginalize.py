@@ -764,7 +764,9 @@ def test_known_answer_two_gaussians(x64):
     right = prior_of_loc(LOC) + ALPHA * mixture_of(X, LOC).sum()
     assert nuts_target(tempered(mixture), GIVEN, x) == pytest.approx(right, rel=1e-12)
     marked = nt.temper(config_enumerate(mixture), ALPHA)
-    with pytest.raises(ValueError, match=r"enumerated local latent 'z'.*temper\(marginalize\(model\)"):
+    with pytest.raises(
+        ValueError, match=r"enumerated local latent 'z'.*temper\(marginalize\(model\).*declare it"
+    ):
         nuts_target(marked, GIVEN, x)
 
 
@@ -780,7 +782,9 @@ def test_known_answer_two_gaussians_and_the_naive_powers(x64):
     assert nuts_target(scale_sites(marked, ["x"]), GIVEN, x) == pytest.approx(inside, rel=1e-12)
     assert nuts_target(scale_sites(marked, ["x", "z"]), GIVEN, x) == pytest.approx(both, rel=1e-12)
     assert min(abs(right - inside), abs(right - both), abs(inside - both)) > 0.1
-    with pytest.raises(ValueError, match=r"enumerated local latent 'z'.*temper\(marginalize\(model\)"):
+    with pytest.raises(
+        ValueError, match=r"enumerated local latent 'z'.*temper\(marginalize\(model\).*declare it"
+    ):
         nuts_target(nt.temper(marked, ALPHA), GIVEN, x)
 
 
@@ -1010,7 +1014,7 @@ def test_powers_by_site(x64):
     model = tempered(several_sites, {"a+b": 0.2, "c": 0.7})
     want = prior_of_loc(LOC) + 0.2 * both_sites(X, B, LOC).sum() + 0.7 * normal(X, LOC[0]).sum()
     assert density(model, GIVEN, *args) == pytest.approx(want, rel=1e-12)
-    with pytest.raises(ValueError, match=r"'a\+b'"):
+    with pytest.raises(ValueError, match=r"'a\+b'.*that are not tempered"):
         density(tempered(several_sites, {"a": 0.2, "b": 0.2, "c": 0.7}), GIVEN, *args)
 
 
@@ -1072,7 +1076,7 @@ def test_data_outside_of_the_plate_of_their_latents_are_refused():
     refused(
         tempered(long_format),
         np.ones(5),
-        match=r"'x' depends on the local discrete 'z' and is outside of its plates",
+        match=r"'x' depends on the local discrete 'z' and is outside of its plates.*own by an index",
     )
 
 
@@ -1081,7 +1085,7 @@ def test_inside_of_a_plate_is_refused():
         with numpyro.plate("outer", 3, dim=-2):
             nt.marginalize(mixture)(x)
 
-    refused(outer, X, match=r"inside of the plates \['outer'\]")
+    refused(outer, X, match=r"inside of the plates \['outer'\].*around the whole model")
 
 
 def test_deterministic_sites_that_depend_on_the_latents_are_left_out():
@@ -1238,10 +1242,10 @@ def without_history(y):
 REFUSED = pytest.mark.parametrize(
     ("model", "match"),
     [
-        (continuous_between, "latent 'u' depends on the local discrete"),
-        (infinite, "'z' is a Poisson, whose values cannot be enumerated"),
+        (continuous_between, r"latent 'u' depends on the local discrete.*no data at all"),
+        (infinite, r"'z' is a Poisson, whose values cannot be enumerated.*can be summed out"),
         (scaled_inside, r"handlers\.scale.*around marginalize"),
-        (partly_observed, "'x_unobserved' depends on"),
+        (partly_observed, r"'x_unobserved' depends on.*no data at all"),
         (total_of_the_latents, "total"),
         (values_that_do_not_start_at_zero, "'z' is a DiscreteUniform: only latents with values 0, 1"),
         (reversed_hmm, "reverse"),
@@ -1326,13 +1330,13 @@ def test_a_global_discrete_latent_stays(k, x64):
 
 def test_nuts_would_enumerate_the_global_one():
     kernel = NUTS(tempered(with_a_global_one))
-    with pytest.raises(ValueError, match=r"'k' is outside of the plates.*DiscreteHMCGibbs"):
+    with pytest.raises(ValueError, match=r"'k' is outside of the plates.*DiscreteHMCGibbs.*body of the scan"):
         jax.eval_shape(lambda: kernel.init(KEY, 1, None, (own(X),), {}) and None)
 
 
 @pytest.mark.full
 def test_a_run_of_nuts_would_enumerate_the_global_one():
-    with pytest.raises(ValueError, match=r"'k' is outside of the plates.*DiscreteHMCGibbs"):
+    with pytest.raises(ValueError, match=r"'k' is outside of the plates.*DiscreteHMCGibbs.*body of the scan"):
         MCMC(NUTS(tempered(with_a_global_one)), num_warmup=1, num_samples=1, progress_bar=False).run(
             KEY, jnp.asarray(X)
         )
@@ -1414,7 +1418,7 @@ def test_data_conditioned_inside(x64):
 def test_data_conditioned_outside_are_refused(alpha):
     """The latents are out of reach by then: the data would be observed at a draw of them."""
     outside = handlers.condition(tempered(mixture, alpha), data={"x": jnp.asarray(X)})
-    with pytest.raises(ValueError, match="condition"):
+    with pytest.raises(ValueError, match=r"condition.*data to the model"):
         density(outside, GIVEN)
 
 
@@ -1669,7 +1673,7 @@ def test_funsor_is_asked_for_by_name(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "funsor", None)
     names = []
-    with pytest.raises(ImportError, match=r"pip install funsor"):
+    with pytest.raises(ImportError, match=r"pip install funsor.*with its extra enum"):
         jax.eval_shape(lambda: trace_of(nt.marginalize(mixture), own(X)) and None)
     # Models without local discrete latents need none.
     without = nt.marginalize(lambda x: same_by_numpyro(x, None))

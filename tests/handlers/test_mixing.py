@@ -76,7 +76,7 @@ def test_elements_on_their_own_are_summed(name, x64):
 
 def test_mixing_of_other_values_than_the_first_is_seen():
     model = model_of(lambda z: (z == 3).sum(-1, keepdims=True) + z, dist.Categorical(jnp.full(4, 0.25)))
-    with pytest.raises(ValueError, match="at other elements"):
+    with pytest.raises(ValueError, match=r"at other elements.*the latents by DiscreteHMCGibbs"):
         density(nt.marginalize(model), GIVEN, jnp.asarray(Y))
 
 
@@ -87,7 +87,7 @@ def test_a_latent_that_depends_on_another_plate_element_is_refused():
             w = numpyro.sample("w", dist.Bernoulli(0.2 + 0.5 * jnp.roll(z, 1, -1)))
             numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match="site 'w' at one element of plate 'n'"):
+    with pytest.raises(ValueError, match=r"site 'w' at one element of plate 'n'.*latents by DiscreteHMCGibbs"):
         density(nt.marginalize(model), {}, jnp.asarray(Y))
 
 
@@ -165,7 +165,7 @@ def test_a_declared_parameter_whose_elements_are_mixed_is_refused():
         set_up(nt.temper(cumulated, 0.3, discrete_parameters=["k"]), jnp.asarray(Y))
     with pytest.raises(ValueError, match=r"no sites \['kk'\], which discrete_parameters names"):
         trace_of(nt.temper(cumulated, 0.3, discrete_parameters=["k", "kk"]), jnp.asarray(Y))
-    with pytest.raises(TypeError, match="discrete_parameters must be a collection"):
+    with pytest.raises(TypeError, match=r"discrete_parameters must be a collection.*of names, got"):
         nt.temper(cumulated, 0.3, discrete_parameters="k")
 
 

@@ -38,9 +38,9 @@ def test_what_is_observed_outside_is_refused(x64):
     for model in (strict, decorated):
         with pytest.raises(ValueError, match=r"site 'y' is observed by a handler outside.*temper\(condition"):
             density(handlers.condition(model, data=DATA), {"theta": 0.7})
-        with pytest.raises(ValueError, match="'theta' is observed by a handler outside"):
+        with pytest.raises(ValueError, match=r"'theta' is observed by a handler outside.*all of this pass"):
             trace_of(handlers.condition(model, data={"theta": 0.7}))
-    with pytest.raises(ValueError, match=r"handler outside.*handlers.substitute.*strict=False"):
+    with pytest.raises(ValueError, match=r"handler outside.*handlers.substitute.*strict=False.*of this pass"):
         MCMC(NUTS(handlers.condition(strict, data=DATA)), num_warmup=1, num_samples=1).run(jax.random.key(0))
     # Nothing is lost at the power 1.
     outside = handlers.condition(nt.temper(unobserved, alpha=1.0), data=DATA)

@@ -119,6 +119,7 @@ def private_uses(path):
             yield ast.unparse(node)
 
 
+@pytest.mark.full
 def test_no_other_module_uses_one():
     assert not {str(path): uses for path in MODULES if (uses := list(private_uses(path)))}
 

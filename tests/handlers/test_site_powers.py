@@ -88,7 +88,7 @@ def test_every_likelihood_site_must_be_named():
     with pytest.raises(ValueError, match=r"observed site 'current' has no alpha.*\['historical'\].*1\.0"):
         trace_of(model)
     # The names are those seen from the handler.
-    with pytest.raises(ValueError, match="'a/historical' has no alpha"):
+    with pytest.raises(ValueError, match=r"'a/historical' has no alpha.*that are not tempered"):
         trace_of(nt.temper(handlers.scope(two_studies, prefix="a"), {"historical": 0.3, "current": 1.0}))
     outside = handlers.scope(nt.temper(two_studies, {"historical": 0.3, "current": 1.0}), prefix="a")
     assert trace_of(outside)["a/historical"]["scale"] == 0.3
@@ -96,7 +96,7 @@ def test_every_likelihood_site_must_be_named():
 
 def test_a_name_that_the_model_does_not_have_is_refused():
     model = nt.temper(two_studies, {"historical": 0.3, "current": 1.0, "historic": 0.5})
-    with pytest.raises(ValueError, match=r"no sites \['historic'\]"):
+    with pytest.raises(ValueError, match=r"no sites \['historic'\].*are factors"):
         trace_of(model)
 
 
@@ -134,7 +134,7 @@ def test_each_power_must_be_finite_and_real(alpha):
 
 
 def test_a_mapping_goes_with_one_alpha_only_where_that_is_meant():
-    with pytest.raises(ValueError, match="local_plates"):
+    with pytest.raises(ValueError, match=r"local_plates.*mapping or an array"):
         nt.temper(two_studies, {"historical": 0.3, "current": 1.0}, local_plates=["n"])
 
 
@@ -148,7 +148,7 @@ def test_a_named_site_that_is_observed_outside_is_refused():
     with pytest.raises(ValueError, match=r"'historical' is observed by a handler outside.*temper\(condition"):
         trace_of(handlers.condition(tempered, data={"historical": 1.0}))
     # Under another name as well.
-    with pytest.raises(ValueError, match="observed by a handler outside"):
+    with pytest.raises(ValueError, match=r"observed by a handler outside.*all of this pass"):
         trace_of(handlers.condition(handlers.scope(tempered, prefix="a"), data={"a/historical": 1.0}))
     # Nothing is lost where its power is 1, nor where a latent is conditioned on, as Gibbs kernels do.
     one = nt.temper(model, {"historical": 1.0, "current": 0.3})
@@ -179,7 +179,7 @@ def test_obs_mask_names_the_observed_part(x64):
         theta = numpyro.sample("theta", dist.Normal(0.5, 2.0))
         numpyro.sample("y", dist.Normal(theta, 1.5), obs=OLD, obs_mask=np.array([True, False, True]))
 
-    with pytest.raises(ValueError, match="'y_observed' has no alpha"):
+    with pytest.raises(ValueError, match=r"'y_observed' has no alpha.*that are not tempered"):
         trace_of(nt.temper(model, {"y": 0.3}))
     assert trace_of(nt.temper(model, {"y_observed": 0.3}))["y_observed"]["scale"] == 0.3
 

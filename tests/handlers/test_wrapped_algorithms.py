@@ -87,12 +87,12 @@ def start(target, guide, kind=SVI):
 @pytest.mark.usefixtures("wrapped")
 def test_a_wrapped_svi_refuses_a_guide_on_the_untempered_model(kind):
     tempered = nt.temper(simple, alpha=ALPHA)
-    with pytest.raises(ValueError, match="AutoLaplaceApproximation keeps a model without alpha"):
+    with pytest.raises(ValueError, match=r"AutoLaplaceApproximation keeps a model without alpha.*SVI is given"):
         start(tempered, AutoLaplaceApproximation(simple), kind)
     start(tempered, AutoLaplaceApproximation(tempered), kind)
     start(tempered, AutoNormal(simple), kind)
     # A guard has no memory of other guides.
-    with pytest.raises(ValueError, match="keeps a model without alpha"):
+    with pytest.raises(ValueError, match=r"keeps a model without alpha.*that SVI is given"):
         start(tempered, AutoLaplaceApproximation(simple), kind)
 
 
@@ -128,9 +128,9 @@ def local(y):
 def test_local_latents_warn_where_their_potential_is_the_target():
     tempered = nt.temper(local, alpha=ALPHA, local_plates=["n"])
     y = jnp.asarray(Y)
-    with pytest.warns(UserWarning, match="MCMC samples the local latent 'z'"):
+    with pytest.warns(UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"):
         jax.eval_shape(lambda: potential_energy(tempered, (y,), {}, {"z": y}))
-    with pytest.warns(UserWarning, match="MCMC samples the local latent 'z'"):
+    with pytest.warns(UserWarning, match=r"MCMC samples the local latent 'z'.*fit it by SVI"):
         jax.eval_shape(lambda: initialize_model(KEY, tempered, model_args=(y,)).param_info)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -202,7 +202,7 @@ def test_wrapped_primitives_tell_jacobians_from_factors(monkeypatch, x64):
 
 
 def test_a_call_stack_without_numpyro_is_refused():
-    with pytest.raises(RuntimeError, match="shows no apply_stack"):
+    with pytest.raises(RuntimeError, match=r"shows no apply_stack.*compiled, or newer than"):
         effects.is_inside_a_handler()
 
 
@@ -219,7 +219,11 @@ def test_a_guide_on_the_untempered_model_is_refused_by_a_loss_alone(kind):
         def loss(keeper=keeper):
             return kind().loss(KEY, params, tempered, keeper, y)
 
-        with pytest.raises(ValueError, match="keeps a model without alpha") if refused else nullcontext():
+        with (
+            pytest.raises(ValueError, match=r"keeps a model without alpha.*is given")
+            if refused
+            else nullcontext()
+        ):
             jax.eval_shape(loss)
 
 

@@ -120,10 +120,10 @@ def test_sizes_need_gates_that_are_equally_likely(key):
 
     for model in (lambda x, y: linear(x, y, np.array([0.1] * 5 + [0.2])), learned):
         fit = given_fit()._replace(model=nt.temper(model, ALPHA))
-        with pytest.raises(ValueError, match="one fixed probability for all weights"):
+        with pytest.raises(ValueError, match=r"one fixed probability for all weights.*not equally likely"):
             given_size(fit)
     for size in (0, 7):
-        with pytest.raises(ValueError, match="num_weights"):
+        with pytest.raises(ValueError, match=r"num_weights.*be an integer from"):
             nt.round_and_refit(key, given_fit(), num_weights=size)
 
 
@@ -243,7 +243,7 @@ def test_fit_support_refuses(key):
     x, y = data()
     with pytest.raises(TypeError, match="takes an AutoSpikeAndSlab guide, got AutoNormal"):
         nt.fit_support(key, lambda x, y: None, AutoNormal, x, y)
-    with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away"):
+    with pytest.raises(ValueError, match=r"site 'w' starts .* of its slab away.*the prior, such as"):
         nt.fit_support(key, linear, nt.guides.AutoSpikeAndSlab, x, y, unit=1e-3)
     for options in ({"num_steps": 0}, {"step_size": 0.0}, {"num_weights": 7}, {"alpha": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):

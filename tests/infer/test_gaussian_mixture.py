@@ -236,23 +236,23 @@ def test_improper_and_kinked_priors():
 def test_what_is_refused(fit):
     call = functools.partial(nt.fit_gaussian, jax.random.key(0), two_modes)
     y = jnp.asarray(4.0)
-    with pytest.raises(ValueError, match="num_components must be"):
+    with pytest.raises(ValueError, match=r"num_components must be.*integer of at least"):
         call(AutoNormal, y, num_components=0)
-    with pytest.raises(ValueError, match="method is of a single Gaussian, got num_components = 2"):
+    with pytest.raises(ValueError, match=r"method is of a single Gaussian, got num_components = 2.*Leave it out"):
         call(AutoNormal, y, num_components=2, method=nt.descent.natural_gradient())
-    with pytest.raises(ValueError, match="expectation is of a single Gaussian"):
+    with pytest.raises(ValueError, match=r"expectation is of a single Gaussian.*draws. Leave it out"):
         call(AutoNormal, y, num_components=2, expectation=nt.expectations.monte_carlo())
     with pytest.raises(ValueError, match="num_components must be an integer of at least 1, got 0"):
         nt.guides.AutoGaussianMixture(two_modes, num_components=0)
     with pytest.raises(TypeError, match="AutoLowRankMultivariateNormal"):
         call(AutoLowRankMultivariateNormal, y, num_components=2)
-    with pytest.raises(ValueError, match="num_draws must be even and at least 4"):
+    with pytest.raises(ValueError, match=r"num_draws must be even and at least 4.*not tell a covariance"):
         call(AutoMultivariateNormal, y, num_components=2, num_draws=2)
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match=r"NaN.*mask them, by numpyro.handlers.mask"):
         call(AutoNormal, jnp.asarray(jnp.nan), num_components=2)
     with pytest.raises(ValueError, match="take fit_gaussian"):
         nt.fit_svi(jax.random.key(0), two_modes, nt.guides.AutoGaussianMixture, y)
-    with pytest.raises(ValueError, match="init_scale"):
+    with pytest.raises(ValueError, match=r"init_scale.*must be positive, got"):
         nt.guides.AutoGaussianMixture(two_modes, init_scale=0.0)
 
 

@@ -167,6 +167,7 @@ def test_two_runs_equal_one_in_single_precision(expectation):
     np.testing.assert_allclose(state.cumulative.expected, run_losses.expected.sum(), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_the_key_decides_the_draws(x64):
     x, y = one_hot_stream()
     vi, state, _ = half_run(DRAWS)
@@ -230,6 +231,7 @@ def test_powers_under_vmap_end_at_their_tempered_posteriors(x64):
     np.testing.assert_allclose(losses.at_mean[0], -stats.norm.logpdf(y, x @ LOC, NOISE), rtol=1e-12)
 
 
+@pytest.mark.full
 def test_one_batch_is_one_round(x64):
     x, y = one_hot_stream()
     vi = shared(HALF)
@@ -565,7 +567,7 @@ def test_a_prior_of_another_shape_is_refused(x64):
     longer = shared(HALF).init(KEY, x[:1], y[:1])
     fit = fit_of(AutoNormal, linear, (x[:1], y[:1]), params_of(AutoNormal, MeanField(LOC, SCALE)))
     for prior in (longer, fit):
-        with pytest.raises(ValueError, match="names and shapes"):
+        with pytest.raises(ValueError, match=r"names and shapes.*must agree"):
             vi.init(KEY, *data, prior=prior)
     with pytest.raises(TypeError, match="got dict"):
         vi.init(KEY, *data, prior={"loc": 0.0})
@@ -574,7 +576,7 @@ def test_a_prior_of_another_shape_is_refused(x64):
 def test_a_fit_that_is_no_gaussian_is_refused(x64):
     x, y = one_hot_stream()
     fit = fit_of(AutoDelta, linear, (x[:1], y[:1]), {"theta_auto_loc": LOC})
-    with pytest.raises(TypeError, match="AutoDelta is not a Gaussian"):
+    with pytest.raises(TypeError, match=r"AutoDelta is not a Gaussian.*AutoNormal or AutoMultivariateNormal"):
         shared(HALF).init(KEY, x[:1], y[:1], prior=fit)
 
 
@@ -680,11 +682,11 @@ PAIR = (np.ones(2), np.zeros(2))
 @pytest.mark.parametrize(
     ("model", "expectation", "data", "match"),
     [
-        (subsampling, DRAWS, PAIR, "'rows' subsamples 2 of 10"),
-        pytest.param(subsampling, ETA, PAIR, "'rows' subsamples 2 of 10", marks=pytest.mark.full),
-        (joint, ETA, PAIR[:1], "no observed site"),
-        pytest.param(joint, DRAWS, PAIR[:1], "no observed site", marks=pytest.mark.full),
-        (unnamed, ETA, PAIR, r"no deterministic site 'eta' \(it has \['mu'\]\)"),
+        (subsampling, DRAWS, PAIR, r"'rows' subsamples 2 of 10.*data that stay take"),
+        pytest.param(subsampling, ETA, PAIR, r"'rows' subsamples 2 of 10.*stay take", marks=pytest.mark.full),
+        (joint, ETA, PAIR[:1], r"no observed site.*that it conditions on"),
+        pytest.param(joint, DRAWS, PAIR[:1], r"no observed site.*it conditions on", marks=pytest.mark.full),
+        (unnamed, ETA, PAIR, r"no deterministic site 'eta' \(it has \['mu'\]\).*the linear predictor by"),
         (mismatched, ETA, PAIR, r"'y' has log-probabilities of shape \(2,\), predictor 'eta' has shape \(\)"),
         (joint, ETA, PAIR, r"'y' has log-probabilities of shape \(\), predictor 'eta' has shape \(2,\)"),
     ],
@@ -697,7 +699,7 @@ def test_models_that_do_not_fit_raise_in_init(model, expectation, data, match, x
 def test_a_likelihood_with_another_latent_beside_the_predictor_is_refused(x64):
     guide = AutoOnlineDiagonalNormal(noisy)
     vi = nt.OnlineVI(noisy, guide, NGVI, ETA)
-    with pytest.raises(ValueError, match="other than through predictor 'eta'"):
+    with pytest.raises(ValueError, match=r"other than through predictor 'eta'.*at their prior. Use"):
         vi.init(KEY, *PAIR)
     # Draws of the whole parameter see both.
     nt.OnlineVI(noisy, guide, NGVI, DRAWS).init(KEY, *PAIR)
@@ -705,7 +707,7 @@ def test_a_likelihood_with_another_latent_beside_the_predictor_is_refused(x64):
 
 def test_wrong_parts_raise_when_they_are_put_together():
     rule = nt.online.ngvi()
-    with pytest.raises(TypeError, match="bare loss"):
+    with pytest.raises(TypeError, match=r"bare loss.*by nt.online.run, or take"):
         nt.OnlineVI(logistic, AutoOnlineDiagonalNormal, rule, hinge())
     for guide in (AutoNormal, AutoNormal(logistic), AutoDiagonalNormal, lambda x, y: None):
         with pytest.raises(TypeError, match="AutoOnlineDiagonalNormal"):
@@ -716,11 +718,11 @@ def test_init_comes_first_and_outside_of_transformations(x64):
     x, y = logistic_stream()
     vi = online(logistic)
     state = shared(logistic).init(KEY, x[:1], y[:1])
-    with pytest.raises(ValueError, match=r"OnlineVI\.init before"):
+    with pytest.raises(ValueError, match=r"OnlineVI\.init before.*run with a key"):
         vi.update(state, x[:1], y[:1])
-    with pytest.raises(ValueError, match="outside of jit"):
+    with pytest.raises(ValueError, match=r"outside of jit.*run can be transformed"):
         jax.jit(lambda x, y: vi.init(KEY, x, y))(x[:1], y[:1])
-    with pytest.raises(ValueError, match="outside of jit"):
+    with pytest.raises(ValueError, match=r"outside of jit.*run can be transformed"):
         jax.jit(lambda key: vi.init(key, x[:1], y[:1]))(KEY)
     # The failed attempts left nothing behind.
     assert vi.guide.prototype_trace is None
@@ -731,7 +733,7 @@ def test_init_comes_first_and_outside_of_transformations(x64):
 def test_failed_attempts_leave_nothing_behind():
     x, y = logistic_stream()
     vi = online(logistic)
-    with pytest.raises(ValueError, match="outside of jit"):
+    with pytest.raises(ValueError, match=r"outside of jit.*run can be transformed"):
         jax.jit(lambda x, y: vi.init(KEY, x, y))(x, y)
     vi.update(vi.init(KEY, x, y), x, y)
 
@@ -740,7 +742,7 @@ def test_streams_without_rounds_or_of_different_lengths_are_refused():
     x, y = logistic_stream()
     vi = shared(logistic)
     for bad in ((x[:0], y[:0]), (x[:3], y[:2])):
-        with pytest.raises(ValueError, match="one common leading axis"):
+        with pytest.raises(ValueError, match=r"one common leading axis.*model or the loss"):
             vi.run(KEY, *bad)
 
 
@@ -980,7 +982,7 @@ def test_a_grid_of_alphas_runs_under_vmap():
 
 
 def test_a_guide_of_another_model_is_refused():
-    with pytest.raises(ValueError, match="built on another model"):
+    with pytest.raises(ValueError, match=r"built on another model.*it on this one"):
         nt.OnlineVI(linear, nt.guides.AutoOnlineDiagonalNormal(lambda x, y: affine(x, y, 5.0)), nt.online.ngvi())
 
 
@@ -996,9 +998,9 @@ def test_prior_terms_are_refused(x64):
         numpyro.sample("y", dist.Normal(angle, 1.0), obs=y)
 
     unwrapped = handlers.reparam(circular, config={"angle": CircularReparam()})
-    with pytest.raises(ValueError, match="is it improper"):
+    with pytest.raises(ValueError, match=r"is it improper.*start at the prior"):
         online(unwrapped, DRAWS).init(KEY, 0.5)
-    with pytest.raises(ValueError, match=r"\['ridge'\] are prior terms"):
+    with pytest.raises(ValueError, match=r"\['ridge'\] are prior terms.*it the model without"):
         online(nt.temper(ridge, alpha=1.0, factors=False), DRAWS).init(KEY, 0.5)
 
 
@@ -1034,7 +1036,7 @@ def test_a_state_as_prior_goes_by_name(x64):
     for ours, theirs in zip(start.posterior, posterior, strict=True):
         by_name = dict(zip((name for name, _ in start.layout.sites), np.asarray(ours), strict=True))
         assert (by_name["u"], by_name["v"]) == tuple(theirs)
-    with pytest.raises(ValueError, match="names and shapes"):
+    with pytest.raises(ValueError, match=r"names and shapes.*must agree"):
         online(vw, DRAWS).init(KEY, 3.0, prior=state)
 
 
@@ -1097,9 +1099,9 @@ def test_local_latents_and_params_are_refused(x64):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(theta, numpyro.param("noise", 1.0)), obs=y)
 
-    with pytest.raises(ValueError, match=r"\['z'\] have one value for each datum"):
+    with pytest.raises(ValueError, match=r"\['z'\] have one value for each datum.*them a leading axis"):
         nt.OnlineVI(local, AutoOnlineDiagonalNormal, nt.online.ngvi()).run(KEY, np.arange(4.0))
-    with pytest.raises(ValueError, match=r"params \['noise'\]"):
+    with pytest.raises(ValueError, match=r"params \['noise'\].*or fit them by"):
         nt.OnlineVI(with_param, AutoOnlineDiagonalNormal, nt.online.ngvi()).init(KEY, 0.5)
 
 
@@ -1113,9 +1115,9 @@ def test_rows_that_mix_are_refused(x64):
     x, y = one_hot_stream()
     vi = online(centred)
     state = vi.init(KEY, x[:1], y[:1])
-    with pytest.raises(ValueError, match="the predictor of another"):
+    with pytest.raises(ValueError, match=r"the predictor of another.*one by one. Use"):
         vi.update(state, x, y)
-    with pytest.raises(ValueError, match="broadcast against each other"):
+    with pytest.raises(ValueError, match=r"broadcast against each other.*Give them one shape"):
         online(linear, DRAWS).init(KEY, x, y[:, None])
 
 

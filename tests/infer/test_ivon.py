@@ -389,15 +389,15 @@ def test_params_without_a_scale_are_refused():
 
     guide = AutoNormal(model)
     svi = SVI(model, guide, nt.optim.IVON(guide), Trace_ELBO())
-    with pytest.raises(ValueError, match=r"also params \['centre'\]: give those a prior"):
+    with pytest.raises(ValueError, match=r"also params \['centre'\]: give those a prior.*of numpyro\.optim"):
         svi.init(jax.random.key(0), 1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_data": 0.0}, "num_data must be positive"),
-        ({"num_data": 1.0, "alpha": -1.0}, "alpha must be at least 0"),
+        ({"num_data": 0.0}, r"num_data must be positive.*and finite, got"),
+        ({"num_data": 1.0, "alpha": -1.0}, r"alpha must be at least 0.*and finite, got"),
         ({"num_data": 1.0, "b1": 1.0}, r"b1 must be in \[0, 1\)"),
         ({"num_data": 1.0, "b2": 1.5}, r"b2 must be in \[0, 1\)"),
         ({"num_data": 1.0, "prior_precision": {"w": -1.0}}, "prior_precision must be at least 0"),
@@ -415,7 +415,7 @@ def test_an_update_needs_its_draw():
     state = optimiser.init(jnp.zeros(2))
     with pytest.raises(ValueError, match=r"weights=nt.optim.sample_ivon\(rng_key, params, state\)"):
         optimiser.update(jnp.ones(2), state, jnp.zeros(2))
-    with pytest.raises(ValueError, match="state of one scale_by_ivon, got 0"):
+    with pytest.raises(ValueError, match=r"state of one scale_by_ivon, got 0.*a tuple of length"):
         nt.optim.sample_ivon(jax.random.key(0), jnp.zeros(2), optax.adam(0.1).init(jnp.zeros(2)))
 
 

@@ -301,7 +301,7 @@ def test_guides_that_are_no_gaussian_are_refused(guide, mean_field):
 def test_other_arguments_are_refused(mean_field):
     with pytest.raises(TypeError, match="takes a TemperedFit of fit_svi or fit_gaussian, got int"):
         nt.linear_response(KEY, 1)
-    with pytest.raises(TypeError, match="rng_key must be a key"):
+    with pytest.raises(TypeError, match=r"rng_key must be a key.*the call is"):
         nt.linear_response(mean_field, KEY)
     with pytest.raises(TypeError, match="expectation must be a Expectation"):
         nt.linear_response(KEY, mean_field, expectation="eta")
@@ -309,7 +309,6 @@ def test_other_arguments_are_refused(mean_field):
         nt.linear_response(KEY, mean_field, num_draws=3)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

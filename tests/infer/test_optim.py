@@ -180,7 +180,7 @@ def test_fisher_curvature_is_an_argument_of_the_loss(x64):
     # E[l'²] = ((y - m)² + v) / noise⁴, of which the slope in the scale is the scale's share.
     gain = ((VALUES[0] - LOC[0]) ** 2 + SCALE[0] ** 2) / NOISE**4
     np.testing.assert_allclose(slopes["auto_scale"], [[SCALE[0] * gain, 0.0]], rtol=1e-10, atol=1e-12)
-    with pytest.raises(ValueError, match="curvature"):
+    with pytest.raises(ValueError, match=r"curvature.*must be one of"):
         nt.ExpectedNLL(curvature="gauss")
 
 
@@ -246,24 +246,24 @@ def with_param(x, y=None):
 
 def test_extra_params_are_refused(x64):
     x, y = stream()
-    with pytest.raises(ValueError, match=r"also the params \['bias'\]"):
+    with pytest.raises(ValueError, match=r"also the params \['bias'\].*or fit them by"):
         route(with_param, nt.optim.NGVI).init(KEY, x[:1], y[:1])
 
 
 @pytest.mark.parametrize("guide", [AutoDiagonalNormal(linear), AutoNormal(linear), linear, None], ids=type)
 def test_optimisers_take_their_own_guide(guide):
     for optim in (nt.optim.NGVI, lambda g: nt.optim.SVA(g, 0.1), lambda g: nt.optim.SVB(g, 0.1)):
-        with pytest.raises(TypeError, match="AutoOnlineDiagonalNormal"):
+        with pytest.raises(TypeError, match=r"AutoOnlineDiagonalNormal.*for other online guides"):
             optim(guide)
 
 
 def test_the_loss_takes_its_own_guide():
-    with pytest.raises(TypeError, match="AutoOnlineMultivariateNormal, got AutoDiagonalNormal"):
+    with pytest.raises(TypeError, match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides"):
         nt.ExpectedNLL().loss(KEY, {}, linear, AutoDiagonalNormal(linear), *stream())
 
 
 def test_a_bare_loss_is_refused():
-    with pytest.raises(TypeError, match="bare loss"):
+    with pytest.raises(TypeError, match=r"bare loss.*by nt.online.run, or take"):
         nt.ExpectedNLL(squared()).loss(KEY, {}, linear, AutoOnlineDiagonalNormal(linear), *stream())
 
 
@@ -272,7 +272,7 @@ def test_svi_on_the_loss_takes_its_own_guide(x64):
     x, y = stream()
     svi = SVI(linear, AutoDiagonalNormal(linear), numpyro.optim.Adam(0.1), nt.ExpectedNLL())
     state = svi.init(KEY, x[:1], y[:1])
-    with pytest.raises(TypeError, match="AutoOnlineMultivariateNormal, got AutoDiagonalNormal"):
+    with pytest.raises(TypeError, match=r"AutoOnlineMultivariateNormal, got AutoDiagonalNormal.*online guides"):
         svi.update(state, x[:1], y[:1])
 
 
@@ -281,7 +281,7 @@ def test_svi_on_a_bare_loss_is_refused(x64):
     x, y = stream()
     svi = route(linear, nt.optim.NGVI, nt.ExpectedNLL(squared()))
     state = svi.init(KEY, x[:1], y[:1])
-    with pytest.raises(TypeError, match="bare loss"):
+    with pytest.raises(TypeError, match=r"bare loss.*by nt.online.run, or take"):
         svi.update(state, x[:1], y[:1])
 
 
@@ -331,7 +331,7 @@ def test_subclasses_of_the_loss_pass(x64):
     # One evaluation does not admit the next objective.
     other = route(HALF, nt.optim.NGVI, Trace_ELBO())
     state = other.init(KEY, x[:1], y[:1])
-    with pytest.raises(TypeError, match="holds the prior"):
+    with pytest.raises(TypeError, match=r"holds the prior.*optimiser of numpyro.optim with"):
         jax.eval_shape(other.update, state, x[:1], y[:1])
 
 

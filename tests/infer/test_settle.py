@@ -85,26 +85,28 @@ def test_raw_units_end_at_the_optimum(guide, best):
 
 
 def test_too_few_steps_are_said():
-    with pytest.warns(nt.ConvergenceWarning, match=r"not converged: it took 1 steps, which are too few"):
+    with pytest.warns(
+        nt.ConvergenceWarning, match=r"not converged: it took 1 steps, which are too few.*its ELBO"
+    ):
         fit = nt.fit_svi(KEY, raw_units, AutoNormal, X, Y, alpha=ALPHA, num_steps=1, num_particles=2)
     assert fit.converged is False
-    with pytest.raises(ValueError, match="has not converged"):
+    with pytest.raises(ValueError, match=r"has not converged.*it take part by"):
         nt.compare({"few": fit})
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"bias": 0.3, "gap": 0.4}, r"misses its optimum by 0\.4 nats, above the tolerance 0\.05"),
-        ({"fall": 7.0}, r"last stage still fell by 7 nats"),
-        ({"rejected": 3, "fall": 1.0}, r"not finite in 3 of them"),
-        ({"step_size": np.nan, "fall": 2.0}, r"over the last tenth at full step size"),
+        ({"bias": 0.3, "gap": 0.4}, r"misses its optimum by 0\.4 nats, above the tolerance 0\.05.*its ELBO"),
+        ({"fall": 7.0}, r"last stage still fell by 7 nats.*before comparing its ELBO"),
+        ({"rejected": 3, "fall": 1.0}, r"not finite in 3 of them.*before comparing its ELBO"),
+        ({"step_size": np.nan, "fall": 2.0}, r"over the last tenth at full step size.*comparing its ELBO"),
     ],
 )
 def test_a_warning_says_why(change, match):
     evidence = Convergence(False, np.inf, 0.1, np.inf, 0.0, 0.05, 100)._replace(**change)
     with pytest.warns(nt.ConvergenceWarning, match=match):
-        warn_unless_settled(evidence, 0.05, 1)
+        warn_unless_settled(evidence, 0.05)
 
 
 @pytest.mark.full
@@ -151,12 +153,12 @@ def test_optima_within_four_tolerances_are_one(tolerance, num_optima):
 @pytest.mark.parametrize(
     ("guide", "options", "match"),
     [
-        (AutoNormal, {"num_restarts": 2, "optim": numpyro.optim.Adam(0.1)}, "leave optim out"),
-        (AutoNormal(two_modes), {"num_restarts": 2}, "is built already: pass its class"),
+        (AutoNormal, {"num_restarts": 2, "optim": numpyro.optim.Adam(0.1)}, r"leave optim out.*once a key"),
+        (AutoNormal(two_modes), {"num_restarts": 2}, r"is built already: pass its class.*model to guide"),
         (AutoNormal, {"loss": TraceEnum_ELBO()}, "sum them out by nt.marginalize, and leave loss out"),
-        (AutoNormal, {"num_restarts": 0}, "num_restarts must be"),
-        (AutoNormal, {"num_steps": 0}, "num_steps must be"),
-        (AutoNormal, {"tolerance": 0.0}, "tolerance must be"),
+        (AutoNormal, {"num_restarts": 0}, r"num_restarts must be.*integer of at least"),
+        (AutoNormal, {"num_steps": 0}, r"num_steps must be.*integer of at least"),
+        (AutoNormal, {"tolerance": 0.0}, r"tolerance must be.*positive and finite, got"),
     ],
 )
 def test_options_out_of_range(guide, options, match):
@@ -248,6 +250,7 @@ def test_the_mirror_redraws_what_has_a_shape_of_its_own():
     assert sites(mirror(handlers.seed(guide, KEY), -1))["z"].shape == (3,)
 
 
+@pytest.mark.full
 def test_antithetic_gradients_of_the_mean_are_exact_for_a_quadratic():
     guide = AutoNormal(raw_units)
     handlers.seed(guide, KEY)(X, Y)

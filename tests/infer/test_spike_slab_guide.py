@@ -67,7 +67,7 @@ def log_prob(probs, value):
 
 @pytest.mark.parametrize("probs", [0.0, 0.3, 1.0])
 def test_log_prob_is_of_an_atom_and_a_density(x64, probs):
-    nodes, weights = np.polynomial.legendre.leggauss(300)
+    nodes, weights = special.roots_legendre(300)
     at = np.exp(log_prob(probs, np.append(20.0 * nodes, 0.0)))
     density, atom = 20.0 * np.sum(weights * at[:-1]), at[-1]
     assert (atom, density) == pytest.approx((1.0 - probs, probs), abs=1e-10)
@@ -240,9 +240,9 @@ def test_a_relaxed_distribution_has_no_density():
         lambda: q.icdf(0.5),
         lambda: dist.kl_divergence(SpikeAndSlab(0.5, 0.0, 1.0), q),
     ):
-        with pytest.raises(ValueError, match="relaxation without a"):
+        with pytest.raises(ValueError, match=r"relaxation without a.*with exact gates, by"):
             refused()
-    with pytest.raises(ValueError, match="temperature must be positive"):
+    with pytest.raises(ValueError, match=r"temperature must be positive.*for exact gates, got"):
         SpikeAndSlab(0.5, 0.0, 1.0, temperature=0.0)
     with pytest.raises(ValueError, match="invalid probs"):
         SpikeAndSlab(1.5, 0.0, 1.0, validate_args=True)
@@ -301,7 +301,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_a_density_refuses_the_prior(name):
-    with pytest.raises(ValueError, match=r"has an atom at 0.*AutoSpikeAndSlab"):
+    with pytest.raises(ValueError, match=r"has an atom at 0.*AutoSpikeAndSlab.*times a Normal site"):
         REFUSED[name](*correlated_data())
 
 
@@ -480,17 +480,17 @@ def test_set_up_refuses_what_it_cannot_fit(key):
 
         return handlers.seed(AutoSpikeAndSlab(model), key)()
 
-    with pytest.raises(ValueError, match="no latent site with a SpikeAndSlab prior"):
+    with pytest.raises(ValueError, match=r"no latent site with a SpikeAndSlab prior.*take AutoNormal"):
         run(dist.Normal(0.0, 1.0))
-    with pytest.raises(ValueError, match="site 'w' is masked"):
+    with pytest.raises(ValueError, match=r"site 'w' is masked.*holds no such site"):
         run(SpikeAndSlab(0.5, 0.0, 1.0).mask(jnp.array(True)))
-    with pytest.raises(ValueError, match="site 'w' has a temperature"):
+    with pytest.raises(ValueError, match=r"site 'w' has a temperature.*gates. Leave it out"):
         run(SpikeAndSlab(0.5, 0.0, 1.0, temperature=0.5))
     for options, message in (({"init_probs": 1.0}, "init_probs"), ({"temperature": -1.0}, "temperature")):
         with pytest.raises(ValueError, match=message):
             AutoSpikeAndSlab(linear, **options)
     x, y = correlated_data()
-    with pytest.raises(ValueError, match="exact gates, which have no derivative"):
+    with pytest.raises(ValueError, match=r"exact gates, which have no derivative.*to fit it, or"):
         nt.fit_svi(key, linear, lambda m: AutoSpikeAndSlab(m).hard(), x, y)
 
 
@@ -700,10 +700,10 @@ def test_round_and_refit_refuses(given_fit, key):
     for value in (other, "fit"):
         with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
             nt.round_and_refit(key, value)
-    with pytest.raises(ValueError, match="threshold"):
+    with pytest.raises(ValueError, match=r"threshold.*must be in"):
         nt.round_and_refit(key, given_fit, threshold=1.0)
     # Its factors are no Gaussians, which an online run would take for its prior.
-    with pytest.raises(TypeError, match="not a Gaussian"):
+    with pytest.raises(TypeError, match=r"not a Gaussian.*with AutoNormal or AutoMultivariateNormal"):
         of_fit(given_fit)
 
 
@@ -715,9 +715,9 @@ def test_round_and_refit_refuses_fits_by_other_guides(relaxed_fit, key):
     other = nt.fit_svi(key, model, AutoNormal, 1.0, num_steps=2, optim=numpyro.optim.Adam(0.05))
     with pytest.raises(TypeError, match="round_and_refit takes a fit by AutoSpikeAndSlab"):
         nt.round_and_refit(key, other)
-    with pytest.raises(ValueError, match="threshold"):
+    with pytest.raises(ValueError, match=r"threshold.*must be in"):
         nt.round_and_refit(key, relaxed_fit, threshold=1.0)
-    with pytest.raises(TypeError, match="not a Gaussian"):
+    with pytest.raises(TypeError, match=r"not a Gaussian.*with AutoNormal or AutoMultivariateNormal"):
         of_fit(relaxed_fit)
 
 
@@ -776,7 +776,7 @@ def test_the_bridge_refuses_other_fits(key):
         nt.sparse_as_tempered_fit(key, "fit", x, y)
     fields = dict.fromkeys(nt.sparse.LinearFit._fields)
     fit = nt.sparse.LinearFit(**fields | {"noise_posterior": (2.0, 2.0)})
-    with pytest.raises(ValueError, match="noise of this LinearFit has a prior"):
+    with pytest.raises(ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"):
         nt.sparse_as_tempered_fit(key, fit, x, y)
 
 
@@ -784,7 +784,7 @@ def test_the_bridge_refuses_other_fits(key):
 def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
     x, y = correlated_data()
     fit = nt.sparse.fit_linear(key, x, y, inclusion_prob=0.25, slab_scale=1.0, noise_prior=(2.0, 2.0))
-    with pytest.raises(ValueError, match="noise of this LinearFit has a prior"):
+    with pytest.raises(ValueError, match=r"noise of this LinearFit has a prior.*with an estimated one"):
         nt.sparse_as_tempered_fit(key, fit, x, y)
 
 
@@ -794,5 +794,5 @@ def test_the_bridge_refuses_a_noise_that_has_a_prior(key):
 def test_grids_of_alpha_refuse_relaxed_draws(key):
     """They fit all alphas side by side, with one temperature."""
     x, y = correlated_data()
-    with pytest.raises(ValueError, match="AutoSpikeAndSlab has a schedule of its own"):
+    with pytest.raises(ValueError, match=r"AutoSpikeAndSlab has a schedule of its own.*alpha by alpha by"):
         nt.temper_path(key, linear, AutoSpikeAndSlab, x, y, alphas=[0.5, 1.0], num_steps=2)

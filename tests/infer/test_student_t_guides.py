@@ -167,12 +167,12 @@ def test_truncated_draws_have_no_mirror_image():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"df": 0.0}, ValueError, r"df must be in \(2, inf\), got 0.0. At 2 and below"),
-        ({"df": 2.0}, ValueError, r"df must be in \(2, inf\), got 2.0"),
-        ({"df": float("nan")}, ValueError, "df must be"),
-        ({"df": float("inf")}, ValueError, "df must be"),
-        ({"df": [3.0, 4.0]}, ValueError, "df must be one number"),
-        ({"df": "7"}, TypeError, "df must be"),
+        ({"df": 0.0}, ValueError, r"df must be in \(2, inf\), got 0.0. At 2 and below.*t has no variance"),
+        ({"df": 2.0}, ValueError, r"df must be in \(2, inf\), got 2.0.*t has no variance"),
+        ({"df": float("nan")}, ValueError, r"df must be.*t has no variance"),
+        ({"df": float("inf")}, ValueError, r"df must be.*t has no variance"),
+        ({"df": [3.0, 4.0]}, ValueError, r"df must be one number.*t has no variance"),
+        ({"df": "7"}, TypeError, r"df must be.*t has no variance"),
         ({"init_scale": -1.0}, ValueError, "init_scale must be positive and finite, got -1.0"),
     ],
 )
@@ -189,9 +189,9 @@ def test_models_that_have_no_such_guide():
         k = numpyro.sample("k", dist.Poisson(2.0))
         numpyro.sample("y", dist.Normal(1.0 * k, 1.0), obs=y)
 
-    with pytest.raises(RuntimeError, match="AutoDiagonalStudentT found no latent variables"):
+    with pytest.raises(RuntimeError, match=r"AutoDiagonalStudentT found no latent variables"):
         set_up(Diagonal(none))
-    with pytest.raises(RuntimeError, match="site k does not"):
+    with pytest.raises(RuntimeError, match=r"site k does not"):
         set_up(Full(discrete))
 
 
@@ -240,7 +240,7 @@ def test_quantiles_of_correlated_coordinates_are_those_of_their_marginals():
 def test_learned_degrees_of_freedom_have_no_base_without_params():
     guide = Diagonal(pair, df=None)
     set_up(guide)
-    with pytest.raises(ValueError, match=r"get_base_dist\(params\)"):
+    with pytest.raises(ValueError, match=r"get_base_dist\(params\).*as NeuTraReparam asks for"):
         guide.get_base_dist()
 
 

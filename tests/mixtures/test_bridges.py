@@ -227,11 +227,7 @@ def test_a_model_draws_complete_data_of_its_components(x64):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: nt.mixtures.numpyro_model(3, 2), TypeError, "takes a fit or a component .* got a int"),
-        (lambda: nt.mixtures.numpyro_model(gaussian(2)), ValueError, "pass num_components"),
         (lambda: nt.mixtures.numpyro_model(fit_of("poisson"), 2), ValueError, "a fit has its own number"),
-        (lambda: nt.mixtures.numpyro_guide(gaussian(2)), TypeError, "expected the result of nt.mixtures.fit"),
-        (lambda: nt.mixtures.polish(jax.random.key(0), None, [[1.0]]), TypeError, "expected the result of"),
         (
             lambda: trace_of(nt.mixtures.numpyro_model(nt.components.multinomial(2), 2), [[0.0, np.nan]]),
             ValueError,

@@ -198,7 +198,9 @@ def test_a_wrong_function_of_a_location_is_named(name, key):
 def test_a_wrong_log_base_is_named(key):
     component = component_of("known_variance")
     wrong = component._replace(log_base=lambda x: component.log_base(x) + 0.1)
-    with pytest.raises(ValueError, match="known_variance: distribution and coefficients_at"):
+    with pytest.raises(
+        ValueError, match=r"known_variance: distribution and coefficients_at.*with statistics and"
+    ):
         check_component(key, wrong, some_data("known_variance"))
 
 
@@ -389,13 +391,13 @@ REFUSED = [
     (lambda: diagonal_gaussian(2, rate=1.0, variance=1.0), "give rate or variance, not both"),
     (lambda: diagonal_gaussian(0), "number of columns must be an integer of at least 1, got 0"),
     (lambda: spherical_gaussian(2, rate=[1.0, 2.0]), r"rate must be one number, got shape \(2,\)"),
-    (lambda: spherical_gaussian(2, variance=-1.0), "variance must be positive"),
+    (lambda: spherical_gaussian(2, variance=-1.0), r"variance must be positive.*and finite, got"),
     (lambda: gaussian(2, df=1.0), r"df must be in \(1, inf\), got 1.0"),
     (lambda: gaussian(2, scale=[[1.0, 2.0], [2.0, 1.0]]), "scale must be symmetric and positive definite"),
     (lambda: gaussian(2, scale=1.0, variance=1.0), "give scale or variance, not both"),
     (lambda: tied_gaussian(2, scale=np.eye(3)), r"scale has shape \(3, 3\); expected \(2, 2\)"),
-    (lambda: known_variance(2, scale=[1.0, 0.0]), "scale must be positive"),
-    (lambda: bernoulli(2, ones=0.0), "ones must be positive"),
+    (lambda: known_variance(2, scale=[1.0, 0.0]), r"scale must be positive.*and finite, got"),
+    (lambda: bernoulli(2, ones=0.0), r"ones must be positive.*and finite, got"),
     (lambda: poisson(2, rate=np.inf), "rate must be positive and finite, got inf"),
     (lambda: exponential(1, concentration="a"), "concentration must be real numbers"),
     (lambda: categorical([2, 0]), "each of the levels must be an integer of at least 1, got 0"),
@@ -429,11 +431,11 @@ def test_masked_entries_are_missing(key):
         # What is masked compares as equal to anything.
         assert type(component.check(masked)) is np.ndarray
         np.testing.assert_array_equal(component.check(masked), filled)
-    with pytest.raises(ValueError, match="sample_weight must be finite"):
+    with pytest.raises(ValueError, match=r"sample_weight must be finite.*and not negative"):
         fit(
             key, [[1, 2], [2, 3]], poisson(2), num_components=1, sample_weight=np.ma.masked_equal([1.0, 2.0], 2.0)
         )
-    with pytest.raises(ValueError, match=r"multinomial: column 1 has missing entries \(NaN\)"):
+    with pytest.raises(ValueError, match=r"multinomial: column 1 has missing entries \(NaN\).*the rows out"):
         fit(key, masked, multinomial(2), num_components=1)
     np.testing.assert_array_equal(scaled_to(np.ma.masked_equal([[0, 1], [2, -999], [4, 3]], -999))["loc"], [2, 2])
     rows, _ = shard_rows(masked, jax.make_mesh((1,), ("rows",)))
@@ -506,15 +508,15 @@ def test_scaled_to_counts_rows_by_their_weights():
     one, other = scaled_to(x, sample_weight=weight), scaled_to(np.repeat(x, weight, axis=0))
     np.testing.assert_allclose(one["loc"], other["loc"])
     np.testing.assert_allclose(one["variance"], other["variance"])
-    with pytest.raises(ValueError, match="column 0 of the data has no two different values"):
+    with pytest.raises(ValueError, match=r"column 0 of the data has no two different values.*prior by hand"):
         scaled_to(x, sample_weight=[1, 0, 0, 0])
-    with pytest.raises(ValueError, match="sample_weight has shape"):
+    with pytest.raises(ValueError, match=r"sample_weight has shape.*weight for each row"):
         scaled_to(x, sample_weight=[1, 2])
 
 
 @pytest.mark.parametrize("num_rows", [100, 100_000])
 def test_scaled_to_sees_a_constant_where_many_rows_round_its_mean(num_rows):
-    with pytest.raises(ValueError, match="column 0 of the data has no two different values"):
+    with pytest.raises(ValueError, match=r"column 0 of the data has no two different values.*prior by hand"):
         scaled_to(np.full((num_rows, 1), 3.3))
 
 

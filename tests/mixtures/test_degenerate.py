@@ -100,10 +100,10 @@ BAD = [
     ({"alpha": -1.0}, "alpha must be positive and finite, got -1.0"),
     ({"alpha": np.nan}, "alpha must be positive and finite, got nan"),
     ({"sample_weight": -np.ones(12)}, "sample_weight must be finite and not negative"),
-    ({"sample_weight": np.ones(3)}, r"sample_weight has shape \(3,\); expected \(12,\)"),
-    ({"sample_weight": np.zeros(12)}, "no row has both a positive weight"),
+    ({"sample_weight": np.ones(3)}, r"sample_weight has shape \(3,\); expected \(12,\).*weight for each row"),
+    ({"sample_weight": np.zeros(12)}, r"no row has both a positive weight.*and an observed entry"),
     ({"num_components": 0}, "num_components must be an integer of at least 1, got 0"),
-    ({"concentration": 0.0}, "concentration must be positive"),
+    ({"concentration": 0.0}, r"concentration must be positive.*and finite, got"),
     ({"tolerance": -1.0}, "tolerance must be at least 0 and finite, got -1.0"),
     ({"max_iter": 0}, "max_iter must be an integer of at least 1, got 0"),
 ]
@@ -169,7 +169,7 @@ def test_a_large_alpha_is_not_taken_for_an_error_of_the_component():
 
 
 def test_a_start_is_a_value():
-    with pytest.raises(TypeError, match="start is a ndarray"):
+    with pytest.raises(TypeError, match=r"start is a ndarray.*a value such as"):
         fit(jax.random.key(0), np.zeros((4, 1)), known_variance(1), num_components=2, start=np.zeros(4, int))
 
 

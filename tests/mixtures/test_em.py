@@ -95,7 +95,7 @@ def test_no_step_lowers_the_objective_of_tied_rows(pseudo_data, x64):
 
 def test_a_component_of_equal_rows_is_an_error(x64):
     ties = np.where((LABELS == 2)[:, None], 3.0, X)
-    with pytest.raises(FloatingPointError, match=r"every restart of EM collapsed .* in float64"):
+    with pytest.raises(FloatingPointError, match=r"every restart of EM collapsed .* in float64.*components, or"):
         fit(diagonal_gaussian(2), ties)
     bounded = fit(diagonal_gaussian(2), ties, pseudo_data=1.0)
     assert bounded.converged
@@ -240,7 +240,7 @@ def test_chunks_give_the_result_of_the_rows_in_memory(family, x64):
 
 
 def test_chunks_bring_their_weights():
-    with pytest.raises(ValueError, match="chunks bring their weights"):
+    with pytest.raises(ValueError, match=r"chunks bring their weights.*give tuples"):
         em(jax.random.key(0), [X], gaussian(2), num_components=2, sample_weight=np.ones(len(X)))
 
 
@@ -275,9 +275,9 @@ def test_pseudo_data_are_data_spread_like_all(x64):
 NUMBERS = np.arange(len(X), dtype=float)
 TIES = np.repeat([[0.0, 0.0], [1.0, 3.0], [2.0, -1.0]], 3, axis=0)
 SINGULAR = {
-    "a constant column": (np.column_stack([NUMBERS, np.ones(len(X))]), "a column is constant"),
-    "one row": (np.zeros((1, 2)), "a column is constant"),
-    "columns that agree": (NUMBERS[:, None] * [1.0, 2.0], "determined by the others"),
+    "a constant column": (np.column_stack([NUMBERS, np.ones(len(X))]), r"a column is constant.*Leave it out"),
+    "one row": (np.zeros((1, 2)), r"a column is constant.*comes. Leave it out"),
+    "columns that agree": (NUMBERS[:, None] * [1.0, 2.0], r"determined by the others.*comes. Leave it out"),
     "only ties": (TIES, "every restart of EM collapsed"),
     "ties along a line": (TIES * [0.0, 1.0] + np.outer(np.arange(9.0), [1.0, 0.0]), "every restart of EM"),
 }
@@ -308,7 +308,7 @@ def test_without_end_of_pseudo_data_each_component_is_all_data():
 
 
 def test_a_category_that_never_comes_is_an_error(x64):
-    with pytest.raises(FloatingPointError, match="a category never comes"):
+    with pytest.raises(FloatingPointError, match=r"a category never comes.*Leave it out"):
         fit(bernoulli(2), np.zeros_like(X))
 
 
@@ -372,7 +372,7 @@ def test_what_went_wrong_is_said():
     with pytest.raises(RuntimeError, match=r"the likelihood fell by 0.5 nats.* maximum_likelihood and coeff"):
         check_em(fallen, 1, fallen.objective, np.full(2, 1e-6))
     unfinished = end([-4.0, -3.0], [0.0, 0.0], converged=False)
-    with pytest.warns(UserWarning, match="EM has not converged in 7 passes: raise max_iter"):
+    with pytest.warns(UserWarning, match=r"EM has not converged in 7 passes: raise max_iter.*or the tolerance"):
         check_em(unfinished, 1, unfinished.objective, np.zeros(2))
 
 

@@ -158,7 +158,7 @@ def test_baselines_are_those_of_scikit_learn():
 @pytest.mark.parametrize(
     ("component", "error", "message"),
     [
-        ({}, ValueError, "empty mapping"),
+        ({}, ValueError, r"empty mapping.*component, by its name"),
         ({1: FAMILIES["unit"]}, TypeError, "names of components are strings, got 1"),
         ({"a": nt.components.gaussian}, TypeError, "component 'a' is a function; expected a component"),
         (
@@ -169,12 +169,12 @@ def test_baselines_are_those_of_scikit_learn():
         (
             {"a": FAMILIES["unit"], "b": nt.components.poisson(1)},
             ValueError,
-            "of column 0 the one is a density on the line, the other a probability",
+            r"of column 0 the one is a density on the line, the other a probability.*call of their own",
         ),
         (
             {"a": nt.components.multinomial(1), "b": nt.components.poisson(1)},
             ValueError,
-            "a probability given the row's total, the other a probability",
+            r"a probability given the row's total, the other a probability.*call of their own",
         ),
     ],
 )
@@ -191,9 +191,9 @@ def test_missing_entries_name_the_family_that_does_not_take_them():
 
 
 def test_a_path_and_a_fit_take_one_family():
-    with pytest.raises(TypeError, match="only select_num_components compares several"):
+    with pytest.raises(TypeError, match=r"only select_num_components compares several.*give one of them"):
         nt.mixtures.num_components_path(KEY, np.zeros((3, 1)), FAMILIES)
-    with pytest.raises(TypeError, match="only select_num_components compares several"):
+    with pytest.raises(TypeError, match=r"only select_num_components compares several.*give one of them"):
         nt.mixtures.fit(KEY, np.zeros((3, 1)), FAMILIES, num_components=1)
 
 
@@ -219,9 +219,9 @@ def test_prior_weights_of_pairs_are_a_probability():
     np.testing.assert_allclose(np.exp(check_pair_prior(names, numbers, None)), np.full((3, 2), 1 / 6))
     by_pair = {pair: -2.0 - i for i, pair in enumerate(itertools.product(names, numbers))}
     np.testing.assert_array_equal(check_pair_prior(names, numbers, by_pair), [[-2, -3], [-4, -5], [-6, -7]])
-    with pytest.raises(ValueError, match="log_prior has models"):
+    with pytest.raises(ValueError, match=r"log_prior has models.*the fits are"):
         check_pair_prior(names, numbers, {("a", 1): -1.0})
-    with pytest.raises(ValueError, match="sum to 6"):
+    with pytest.raises(ValueError, match=r"sum to 6.*pass logarithms"):
         check_pair_prior(names, numbers, dict.fromkeys(by_pair, 0.0))
 
 

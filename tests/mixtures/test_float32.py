@@ -86,9 +86,8 @@ def test_factors_and_coefficients_of_narrow_clusters_keep_their_digits(name):
         np.testing.assert_allclose(ours, exact, rtol=2e-5, atol=2e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize(
-    ("name", "offset"), tiered([(n, o) for n in GAUSSIANS for o in (0.0, FAR)], unit=[("known_variance", FAR)])
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "offset"), [(n, o) for n in GAUSSIANS for o in (0.0, FAR)])
 def test_the_objective_is_that_of_double_precision(name, offset):
     component, x = GAUSSIANS[name](D, offset), X + offset
     single, double = fit(component, x), in_double(lambda: fit(component, x))
@@ -210,7 +209,7 @@ def test_a_component_is_refused_where_the_spacing_of_its_data_is_wider():
     np.testing.assert_allclose(
         rounded[1], np.square(eps * (FAR + factors.posterior.loc)).sum(axis=1) / 2, rtol=1e-4
     )
-    with pytest.raises(FloatingPointError, match=r"component . of .known_variance. is too narrow"):
+    with pytest.raises(FloatingPointError, match=r"component . of .known_variance. is too narrow.*let jax have"):
         check_resolution(data.component, *rounded, counts)
     # What holds no data loses nothing.
     check_resolution(data.component, *rounded, np.zeros(3))
@@ -248,7 +247,7 @@ def test_a_fall_of_what_counts_as_converged_is_rounding():
         return Outcome(None, history, fall=fall, fallen=(1, np.zeros(2)))
 
     assert has_converged(data, outcome(0.9e-3), 0.0, 1e-3, lambda visit: 0.0)
-    with pytest.raises(RuntimeError, match=r"of restart 1 fell by 0\.5 nats"):
+    with pytest.raises(RuntimeError, match=r"of restart 1 fell by 0\.5 nats.*do not belong together"):
         has_converged(data, outcome(0.5), 0.0, 1e-3, lambda visit: 0.0)
 
 

@@ -125,8 +125,8 @@ def test_what_weights_leave():
     [
         (None, "must be a callable"),
         ({1: -1.0, 2: -2.0}, "must be a callable"),
-        (lambda ks: {k: -math.log(k + 1) for k in ks}, "sum to"),
-        (lambda ks: {k: -math.log(len(ks)) for k in ks}, "may not depend on how many"),
+        (lambda ks: {k: -math.log(k + 1) for k in ks}, r"sum to.*pass logarithms"),
+        (lambda ks: {k: -math.log(len(ks)) for k in ks}, r"may not depend on how many.*are asked for"),
     ],
 )
 def test_a_prior_of_all_numbers_is_one(log_prior, message):

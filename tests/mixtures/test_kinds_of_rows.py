@@ -87,7 +87,13 @@ VERBS = {
 # Draws compile the models of NumPyro.
 QUICK = [name for name in VERBS if not name.endswith(("to_inference_data", "select_num_components"))]
 # Verbs that read rows as others do, by programs of their own.
-READ_ALIKE = {"mixtures.em", "mixtures.as_tempered_fit", "ppca.select_num_factors", "ppca.log_density"}
+READ_ALIKE = {
+    "mixtures.fit",
+    "mixtures.em",
+    "mixtures.as_tempered_fit",
+    "ppca.select_num_factors",
+    "ppca.log_density",
+}
 
 
 @pytest.mark.parametrize("verb", tiered(VERBS, unit=[name for name in QUICK if name not in READ_ALIKE]))
@@ -125,9 +131,9 @@ def test_whole_numbers_beyond_32_bits_keep_their_digits():
     near_fit, far_fit = (ppca.fit(KEY, x, num_factors=1) for x in (FLOATS, far))
     np.testing.assert_allclose(far_fit.mean - FAR, near_fit.mean, atol=0.01)
     np.testing.assert_allclose(ppca.transform(far_fit, far).loc, ppca.transform(near_fit, FLOATS).loc, atol=1e-4)
-    with pytest.warns(UserWarning, match="column 0 of the data is so far from 0 that float32"):
+    with pytest.warns(UserWarning, match=r"column 0 of the data is so far from 0 that float32.*let jax have"):
         far_fit.as_run(far, rng_key=KEY, num_samples=2)
-    with pytest.raises(ValueError, match="single precision counts in steps of 256"):
+    with pytest.raises(ValueError, match=r"single precision counts in steps of 256.*enable double precision"):
         mixtures.shard_rows(far, mesh())
     rows, _ = mixtures.shard_rows(WHOLE * 10**6, mesh())
     np.testing.assert_allclose(rows, FLOATS * 1e6, rtol=1e-6)
@@ -162,9 +168,7 @@ WEIGHTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "verb", tiered(WEIGHTED, unit=["fit", "fit_chunks", "scaled_to", "shard_rows", "stochastic"])
-)
+@pytest.mark.parametrize("verb", tiered(WEIGHTED, unit=["fit", "fit_chunks", "scaled_to", "shard_rows"]))
 def test_weights_are_numbers_of_any_kind(verb, fits):
     weigh = WEIGHTED[verb]
     expected = weigh(COUNTS.astype(float), fits)
@@ -181,12 +185,12 @@ def test_weights_that_are_no_numbers_are_refused(verb, fits):
     for weight in (dates, COUNTS + 0j, COUNTS.astype(str), scipy.sparse.csr_matrix(COUNTS[:, None])):
         with pytest.raises(TypeError, match="sample_weight must be"):
             weigh(weight, fits)
-    with pytest.raises(ValueError, match="sample_weight must be finite"):
+    with pytest.raises(ValueError, match=r"sample_weight must be finite.*and not negative"):
         weigh(np.ma.masked_equal(COUNTS, 2), fits)
 
 
 def test_copies_among_many_columns_are_named():
     rows = np.random.default_rng(1).normal(size=(3, 20_000))
     rows[:, [7, 19_999]] = rows[:, [3, 11]]
-    with pytest.warns(UserWarning, match=r"columns \[7, 19999\] of x are copies of earlier ones"):
+    with pytest.warns(UserWarning, match=r"columns \[7, 19999\] of x are copies of earlier ones.*Leave them out"):
         ppca.base.warn_of_columns(rows)

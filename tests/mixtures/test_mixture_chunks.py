@@ -121,14 +121,16 @@ def test_chunks_that_cannot_be_read_again_are_named(key):
     one = iter([X[:10], X[10:]])
     with pytest.raises(TypeError, match="chunks is an iterator, which is used up by one pass; expected a list"):
         fit_chunks(key, one, COMPONENT, num_components=2)
-    with pytest.raises(TypeError, match="chunks is one array; expected a list of arrays"):
+    with pytest.raises(TypeError, match=r"chunks is one array; expected a list of arrays.*for each pass"):
         fit_chunks(key, X, COMPONENT, num_components=2)
     with pytest.raises(TypeError, match="chunks gave a int; expected an iterable"):
         fit_chunks(key, lambda: 3, COMPONENT, num_components=2)
-    with pytest.raises(ValueError, match=r"the stream has no chunk\. An iterator is used up"):
+    with pytest.raises(ValueError, match=r"the stream has no chunk\. An iterator is used up.*or a new one"):
         fit_chunks(key, lambda: one, COMPONENT, num_components=2)
     shrinking = [[X], [X[:200]]]
-    with pytest.raises(ValueError, match="a pass over the chunks gave 200 rows, the first pass 300"):
+    with pytest.raises(
+        ValueError, match=r"a pass over the chunks gave 200 rows, the first pass 300.*for each pass"
+    ):
         fit_chunks(key, lambda: shrinking.pop(0), COMPONENT, num_components=2)
 
 
@@ -136,12 +138,12 @@ WRONG = {
     "no chunk": ([], ValueError, "the chunks hold no row"),
     "no row": ([X[:0]], ValueError, "the chunks hold no row"),
     "another width": ([X, X[:, :1]], ValueError, r"chunk 1: known_variance: the data have shape \(300, 1\)"),
-    "infinite": ([X, X * np.inf], ValueError, "chunk 1: .* row 0, column 0 of the data is inf"),
+    "infinite": ([X, X * np.inf], ValueError, r"chunk 1: .* row 0, column 0 of the data is inf.*not valid"),
     "words": ([X, np.array([["a", "b"]])], TypeError, "chunk 1: .* must be real numbers, got dtype"),
-    "three arrays": ([(X, X, X)], ValueError, "chunk 0 is a tuple of 3"),
+    "three arrays": ([(X, X, X)], ValueError, r"chunk 0 is a tuple of 3.*array of rows, or"),
     "weights of another length": ([(X, np.ones(3))], ValueError, r"chunk 0: sample_weight has shape \(3,\)"),
     "negative weights": ([X, (X, -np.ones(300))], ValueError, "chunk 1: sample_weight must be finite"),
-    "no weight": ([(X, np.zeros(300))], ValueError, "no row has both a positive weight"),
+    "no weight": ([(X, np.zeros(300))], ValueError, r"no row has both a positive weight.*an observed entry"),
 }
 
 
@@ -155,9 +157,9 @@ def test_wrong_chunks_are_named(name, key):
 def test_wrong_arguments_are_named(key):
     with pytest.raises(TypeError, match="component is a str; expected a component"):
         fit_chunks(key, [X], "gaussian", num_components=2)
-    with pytest.raises(ValueError, match="column 1 has missing entries"):
+    with pytest.raises(ValueError, match=r"column 1 has missing entries.*leave the rows out"):
         fit_chunks(key, [np.array([[0.0, np.nan]])], multinomial(2), num_components=2)
-    with pytest.raises(ValueError, match="row 1, column 0 of the data is -1; expected"):
+    with pytest.raises(ValueError, match=r"row 1, column 0 of the data is -1; expected.*are not valid"):
         fit_chunks(key, [np.array([[2], [-1]])], poisson(1), num_components=2)
     with pytest.raises(ValueError, match="num_start_rows must be an integer of at least 1"):
         fit_chunks(key, [X], COMPONENT, num_components=2, num_start_rows=0)

@@ -161,11 +161,11 @@ def test_the_path_agrees_with_a_selection(path, choice):
     ("change", "message"),
     [
         ({"num_components": []}, "at least one"),
-        ({"num_components": [0, 1]}, "positive integers"),
-        ({"num_components": [1, 2.0]}, "positive integers"),
+        ({"num_components": [0, 1]}, r"positive integers.*at least one, got"),
+        ({"num_components": [1, 2.0]}, r"positive integers.*at least one, got"),
         ({"num_components": [2, 2]}, "twice"),
-        ({"log_prior": {1: 0.0}}, "log_prior has models"),
-        ({"log_prior": dict.fromkeys(ORDERS, 0.0)}, "sum to 3"),
+        ({"log_prior": {1: 0.0}}, r"log_prior has models.*the fits are"),
+        ({"log_prior": dict.fromkeys(ORDERS, 0.0)}, r"sum to 3.*pass logarithms"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(x, change, message):

@@ -229,10 +229,10 @@ def test_step_sizes():
 
 def test_wrong_arguments_are_named(key):
     wrong = [
-        ({"step_size": 0.0}, ValueError, r"step_size must be in \(0, 1\], got 0"),
+        ({"step_size": 0.0}, ValueError, r"step_size must be in \(0, 1\], got 0.*the step, or None"),
         ({"step_size": "fast"}, TypeError, r"step_size must be a number, got 'fast'\. Give a number in \(0, 1\]"),
         ({"total": -1.0}, ValueError, "total must be positive and finite"),
-        ({"alpha": 0.0}, ValueError, "alpha must be positive"),
+        ({"alpha": 0.0}, ValueError, r"alpha must be positive.*and finite, got"),
         ({"num_inner": 0}, ValueError, "num_inner must be an integer of at least 1"),
     ]
     for options, error, message in wrong:
@@ -240,9 +240,9 @@ def test_wrong_arguments_are_named(key):
             stochastic(COMPONENT, num_components=2, **options)
     with pytest.raises(ValueError, match="multinomial does not marginalise missing entries"):
         stochastic(multinomial(2), num_components=2, missing=True)
-    with pytest.raises(ValueError, match=r"sample_weight has shape \(3,\); expected \(32,\)"):
+    with pytest.raises(ValueError, match=r"sample_weight has shape \(3,\); expected \(32,\).*for each row"):
         stochastic(COMPONENT, num_components=2).init(key, BATCHES[0], np.ones(3))
-    with pytest.raises(TypeError, match="step_size is None, which is for streams"):
+    with pytest.raises(TypeError, match=r"step_size is None, which is for streams.*or a function"):
         fit_stochastic(key, [X], COMPONENT, num_components=2, step_size=None)
 
 
@@ -267,7 +267,7 @@ def test_the_driver_reports_the_objective_of_its_factors(key, x64):
 
 def test_the_driver_raises_where_steps_are_rejected():
     check_end(np.zeros(2), np.array([-np.inf, 1.0]))
-    with pytest.raises(FloatingPointError, match="3 batches were rejected"):
+    with pytest.raises(FloatingPointError, match=r"3 batches were rejected.*a number outside of"):
         check_end(np.array([0, 3]), np.ones(2))
-    with pytest.raises(FloatingPointError, match="no restart has a finite objective"):
+    with pytest.raises(FloatingPointError, match=r"no restart has a finite objective.*or widen the prior"):
         check_end(np.zeros(2), np.full(2, -np.inf))

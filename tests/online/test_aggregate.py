@@ -368,6 +368,7 @@ def test_weights_and_mix_loss(x64, rate):
 # Members
 
 
+@pytest.mark.full
 def test_one_member_is_its_rule(x64):
     x, y = make_stream(20)
     rule = aggregate(grid(nt.online.ngvi, step_size=[0.7], prior_scale=2.0, alpha=0.3))
@@ -554,35 +555,35 @@ def test_labels_are_in_the_order_of_the_members():
 
 def test_arguments_are_checked():
     for bad in ([0.1, -1.0], [np.nan]):
-        with pytest.raises(ValueError, match="step_size must be positive"):
+        with pytest.raises(ValueError, match=r"step_size must be positive.*will do too"):
             grid(nt.online.svb, step_size=bad)
     for name in ("alpha", "prior_scale"):
         with pytest.raises(ValueError, match=f"{name} must be positive and finite"):
             grid(nt.online.ngvi, **{name: [1.0, 0.0]})
-    with pytest.raises(TypeError, match="a grid of its own"):
+    with pytest.raises(TypeError, match=r"a grid of its own.*aggregate takes several"):
         grid(nt.online.ngvi, curvature=["hessian", "fisher"])
-    with pytest.raises(ValueError, match="a number or a sequence"):
+    with pytest.raises(ValueError, match=r"a number or a sequence.*of some, got shape"):
         grid(nt.online.svb, step_size=[[0.1]])
     with pytest.raises(TypeError, match="must return an online rule"):
         grid(lambda c: c, c=[1.0])
     one = grid(nt.online.svb, step_size=[0.1])
-    with pytest.raises(ValueError, match="at least one grid"):
+    with pytest.raises(ValueError, match=r"at least one grid.*of rules, from"):
         aggregate()
     with pytest.raises(TypeError, match="takes grids of rules"):
         aggregate(nt.online.svb(0.1))
     for bad in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"share must be in \[0, 1\)"):
             aggregate(one, share=bad)
-    with pytest.raises(ValueError, match="learning_rate must be positive"):
+    with pytest.raises(ValueError, match=r"learning_rate must be positive.*will do too"):
         aggregate(one, learning_rate=0.0)
     low = nt.families.LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 1)))
-    with pytest.raises(TypeError, match="MeanField or FullRank"):
+    with pytest.raises(TypeError, match=r"MeanField or FullRank.*ngvi works on all"):
         aggregate(one).init(low)
     with pytest.raises(ValueError, match=r"shape \(K, d\)"):
         ewa_grid([1.0, 2.0])
     with pytest.raises(ValueError, match="2 coordinates, the prior 3"):
         ewa_grid([[1.0, 2.0]]).init(make_prior())
-    with pytest.raises(ValueError, match="num_switches"):
+    with pytest.raises(ValueError, match=r"num_switches.*integer of at least"):
         regret_bound(aggregate(one).init(make_prior()), -1)
-    with pytest.raises(TypeError, match="run it by"):
+    with pytest.raises(TypeError, match=r"run it by.*nt.online.run, update or OnlineVI"):
         aggregate(one).update(None, None)

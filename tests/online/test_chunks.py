@@ -169,18 +169,18 @@ def test_chunks_are_checked():
     used = iter([(x, y)])
     run(used)
     for empty in (used, []):
-        with pytest.raises(ValueError, match="the stream has no chunk"):
+        with pytest.raises(ValueError, match=r"the stream has no chunk.*or a new one"):
             run(empty)
-    with pytest.raises(ValueError, match="a chunk must be a tuple of arrays"):
+    with pytest.raises(ValueError, match=r"a chunk must be a tuple of arrays.*got ndarray"):
         run([x])
-    with pytest.raises(ValueError, match="chunk 0 needs arrays with one common leading axis"):
+    with pytest.raises(ValueError, match=r"chunk 0 needs arrays with one common leading axis.*got shapes"):
         run([(x, y[:3])])
-    with pytest.raises(ValueError, match="chunk 1 has rows of shapes"):
+    with pytest.raises(ValueError, match=r"chunk 1 has rows of shapes.*all must agree"):
         run([(x, y), (x[:, :2], y)])
     with pytest.raises(ValueError, match="size must be an integer of at least 2"):
         run([(x, y)], size=1)
     hinge = nt.expectations.hinge()
-    with pytest.raises(ValueError, match="hinge needs labels"):
+    with pytest.raises(ValueError, match=r"hinge needs labels.*turn labels in"):
         nt.online.run_chunks(NGVI, hinge, state, [(x, y), (x, 3 * y)])
     # Integers fit floats, and padding is not data.
     assert int(run([(x, y), (x, y.astype(int))])[0].count) == 8
@@ -343,11 +343,11 @@ def test_missing_values_of_nullable_columns_are_nan():
 
 def test_tables_are_checked():
     frame = pd.DataFrame({"x": ["red", "blue"], "y": [1.0, 2.0]})
-    with pytest.raises(ValueError, match=r"column 'x' holds .*, not numbers"):
+    with pytest.raises(ValueError, match=r"column 'x' holds .*, not numbers.*\.cat\.codes, or"):
         next(nt.tables.frame_chunks(frame, "y"))
     with pytest.raises(ValueError, match=r"\['z'\] are not among"):
         next(nt.tables.frame_chunks(frame, "z"))
-    with pytest.raises(ValueError, match="at least one feature"):
+    with pytest.raises(ValueError, match=r"at least one feature.*are not among"):
         next(nt.tables.frame_chunks(frame[["y"]], "y"))
 
 
@@ -387,9 +387,9 @@ def test_batches_of_one_process_are_its_rows():
     assert [np.asarray(ys)[np.asarray(on)].tolist() for (_, ys), on in skipped] == [[8.0, 9.0, 10.0]]
     # A run that had ended has nothing to go on with; a used iterator is an error.
     assert list(nt.online.global_batches(chunks, size=4, skip=3)) == []
-    with pytest.raises(ValueError, match="no process has a row"):
+    with pytest.raises(ValueError, match=r"no process has a row.*or a new one"):
         next(nt.online.global_batches(iter([]), size=4))
-    with pytest.raises(ValueError, match="a tuple of arrays, such as"):
+    with pytest.raises(ValueError, match=r"a tuple of arrays, such as.*of them a tree"):
         next(nt.online.global_batches([({"x": x}, y)], size=4))
     with pytest.raises(ValueError, match="size must be an integer of at least 2, got 1"):
         next(nt.online.global_batches(chunks, size=1))
@@ -398,5 +398,5 @@ def test_batches_of_one_process_are_its_rows():
 def test_parquet_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"numpyro_tempered\[parquet\]"):
+    with pytest.raises(ImportError, match=r"numpyro_tempered\[parquet\].*give the chunks yourself"):
         next(nt.tables.parquet_chunks(tmp_path / "data.parquet", "y"))

@@ -89,7 +89,7 @@ def test_true_and_false_are_1_and_0(write):
     assert len(chunks) > 10
     x = np.concatenate([x[:, 0] for x, _ in chunks])
     np.testing.assert_array_equal(x, [0, np.nan, 1, 0, 1] * 40 + [0] * 40 + [2.5])
-    with pytest.raises(ValueError, match=r"CSV column 'y': .* invalid value 'a'"):
+    with pytest.raises(ValueError, match=r"CSV column 'y': .* invalid value 'a'.*leave the column out"):
         list(nt.tables.csv_chunks(write("x,y\nTrue,1\nFalse,a\n"), "y"))
 
 
@@ -150,11 +150,11 @@ def test_long_lines(write):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("id,x,y\n1,2,a\n", {"features": ["x"]}, "CSV column 'y': .* invalid value 'a'"),
+        ("id,x,y\n1,2,a\n", {"features": ["x"]}, r"CSV column 'y': .* invalid value 'a'.*the column out"),
         ("x,y\n2020-01-01,2\n", {}, "CSV column 'x': .* '2020-01-01'. .*encode dates and text.*features="),
-        ('x,y\n"1,234",2\n', {}, "CSV column 'x': .* '1,234'. Write numbers as 1234.5"),
+        ('x,y\n"1,234",2\n', {}, r"CSV column 'x': .* '1,234'. Write numbers as 1234.5.*the column out"),
         ("x;y\n1,5;2\n", {"delimiter": ";"}, "CSV column 'x': .* '1,5'. Write numbers as 1234.5"),
-        ("x,y\n1,None\n", {}, "CSV column 'y': .* invalid value 'None'"),
+        ("x,y\n1,None\n", {}, r"CSV column 'y': .* invalid value 'None'.*leave the column out"),
         ("x,y\n1,2\n1,2,3\n", {}, "Expected 2 columns, got 3"),
         ("x,y\n1,2\n1\n", {}, "Expected 2 columns, got 1"),
         ("x,y\n# note\n1,2\n", {}, "Expected 2 columns, got 1: # note"),
@@ -164,7 +164,7 @@ def test_long_lines(write):
         ("x,z\n1,2\n", {}, r"\['y'\] are not among \['x', 'z'\]"),
         ("x;y\n1;2\n", {}, r"\['y'\] are not among \['x;y'\]"),
         ("x, y\n1, 2\n", {}, r"\['y'\] are not among \['x', ' y'\]"),
-        ("1,2\n3,4\n", {}, r"first line of .*data\.csv must name its columns"),
+        ("1,2\n3,4\n", {}, r"first line of .*data\.csv must name its columns.*got numbers"),
         ('x,y\n1,2\n"3,4\n5,6\n', {}, r"a line of .*data\.csv does not end, close its quotes: '\"3,4"),
         ('"x,y\n1,2\n', {}, r"a line of .*data\.csv does not end, close its quotes"),
         ("", {}, r"data\.csv is empty"),

@@ -84,7 +84,7 @@ def test_stores_are_checked():
     store = nt.online.pending(2, jnp.zeros(2, jnp.float32))
     row = np.ones((1, 2), np.float32)
     for ids, data in (([1], row[0]), ([1, 2], row), ([1, 2, 3], row.repeat(3, 0))):
-        with pytest.raises(ValueError, match=r"expected ids of shape \(n,\), n <= 2"):
+        with pytest.raises(ValueError, match=r"expected ids of shape \(n,\), n <= 2.*got ids of shape"):
             nt.online.remember(store, jnp.asarray(ids), data)
     for ids in (1, [[1, 2]]):
         with pytest.raises(ValueError, match=r"ids must have shape \(n,\), got"):
@@ -142,10 +142,10 @@ def test_words_are_those_of_the_number():
     [
         ([1.5], ValueError, r"whole numbers of up to 64 bits, got 1\.5\."),
         ([np.nan], ValueError, "got nan"),
-        ([2.0**60], ValueError, r"got 1\.15\S+, a float that does not tell integers apart"),
+        ([2.0**60], ValueError, r"got 1\.15\S+, a float that does not tell integers apart.*pass integers"),
         (np.float32([2**25]), ValueError, "does not tell integers apart: pass integers"),
-        ([2**64], ValueError, "got 18446744073709551616. Pass 64 bits of it"),
-        ([-(2**63) - 1], ValueError, "Pass 64 bits of it"),
+        ([2**64], ValueError, r"got 18446744073709551616. Pass 64 bits of it.*such as number"),
+        ([-(2**63) - 1], ValueError, r"Pass 64 bits of it.*such as number"),
         (["a7"], TypeError, "got the str 'a7'. Pass 64 bits of a hash"),
         (pd.Series(["a7"]), TypeError, "Pass 64 bits of a hash"),
         (pd.date_range("2026-01-01", periods=2), TypeError, r"got the datetime64 .* Pass numbers"),

@@ -93,7 +93,7 @@ VERBS = {
 
 
 # Each reads outcomes in a place of its own.
-READERS = ["run", "run_chunks", "run_partitioned", "Service", "OnlineVI.update", "OnlineVI.run_chunks"]
+READERS = ["run", "run_chunks", "run_partitioned", "Service", "OnlineVI.run_chunks"]
 
 
 @pytest.mark.parametrize("name", tiered(VERBS, unit=READERS))
@@ -105,7 +105,7 @@ def test_integers_beyond_32_bits_and_complex_numbers(online, name):
         warnings.simplefilter("ignore", nt.online.StreamWarning)
         for y in (LARGE, LARGE.astype(np.uint64), LARGE.tolist()):
             np.testing.assert_allclose(VERBS[name](online, y).posterior.loc, expected, rtol=1e-5)
-    with pytest.raises(TypeError, match="complex"):
+    with pytest.raises(TypeError, match=r"complex.*columns of their own"):
         VERBS[name](online, LARGE + 0.0j)
 
 

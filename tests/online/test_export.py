@@ -164,7 +164,7 @@ def test_other_shapes_dtypes_and_states_are_refused(exported):
         loaded.update(jax.tree.map(lambda a: a.astype(jnp.float16) if a.ndim else a, state), X[0], Y[0])
     with pytest.raises(ValueError, match="not of the run that was exported: the whole state is OnlineState"):
         loaded.update(state.rule_state, X[0], Y[0])
-    with pytest.raises(ValueError, match="not of the run that was exported"):
+    with pytest.raises(ValueError, match=r"not of the run that was exported.*tuple None, expected Layout"):
         loaded.sample_posterior(KEY, state._replace(layout=()))
     with pytest.raises(ValueError, match="was exported without a mask: call update"):
         loaded.update_masked(state, np.ones(4, bool), X[0], Y[0])
@@ -239,17 +239,17 @@ def test_what_cannot_be_exported_is_refused(exported, tmp_path, monkeypatch):
     path = tmp_path / "update.npz"
     with pytest.raises(TypeError, match=r"takes an OnlineVI, got the function linear"):
         nt.online.export_update(path, linear, state, X[0], Y[0])
-    with pytest.raises(TypeError, match="call it outside of jit"):
+    with pytest.raises(TypeError, match=r"call it outside of jit.*vmap and scan"):
         jax.jit(lambda y: nt.online.export_update(path, online, state, X[0], y))(Y[0])
     with pytest.raises(TypeError, match=r"arrays, strings, booleans and integers, got \(?.*1j"):
         nt.online.export_update(path, online, state, X[0], Y[0], link=1j)
-    with pytest.raises(TypeError, match="mask must be boolean"):
+    with pytest.raises(TypeError, match=r"mask must be boolean.*a datum, got dtype"):
         nt.online.export_update(path, online, state, X[0], Y[0], mask=np.ones(4))
     with pytest.raises(TypeError, match=r"types of numpyro_tempered can be written to a file, got .*\.Partial"):
         encode(jax.tree.structure(jax.tree_util.Partial(max, 1.0)))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for call in (lambda: nt.online.export_update(path, online, state), lambda: nt.online.load_update(path)):
-        with pytest.raises(ImportError, match="needs flatbuffers"):
+        with pytest.raises(ImportError, match=r"needs flatbuffers.*exported programs: pip install"):
             call()
     assert not path.exists()
 

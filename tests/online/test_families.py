@@ -34,9 +34,9 @@ RULES = {
 UNBOXED = {name: make() for name, make in RULES.items()}
 FAMILIES = ("MeanField", "FullRank", "LowRank")
 REFUSED = {
-    ("ewa", "MeanField"): "exact on FullRank",
-    ("ewa", "LowRank"): "exact on FullRank",
-    ("svb_rate", "FullRank"): "one rate per coordinate",
+    ("ewa", "MeanField"): r"exact on FullRank.*or take ngvi",
+    ("ewa", "LowRank"): r"exact on FullRank.*or take ngvi",
+    ("svb_rate", "FullRank"): r"one rate per coordinate.*schedule of the count",
     **{(rule, "LowRank"): "LowRank" for rule in ("oga", "oga_el", "sva", "svb", "svb_rate", "ngvi_walk")},
 }
 TABLE = [(rule, family) for rule in RULES for family in FAMILIES]
@@ -195,10 +195,7 @@ def test_vmap_over_streams_is_one_run_each(rule, family):
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    tiered(
-        [("ngvi", "FullRank"), ("ewa", "FullRank"), ("ngvi", "LowRank")],
-        unit=[("ewa", "FullRank"), ("ngvi", "LowRank")],
-    ),
+    tiered([("ngvi", "FullRank"), ("ewa", "FullRank"), ("ngvi", "LowRank")], unit=[("ngvi", "LowRank")]),
 )
 def test_conjugate_streams_end_at_the_exact_posterior(x64, many, name, family):
     rule = UNBOXED[name]
@@ -456,14 +453,14 @@ def test_arguments():
         nt.online.ngvi(negative="ignore")
     with pytest.raises(ValueError, match="not both"):
         nt.online.ngvi(evidence=3.0, forget=nt.online.power(0.9))
-    with pytest.raises(TypeError, match="quadratic in the parameters"):
+    with pytest.raises(TypeError, match=r"quadratic in the parameters.*this one take ngvi"):
         nt.online.update(UNBOXED["ewa"], HINGE, UNBOXED["ewa"].init(make_prior("FullRank")), jnp.ones(D), 1.0)
     for rule in ("sva", "ngvi"):
         boxed = RULES[rule](box=nt.online.Box(loc=1.0))
-        with pytest.raises(TypeError, match="quadratic program"):
+        with pytest.raises(TypeError, match=r"quadratic program.*Leave the box out"):
             boxed.init(make_prior("FullRank"))
     per_coordinate = nt.online.svb(lambda t, q: jnp.ones_like(q.loc))
-    with pytest.raises(ValueError, match="scalar step size"):
+    with pytest.raises(ValueError, match=r"scalar step size.*MeanField takes an array"):
         nt.online.update(per_coordinate, HINGE, per_coordinate.init(make_prior("FullRank")), jnp.ones(D), 1.0)
 
 

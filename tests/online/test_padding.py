@@ -75,7 +75,7 @@ def test_batches_are_padded_to_the_next_power_of_two(n):
 
 
 def test_pad_batch_checks_its_arguments():
-    with pytest.raises(ValueError, match="one common leading axis"):
+    with pytest.raises(ValueError, match=r"one common leading axis.*got shapes"):
         nt.online.pad_batch(np.ones(3), np.ones(2))
     with pytest.raises(ValueError, match="a batch of 3 rows does not fit size = 2"):
         nt.online.pad_batch(np.ones(3), size=2)
@@ -137,19 +137,21 @@ def test_labels_of_rows_that_are_off_are_not_checked():
     y[1] = 7.0
     nt.online.update(rule, HINGE, state, x, y, mask=np.array([True, False]))
     nt.online.run(rule, HINGE, state, x, y, mask=np.array([True, False]))
-    with pytest.raises(ValueError, match="hinge needs labels"):
+    with pytest.raises(ValueError, match=r"hinge needs labels.*turn labels in"):
         nt.online.update(rule, HINGE, state, x, y, mask=np.array([True, True]))
 
 
 def test_masks_are_checked():
     rule = SVA
     state, (x, y) = rule.init(PRIORS["mean field"]), make_rows(3)
-    with pytest.raises(TypeError, match="mask must be boolean"):
+    with pytest.raises(TypeError, match=r"mask must be boolean.*a datum, got dtype"):
         nt.online.update(rule, HINGE, state, x, y, mask=np.ones(3))
     for mask in (np.ones(2, bool), np.ones((3, 3), bool)):
-        with pytest.raises(ValueError, match="mask must have the shape of the data's leading axis"):
+        with pytest.raises(
+            ValueError, match=r"mask must have the shape of the data's leading axis.*data of shapes"
+        ):
             nt.online.update(rule, HINGE, state, x, y, mask=mask)
-    with pytest.raises(ValueError, match=r"mask must have shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"mask must have shape \(3,\).*for batches, got"):
         nt.online.run(rule, HINGE, state, x, y, mask=True)
 
 

@@ -317,11 +317,13 @@ def test_changes_and_states_travel_as_bytes():
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype
     np.testing.assert_array_equal(nt.online.from_bytes(nt.online.to_bytes(server), like=server).rounds, [0, 0])
-    with pytest.raises(ValueError, match=r"the message is truncated, or not a state that to_bytes made"):
+    with pytest.raises(
+        ValueError, match=r"the message is truncated, or not a state that to_bytes made.*not a zip"
+    ):
         nt.online.from_bytes(data[:-20], like=blank)
     with pytest.raises(ValueError, match=r"the message holds a state of another structure than like: .*Change"):
         nt.online.from_bytes(data, like=server)
-    with pytest.raises(TypeError, match="is traced"):
+    with pytest.raises(TypeError, match=r"is traced.*it outside of transformations"):
         jax.jit(lambda c: nt.online.to_bytes(c))(change)
 
 
@@ -343,7 +345,7 @@ def test_what_does_not_fit_is_refused():
         pvi.combine(other, change)
     with pytest.raises(ValueError, match=r"parameters of shapes .*\(2, 2\).* and the posterior .*\(1,\), \(1,\)"):
         pvi.combine(small, change)
-    with pytest.raises(ValueError, match="change 3 of machine 0 came, and 1 was expected"):
+    with pytest.raises(ValueError, match=r"change 3 of machine 0 came, and 1 was expected.*of different runs"):
         pvi.combine(server, change._replace(round=jnp.int32(3)))
     with pytest.raises(ValueError, match=r"came from machine \[5\], and there are 2"):
         pvi.combine(server, change._replace(part=jnp.int32(5)))
@@ -355,12 +357,14 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(TypeError, match=r"state must be .*PartitionedState.*pvi.init\(prior, num_parts\)"):
         pvi.refit(pvi.factor(server, 0), server.prior, x, y)
     with pytest.raises(
-        ValueError, match=r"refit needs arrays with one common.* Constants belong inside the model"
+        ValueError, match=r"refit needs arrays with one common.* Constants belong inside the model.*the loss"
     ):
         pvi.refit(pvi.factor(server, 0), server, x, y[:3])
-    with pytest.raises(ValueError, match=r"the factor of machine 0 is of another prior"):
+    with pytest.raises(ValueError, match=r"the factor of machine 0 is of another prior.*the same everywhere"):
         pvi.refit(pvi.factor(other, 0), server, x, y)
-    with pytest.raises(ValueError, match="has sent 1 changes: go on from the factor that it keeps"):
+    with pytest.raises(
+        ValueError, match=r"has sent 1 changes: go on from the factor that it keeps.*the posterior"
+    ):
         pvi.factor(server._replace(rounds=jnp.asarray([1, 0])), 0)
     with pytest.raises(ValueError, match=r"damping must be in \(0, 1\], got 2"):
         nt.online.partitioned(LOGISTIC, damping=2.0)

@@ -127,9 +127,11 @@ def test_nothing_warns_inside_of_transformations():
 
 def test_arrays_without_a_finite_value_are_refused():
     x, y = make_rows()
-    with pytest.raises(ValueError, match=r"data array 1 of shape \(60,\) holds no finite value, got nan"):
+    with pytest.raises(
+        ValueError, match=r"data array 1 of shape \(60,\) holds no finite value, got nan.*were read"
+    ):
         nt.online.run(NGVI, SQUARED, NGVI.init(PRIOR), x, np.full(NUM_ROUNDS, np.nan))
-    with pytest.raises(ValueError, match=r"data array 0 .* got inf"):
+    with pytest.raises(ValueError, match=r"data array 0 .* got inf.*the data were read"):
         nt.online.run(NGVI, SQUARED, NGVI.init(PRIOR), np.full_like(x, np.inf), y)
 
 
@@ -236,19 +238,20 @@ def test_skip_still_skips_after_rounds_of_infinite_expected_loss():
     y[150] = 1e4
     rule = nt.online.skip(nt.online.rvga(), max_deviations=8.0)
     start = rule.init(FullRank(jnp.zeros(4), jnp.eye(4)))
-    with pytest.warns(nt.online.StreamWarning, match="1 of 200 rounds were rejected"):
+    with pytest.warns(nt.online.StreamWarning, match=r"1 of 200 rounds were rejected.*that is too large"):
         state, losses = nt.online.run(rule, nt.expectations.poisson(), start, x, y)
     assert np.isinf(losses.expected[0])
     assert np.isfinite(state.memory.mean.value)
     assert int(state.memory.skipped) == 1
 
 
+@pytest.mark.full
 def test_a_round_that_was_taken_is_not_called_lost():
     x, y = counts_in_large_units()
     x[100, 1] = np.nan
     rule = nt.online.rvga()
     start = rule.init(FullRank(jnp.zeros(4), jnp.eye(4)))
-    with pytest.warns(nt.online.StreamWarning, match="1 with data that are not finite") as caught:
+    with pytest.warns(nt.online.StreamWarning, match=r"1 with data that are not finite.*is too large") as caught:
         _, losses = nt.online.run(rule, nt.expectations.poisson(), start, x, y)
     assert np.isinf(losses.expected[0])
     assert "loss that is not finite" not in str(caught[0].message)

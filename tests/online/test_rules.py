@@ -390,7 +390,7 @@ def test_svb_refuses_evidence_that_it_cannot_have():
     for step_size, box in ((nt.online.svb_rate(0.5), None), (0.1, nt.online.Ball(1.0, 1.0))):
         with pytest.raises(ValueError, match=r"finite evidence .*objective \(7\)"):
             nt.online.svb(step_size, box, evidence=2.0)
-    with pytest.raises(ValueError, match="evidence must be"):
+    with pytest.raises(ValueError, match=r"evidence must be.*positive, got"):
         nt.online.svb(0.1, evidence=0.0)
 
 
@@ -623,14 +623,14 @@ FACTORIES = (nt.online.oga, nt.online.oga_el, nt.online.sva, nt.online.svb, nt.o
 @pytest.mark.parametrize("factory", FACTORIES, ids=lambda f: f.__name__)
 def test_step_sizes_and_boxes_are_checked(factory):
     for bad in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match="step_size must be positive and finite"):
+        with pytest.raises(ValueError, match=r"step_size must be positive and finite.*will do too"):
             factory(bad)
     for arity in (lambda: 1.0, lambda a, b, c: 1.0):
         with pytest.raises(TypeError, match=r"step_size must take the count or \(count, q\)"):
             factory(arity)
-    with pytest.raises(ValueError, match=r"step_size must be one number.*callable of the count"):
+    with pytest.raises(ValueError, match=r"step_size must be one number.*callable of the count.*will do too"):
         factory([0.1])
-    with pytest.raises(TypeError, match=r"step_size must be a number.*callable of the count"):
+    with pytest.raises(TypeError, match=r"step_size must be a number.*callable of the count.*will do too"):
         factory("0.1")
     for box in (Box(loc=0.0), Box(loc=-1.0), Box(loc=np.nan), Box(loc=np.array([1.0, 0.0]))):
         with pytest.raises(ValueError, match=r"box\.loc must be positive"):
@@ -653,13 +653,13 @@ def test_arguments_of_ngvi_and_svb_rate():
 
 
 BAD_PRIORS = [
-    ([], [], "prior needs loc of shape"),
-    (0.0, 1.0, "prior needs loc of shape"),
-    ([[0.0]], [[1.0]], "prior needs loc of shape"),
-    ([0.0, 0.0], [1.0, 1.0, 1.0], "prior needs loc of shape"),
-    ([0.0, 0.0], [1.0], "prior needs loc of shape"),
-    ([0.0, 0.0], [1.0, 0.0], "prior.scale must be positive"),
-    ([0.0], [-1.0], "prior.scale must be positive"),
+    ([], [], r"prior needs loc of shape.*and scale of"),
+    (0.0, 1.0, r"prior needs loc of shape.*and scale of"),
+    ([[0.0]], [[1.0]], r"prior needs loc of shape.*and scale of"),
+    ([0.0, 0.0], [1.0, 1.0, 1.0], r"prior needs loc of shape.*and scale of"),
+    ([0.0, 0.0], [1.0], r"prior needs loc of shape.*and scale of"),
+    ([0.0, 0.0], [1.0, 0.0], r"prior.scale must be positive.*and finite, got"),
+    ([0.0], [-1.0], r"prior.scale must be positive.*and finite, got"),
     ([np.nan], [1.0], "finite, got"),
     ([0.0], [np.inf], "finite, got"),
     ([0.0], [np.nan], "finite, got"),
@@ -682,9 +682,9 @@ def test_streams_are_checked():
     state = rule.init(make_prior(dtype=jnp.float32))
     x, y = make_stream(4, dtype=jnp.float32)
     for data in ((x, y[:3]), (x[:0], y[:0]), (x[0], y[0]), ()):
-        with pytest.raises(ValueError, match="one common leading axis of at least 1, got shapes"):
+        with pytest.raises(ValueError, match=r"one common leading axis of at least 1, got shapes.*or the loss"):
             nt.online.run(rule, SQUARED, state, *data)
-    with pytest.raises(ValueError, match="expected x of shape"):
+    with pytest.raises(ValueError, match=r"expected x of shape.*parameters, got"):
         nt.online.run(rule, SQUARED, state, x[:, :2], y)
 
 

@@ -90,7 +90,9 @@ def test_the_best_rule_of_a_sweep_is_watched():
     grid = nt.online.grid(nt.online.ngvi, step_size=[0.5, 1.0])
     x, y = rows(40)
     x[3, 0] = np.nan
-    with pytest.warns(nt.online.StreamWarning, match=r"Of the grid, ngvi.*1 of 40 rounds were rejected"):
+    with pytest.warns(
+        nt.online.StreamWarning, match=r"Of the grid, ngvi.*1 of 40 rounds were rejected.*too large"
+    ):
         states, _ = nt.online.run_grid(grid, HINGE, prior, x, y)
     assert states.rejected.tolist() == [1, 1]
 
@@ -98,11 +100,11 @@ def test_the_best_rule_of_a_sweep_is_watched():
 def test_wrong_calls_of_a_sweep():
     prior = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
     x, y = rows(10)
-    with pytest.raises(TypeError, match="grid must be"):
+    with pytest.raises(TypeError, match=r"grid must be.*a Rule of length"):
         nt.online.run_grid(nt.online.ngvi(), HINGE, prior, x, y)
-    with pytest.raises(ValueError, match="of 6 rules, got leading axes"):
+    with pytest.raises(ValueError, match=r"of 6 rules, got leading axes.*the prior to begin"):
         nt.online.run_grid(GRID, HINGE, nt.online.ngvi().init(prior), x, y)
-    with pytest.raises(ValueError, match="mask must have shape"):
+    with pytest.raises(ValueError, match=r"mask must have shape.*for batches, got"):
         nt.online.run_grid(GRID, HINGE, prior, x, y, mask=np.array(True))
 
 
@@ -121,5 +123,5 @@ def test_low_rank_covariances_in_a_sweep():
 
 
 def test_low_rank_covariances_have_no_other_prior_scale():
-    with pytest.raises(TypeError, match="LowRank does not hold every covariance"):
+    with pytest.raises(TypeError, match=r"LowRank does not hold every covariance.*MeanField or FullRank"):
         nt.online.run_grid(nt.online.grid(nt.online.ngvi, prior_scale=[0.5]), HINGE, low_rank(), *rows(6))

@@ -475,7 +475,7 @@ def test_a_row_without_features_changes_nothing():
 def test_a_rate_for_each_coordinate_is_refused():
     rule = nt.online.rvga(lambda count, q: jnp.ones_like(q.loc))
     start = rule.init(standard("MeanField", 3, np.float32))
-    with pytest.raises(ValueError, match=r"one step_size for all coordinates, got shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"one step_size for all coordinates, got shape \(3,\).*one for each"):
         nt.online.update(rule, LOGISTIC, start, np.ones(3, np.float32), np.float32(1.0))
 
 

@@ -175,24 +175,24 @@ def test_the_strongly_convex_rate_survives_vanishing_scales_in_float32():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: lipschitz(np.zeros((3, 2))), "L must be positive"),
-        (lambda: lipschitz([[np.nan]]), "L must be positive"),
-        (lambda: lipschitz([[1.0]], slope=0.0), "slope must be positive"),
+        (lambda: lipschitz(np.zeros((3, 2))), r"L must be positive.*finite, and not all"),
+        (lambda: lipschitz([[np.nan]]), r"L must be positive.*finite, and not all"),
+        (lambda: lipschitz([[1.0]], slope=0.0), r"slope must be positive.*and finite, got"),
         (
             lambda: lipschitz_squared([[1.0]], [1.0], Box(loc=1.0)),
-            r"box\.scale must be positive and finite, got inf.*bounded set",
+            r"box\.scale must be positive and finite, got inf.*bounded set.*box with finite bounds",
         ),
         (lambda: diameter(Box(scale=1.0), 2), r"box\.loc must be positive and finite, got inf.*bounded set"),
         (
             lambda: diameter(Box(scale=1.0), 2, point=True),
-            r"box\.loc must be positive and finite, got inf.*bounded set",
+            r"box\.loc must be positive and finite, got inf.*bounded set.*box with finite bounds",
         ),
         (lambda: sva_rate(0, kl=1.0, lipschitz=1.0, strong_convexity=1.0), "num_rounds must be positive"),
         (lambda: sva_rate(9, kl=np.inf, lipschitz=1.0, strong_convexity=1.0), "kl must be positive and finite"),
-        (lambda: ewa_rate(9, kl=1.0, loss_range=-1.0), "loss_range must be positive"),
+        (lambda: ewa_rate(9, kl=1.0, loss_range=-1.0), r"loss_range must be positive.*and finite, got"),
         (lambda: svb_constant(lipschitz=1.0, diameter=np.inf), "diameter must be positive and finite"),
-        (lambda: svb_strongly_convex_rate(0.0), "curvature must be positive"),
-        (lambda: doubling(nt.online.sva, 0.0), "rate must be positive"),
+        (lambda: svb_strongly_convex_rate(0.0), r"curvature must be positive.*and finite, got"),
+        (lambda: doubling(nt.online.sva, 0.0), r"rate must be positive.*and finite, got"),
     ],
 )
 def test_arguments_are_checked(call, message):
@@ -201,7 +201,7 @@ def test_arguments_are_checked(call, message):
 
 
 def test_other_families_have_no_known_convexity():
-    with pytest.raises(TypeError, match="MeanField and FullRank"):
+    with pytest.raises(TypeError, match=r"MeanField and FullRank.*priors, got"):
         strong_convexity(jnp.zeros(3))
 
 
@@ -230,8 +230,9 @@ def test_doubling_is_a_chain_of_runs_from_the_prior(x64, loops):
     assert int(state.count) == num_rounds
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
-@pytest.mark.parametrize("dtype", [jnp.float64, pytest.param(jnp.float32, marks=pytest.mark.full)])
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
 def test_a_rejected_round_does_not_count_for_the_restarts(x64, loops, dtype):
     prior = MeanField(jnp.zeros(2, dtype), jnp.ones(2, dtype))
     x, y = (np.asarray(array, dtype) for array in stream(6))
@@ -338,5 +339,5 @@ def test_a_rule_that_takes_its_own_steps_is_averaged_too(x64, loops):
 
 def test_a_rule_that_was_not_averaged_has_no_average():
     state = nt.online.svb(0.3).init(MeanField(jnp.zeros(2), jnp.ones(2)))
-    with pytest.raises(TypeError, match=r"with_average\(rule\)"):
+    with pytest.raises(TypeError, match=r"with_average\(rule\).*is RunningAverage; got tuple"):
         average(state)

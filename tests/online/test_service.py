@@ -81,10 +81,8 @@ def loss_of_theta(theta, x, y):
     return jnp.log1p(jnp.exp(-y * jnp.dot(x, theta)))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "rvga, logistic" else pytest.param(name, marks=pytest.mark.full) for name in COMBINATIONS],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", COMBINATIONS)
 def test_rounds_are_those_of_a_run(name):
     make_rule, make_loss, make_prior = COMBINATIONS[name]
     rule, loss, prior = make_rule(), make_loss(), make_prior()
@@ -188,12 +186,12 @@ def test_what_is_wrong_leaves_the_state(service):
         ((np.ones(1), 1.0), ValueError, r"got \(1,\)"),
         ((X[0],), TypeError, "takes 2 arrays, as at the start, got 1"),
         ((X[0], "one"), TypeError, "array 1 must be real numbers, got dtype <U3, such as 'one'. Pass codes"),
-        ((["1", "2", "3"], 1.0), TypeError, "array 0 must be real numbers, got dtype <U1"),
-        ((X[0] + 1j, 1.0), TypeError, "array 0 must be real numbers, got dtype complex128"),
+        ((["1", "2", "3"], 1.0), TypeError, r"array 0 must be real numbers, got dtype <U1.*.cat.codes, or"),
+        ((X[0] + 1j, 1.0), TypeError, r"array 0 must be real numbers, got dtype complex128.*of their own"),
         (
             (pd.date_range("2026-01-01", periods=3), 1.0),
             TypeError,
-            "array 0 must be .* Pass numbers, such as days",
+            r"array 0 must be .* Pass numbers, such as days.*since the first date",
         ),
         (([1.0, [2.0], 3.0], 1.0), TypeError, "array 0 must be real numbers, got lists of different lengths"),
         (([1.0, object(), 3.0], 1.0), TypeError, "array 0 must be real numbers, got dtype object"),
@@ -208,7 +206,7 @@ def test_what_is_wrong_leaves_the_state(service):
     with pytest.raises(TypeError, match="predicts from 1 arrays, got 2"):
         service.predict(X[0], 1.0)
     assert equal(service.state, before)
-    with pytest.raises(ValueError, match="not of the service's rule, family and sizes"):
+    with pytest.raises(ValueError, match=r"not of the service's rule, family and sizes.*OnlineState of length"):
         service.load(nt.online.rvga().init(mean_field()))
 
 
@@ -309,7 +307,7 @@ def test_labels_that_the_loss_does_not_admit_are_refused_each_time():
     rule, hinge = nt.online.ngvi(0.1), nt.expectations.hinge()
     service = nt.online.Service(rule, hinge, rule.init(mean_field()), X[0], 1.0)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0\.0"):
+        with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0\.0.*turn labels in"):
             service.learn(X[0], 0)
     service.learn(X[0], -1)
     # A missing outcome is a rejected round.
@@ -321,9 +319,9 @@ def test_labels_that_the_loss_does_not_admit_are_refused_each_time():
 
 def test_a_start_that_is_wrong_is_refused():
     rule = nt.online.rvga()
-    with pytest.raises(ValueError, match="expected x of shape"):
+    with pytest.raises(ValueError, match=r"expected x of shape.*parameters, got"):
         nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0][:2], 1.0)
-    with pytest.raises(TypeError, match="state must be that of a run"):
+    with pytest.raises(TypeError, match=r"state must be that of a run.*expectation, state"):
         nt.online.Service(rule, nt.expectations.logistic(), full_rank(), X[0], 1.0)
     with pytest.raises(ValueError, match="labels must be two or more different numbers"):
         nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, labels=(1.0, 1.0))
@@ -384,7 +382,7 @@ def test_a_service_predicts_as_the_function_does(service):
     assert isinstance(service.predict(X[0]).mean, float)
 
 
-@pytest.mark.parametrize("intercept", [None, 0])
+@pytest.mark.parametrize("intercept", [pytest.param(None, marks=pytest.mark.full), 0])
 def test_standardised_features_are_in_their_own_units(intercept):
     rule, loss = nt.online.standardise(nt.online.rvga(), intercept=intercept), nt.expectations.squared()
     x = X * [1.0, 1e4, 1e-4] + [0.0, 1e5, 0.0]
@@ -451,9 +449,9 @@ def test_labels_of_another_loss_are_refused():
     rule = nt.online.ngvi(0.1)
     state = rule.init(mean_field())
     service = nt.online.Service(rule, nt.expectations.hinge(), state, X[0], 1.0, labels=(0, 1))
-    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0"):
+    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0.*turn labels in"):
         service.class_probabilities(X[0])
-    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0"):
+    with pytest.raises(ValueError, match=r"hinge needs labels y in \{-1, 1\}, got 0.*turn labels in"):
         nt.online.class_probabilities(nt.expectations.hinge(), state, X[0], labels=(0, 1))
     with pytest.raises(ValueError, match="needs labels y in"):
         nt.online.class_probabilities(nt.expectations.softmax(3), rule.init(mean_field()), X[0, :1])
@@ -477,9 +475,9 @@ def test_draws_of_a_service_differ_and_need_a_key(service):
 
 
 def test_a_loss_without_a_predictor_does_not_predict():
-    with pytest.raises(TypeError, match="only a loss of a predictor predicts"):
+    with pytest.raises(TypeError, match=r"only a loss of a predictor predicts.*draws them"):
         nt.online.predict(nt.expectations.monte_carlo(loss_of_theta), mean_field(), X[0])
-    with pytest.raises(TypeError, match="state must be that of a run, or a Gaussian"):
+    with pytest.raises(TypeError, match=r"state must be that of a run, or a Gaussian.*an array of shape"):
         nt.online.predict(nt.expectations.squared(), X[0], X[0])
 
 
@@ -546,7 +544,7 @@ def test_a_model_decides_which_arrays_are_integers(grouped):
     online, state, service = grouped
     one = np.ones(1, int)
     twin, _ = online.update(state, one, one * 0.5, one * 1.5)
-    with pytest.raises(ValueError, match=r"array 0 must hold numbers of dtype int\d\d"):
+    with pytest.raises(ValueError, match=r"array 0 must hold numbers of dtype int\d\d.*loss needs them, got"):
         service.learn(0.5, 0.5, 1.5)
     service.learn(1, 0.5, 1.5)
     np.testing.assert_allclose(service.state.posterior.loc, twin.posterior.loc, rtol=1e-5)
@@ -562,6 +560,7 @@ def test_a_state_that_is_loaded_brings_its_key(grouped):
     service.load(state)
 
 
+@pytest.mark.full
 def test_packed_trees_come_back():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": (jnp.int32(3), jnp.zeros(())), "key": KEY, "no": None}
     for max_size in (np.inf, 4, 0):

@@ -78,7 +78,7 @@ def test_states_of_every_rule_and_family_come_back_bit_for_bit(rule, prior, tmp_
     nt.online.save(tmp_path / "state", many)
     shapes = jax.eval_shape(lambda: many)
     assert_same(nt.online.restore(tmp_path / "state", like=shapes), many)
-    with pytest.raises(ValueError, match=r"holds \w+\[2,?.*at .*, expected"):
+    with pytest.raises(ValueError, match=r"holds \w+\[2,?.*at .*, expected.*it was saved with"):
         nt.online.restore(tmp_path / "state", like=start)
 
 
@@ -118,7 +118,7 @@ def test_typed_keys_are_arrays_too(implementation, tmp_path):
     assert_same(nt.online.restore(tmp_path / "state", like=jax.eval_shape(lambda: like)), keys)
     assert jax.random.key_impl(restored) == implementation
     other = make_keys(0, "unsafe_rbg")
-    with pytest.raises(ValueError, match=r"holds key<.*, expected key<urbg>"):
+    with pytest.raises(ValueError, match=r"holds key<.*, expected key<urbg>.*it was saved with"):
         nt.online.restore(tmp_path / "state", like=other)
 
 
@@ -133,7 +133,9 @@ def check_sites(theta, phi, folder):
     nt.online.save(folder / "state", theta)
     assert_same(nt.online.restore(folder / "state", like=theta), theta)
     assert nt.online.restore(folder / "state", like=theta).layout == theta.layout
-    with pytest.raises(ValueError, match=r"another structure than like: .*'theta'.*, expected .*'phi'"):
+    with pytest.raises(
+        ValueError, match=r"another structure than like: .*'theta'.*, expected .*'phi'.*and model"
+    ):
         nt.online.restore(folder / "state", like=phi)
 
 
@@ -164,11 +166,11 @@ def saved(folder, state=None):
         (RULES["sva"].init(PRIORS["full rank"]), r"part 0 of OnlineState is MeanField .*, expected FullRank"),
         (
             RULES["averaged"].init(PRIORS["mean field"]),
-            r"part 2 of OnlineState is MeanField .*, expected RunningAverage",
+            r"part 2 of OnlineState is MeanField .*, expected RunningAverage.*rule, family and model",
         ),
         (
             RULES["sva"].init(MeanField(jnp.zeros(4), jnp.ones(4))),
-            r"float\d+\[3\] at .posterior.loc, expected .*\[4\]",
+            r"float\d+\[3\] at .posterior.loc, expected .*\[4\].*it was saved with",
         ),
         ({"state": RULES["sva"].init(PRIORS["mean field"])}, "the whole state is OnlineState .*, expected dict"),
     ],
@@ -184,7 +186,9 @@ def test_a_state_of_another_precision_is_refused(x64, tmp_path):
     double = RULES["sva"].init(MeanField(jnp.zeros(3), jnp.ones(3)))
     single = RULES["sva"].init(MeanField(jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32)))
     saved(tmp_path, double)
-    with pytest.raises(ValueError, match=r"float64\[3\] at .posterior.loc, expected float32\[3\]"):
+    with pytest.raises(
+        ValueError, match=r"float64\[3\] at .posterior.loc, expected float32\[3\].*was saved with"
+    ):
         nt.online.restore(tmp_path / "state", like=single)
 
 
@@ -260,7 +264,7 @@ def test_a_file_of_version_1_comes_back(tmp_path):
         for name in set(former) - {"header"}:
             assert former[name].tobytes() == saved[name].tobytes()
     other = RULES["oga"].init(PRIORS["mean field"])
-    with pytest.raises(ValueError, match="another structure than like"):
+    with pytest.raises(ValueError, match=r"another structure than like.*rule, family and model"):
         nt.online.restore(tmp_path / "state", like=other)
 
 
@@ -346,7 +350,7 @@ def test_the_old_file_survives_a_save_that_fails(where, tmp_path, monkeypatch):
 def test_what_cannot_be_saved_is_said(tmp_path):
     with pytest.raises(TypeError, match="a state is made of arrays, got str"):
         nt.online.save(tmp_path / "state", {"name": "sva"})
-    with pytest.raises(TypeError, match="this state is traced"):
+    with pytest.raises(TypeError, match=r"this state is traced.*jit, vmap and scan"):
         jax.jit(lambda x: nt.online.save(tmp_path / "state", x))(jnp.ones(2))
     assert os.listdir(tmp_path) == []
 

@@ -461,14 +461,14 @@ def test_the_default_prior_is_that_of_the_formula():
     found = (prior.mean_scale**2, prior.noise_shape, prior.noise_rate, prior.ard_shape, prior.ard_rate)
     assert found == pytest.approx((100 * variance, 0.5, 1e-9 * variance * (N * D - 1), 0.5, 1e-3 * variance))
     assert prior.loading_precision == pytest.approx(1 / variance)
-    with pytest.raises(ValueError, match="no column has two different values"):
+    with pytest.raises(ValueError, match=r"no column has two different values.*have no scale: pass"):
         base.prior_of(np.full((3, 2), 0.1))
 
 
 def test_a_noise_that_is_not_the_data_s_is_named(x64, key):
     x = signal(9, N, [2.0], D)
     with pytest.warns(
-        UserWarning, match=r"noise variance .* is mostly prior.noise_rate 1, as the data show less"
+        UserWarning, match=r"noise variance .* is mostly prior.noise_rate 1, as the data show less.*a smaller"
     ):
         fit_complete(key, 0.03 * x, alpha=0.5, prior=ppca.prior())
     far = (signal(9, N, [200.0], D, noise=0.01) + 1e8).astype(np.float32)
@@ -505,6 +505,7 @@ def test_names_of_columns_are_kept_and_compared(x64, key):
             call(fit, table[list("cba")])
 
 
+@pytest.mark.full
 def test_rows_without_entries_change_nothing(x64, key):
     x = signal(10, N, [2.0], D)
     x[0, 0] = np.nan
@@ -736,7 +737,7 @@ def test_a_warm_start_stays(x64, key, fitted):
         smaller = cold._replace(posterior=cold.posterior._replace(loc=cold.posterior.loc[:, [*range(k), K]]))
         more = ppca.fit(key, x, **options, init=smaller)
         assert more.elbo == pytest.approx(cold.elbo, abs=0.05)
-    with pytest.raises(ValueError, match="init has 3 columns, x has 2"):
+    with pytest.raises(ValueError, match=r"init has 3 columns, x has 2.*starts need the same"):
         ppca.fit(key, x[:, :2], num_factors=1, init=cold)
 
 
@@ -756,7 +757,7 @@ def test_starts_and_warm_starts(key):
         smaller = cold._replace(posterior=cold.posterior._replace(loc=cold.posterior.loc[:, [*range(k), K]]))
         more = ppca.fit(key, x, **options, init=smaller)
         assert more.elbo == pytest.approx(cold.elbo, abs=0.05)
-    with pytest.raises(ValueError, match="init has 3 columns, x has 2"):
+    with pytest.raises(ValueError, match=r"init has 3 columns, x has 2.*starts need the same"):
         ppca.fit(key, x[:, :2], num_factors=1, init=cold)
     with pytest.raises(ValueError, match="a warm start needs data in the same units"):
         ppca.fit(key, 1e-3 * x, num_factors=K, init=cold)
@@ -783,11 +784,11 @@ def finish(**changes):
 
 def test_what_went_wrong_is_said():
     assert finish().converged
-    with pytest.warns(UserWarning, match="take a larger max_iter"):
+    with pytest.warns(UserWarning, match=r"take a larger max_iter.*before comparing its ELBO"):
         fit = finish(converged=np.array([False]))
     assert not fit.converged
     assert fit.trace.shape == (2,)
-    with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
+    with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2.*unit deviation, or use"):
         finish(fall=np.ones(1))
     with pytest.raises(ValueError, match="the ELBO of a start is nan: the data or the prior exceed"):
         finish(objective=np.array([np.nan]))
@@ -795,7 +796,7 @@ def test_what_went_wrong_is_said():
 
 @pytest.mark.full
 def test_what_has_not_converged_says_so(key):
-    with pytest.warns(UserWarning, match="take a larger max_iter"):
+    with pytest.warns(UserWarning, match=r"take a larger max_iter.*before comparing its ELBO"):
         fit = ppca.fit(key, signal(17, N, [1.0], D), num_factors=0, max_iter=1)
     assert not fit.converged
     assert fit.trace.shape == (1,)
@@ -806,7 +807,7 @@ def test_a_fall_of_the_elbo_raises(key, monkeypatch):
     monkeypatch.setattr(
         updates, "update_noise", lambda q, *_: q._replace(noise_precision=0.5 * q.noise_precision)
     )
-    with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2"):
+    with pytest.raises(RuntimeError, match=r"the ELBO fell from .* in sweep 2.*unit deviation, or use"):
         ppca.fit(key, signal(18, N + 1, [1.0], D), num_factors=0)
 
 
@@ -872,15 +873,15 @@ BAD = {
     "no rows": (GOOD[:0], {}, ValueError, "no row with an observed entry"),
     "all missing": (np.full((N, D), np.nan), {}, ValueError, "no row with an observed entry"),
     "empty column": (np.where(np.arange(D) == 1, np.nan, GOOD), {}, ValueError, r"in columns \[1\]"),
-    "infinite": (np.where(GOOD[4, 2] == GOOD, np.inf, GOOD), {}, ValueError, "row 4, column 2"),
+    "infinite": (np.where(GOOD[4, 2] == GOOD, np.inf, GOOD), {}, ValueError, r"row 4, column 2.*is missing"),
     "complex": (GOOD + 1j, {}, TypeError, "real numbers"),
     "text": (GOOD.astype(str), {}, TypeError, "real numbers"),
     "many factors": (GOOD, {"num_factors": 4}, ValueError, r"from 0 to 3, got 4\. x has 3 columns"),
     "negative": (GOOD, {"num_factors": -1}, ValueError, "from 0 to 3, got -1"),
     "fractional": (GOOD, {"num_factors": 1.0}, ValueError, "num_factors must be an integer"),
-    "alpha 0": (GOOD, {"alpha": 0.0}, ValueError, "alpha must be positive"),
-    "alpha NaN": (GOOD, {"alpha": np.nan}, ValueError, "alpha must be positive"),
-    "tolerance": (GOOD, {"tolerance": -1.0}, ValueError, "tolerance must be at least 0"),
+    "alpha 0": (GOOD, {"alpha": 0.0}, ValueError, r"alpha must be positive.*and finite, got"),
+    "alpha NaN": (GOOD, {"alpha": np.nan}, ValueError, r"alpha must be positive.*and finite, got"),
+    "tolerance": (GOOD, {"tolerance": -1.0}, ValueError, r"tolerance must be at least 0.*and finite, got"),
     "max_iter": (GOOD, {"max_iter": 0}, ValueError, "max_iter must be an integer of at least 1"),
     "restarts": (GOOD, {"num_restarts": 0}, ValueError, "num_restarts must be an integer of at least 1"),
     "infinite mean": (GOOD, {"prior": ppca.prior(mean=np.inf)}, ValueError, "prior.mean must be finite, got inf"),
@@ -899,11 +900,11 @@ def test_bad_input_is_named(key, name):
 @pytest.mark.parametrize("fit", [fit_complete, pytest.param(fit_alone, marks=pytest.mark.full)])
 def test_a_prior_of_another_scale_is_named(precision, key, fit):
     x = signal(22, N, [1.0], D)
-    with pytest.warns(UserWarning, match=r"means of columns \[0, 1, 2\]"):
+    with pytest.warns(UserWarning, match=r"means of columns \[0, 1, 2\].*the columns, or pass"):
         fit(key, x + 1000.0, prior=ppca.prior())
-    with pytest.warns(UserWarning, match="the prior is made for 1"):
+    with pytest.warns(UserWarning, match=r"the prior is made for 1.*the columns, or pass"):
         fit(key, 1000.0 * (x - x.mean(axis=0)), prior=ppca.prior())
-    with pytest.raises(ValueError, match="scale must be positive"):
+    with pytest.raises(ValueError, match=r"scale must be positive.*and finite, got"):
         ppca.prior(0.0)
 
 
@@ -956,9 +957,9 @@ def test_the_number_of_factors_of_many_rows(key):
     ("orders", "weights", "message"),
     [
         ([], None, "at least one"),
-        ([1, 1], None, "different numbers"),
-        ([0], {1: 0.0}, "log_prior has models"),
-        ([0], {0: 1.0}, "sum to 2.71828, more than 1"),
+        ([1, 1], None, r"different numbers.*at least one, got"),
+        ([0], {1: 0.0}, r"log_prior has models.*the fits are"),
+        ([0], {0: 1.0}, r"sum to 2.71828, more than 1.*pass logarithms"),
         ([0], {0: -np.inf}, "positive weights"),
     ],
 )
@@ -980,16 +981,16 @@ def test_predictions_refuse_other_columns_and_too_few_draws(key, fitted):
 
 def test_selections_tracers_and_one_number_are_refused(key, fitted):
     selection = ppca.FactorSelection(*[None] * 9, {K: fitted[1]})
-    refused = r"fit must be a PPCAFit, by nt.ppca.fit, got FactorSelection: take its \.fits\[K\]"
+    refused = r"fit must be a PPCAFit, by nt.ppca.fit, got FactorSelection: take its \.fits\[K\].*that of K"
     for call in (ppca.transform, ppca.impute, ppca.reconstruct):
         with pytest.raises(TypeError, match=refused):
             call(selection, GOOD)
     for call in (ppca.num_occupied, ppca.principal_axes, lambda fit: ppca.sample(key, fit)):
         with pytest.raises(TypeError, match=refused):
             call(selection)
-    with pytest.raises(TypeError, match="init must be a PPCAFit"):
+    with pytest.raises(TypeError, match=r"init must be a PPCAFit.*as that of K"):
         ppca.fit(key, GOOD, num_factors=K, init=selection)
     with pytest.raises(TypeError, match=r"num_factors must be several numbers, such as range\(5\), got 4"):
         ppca.select_num_factors(key, GOOD, 4)
-    with pytest.raises(TypeError, match=r"x is traced, and nt\.ppca reads it on the host"):
+    with pytest.raises(TypeError, match=r"x is traced, and nt\.ppca reads it on the host.*vmap and grad"):
         jax.jit(lambda x: ppca.fit(key, x, num_factors=1).elbo)(GOOD)

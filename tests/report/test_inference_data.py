@@ -378,9 +378,9 @@ def test_wrong_results_are_refused(tempered, online):
         nt.to_inference_data([tempered])
     with pytest.raises(TypeError, match="the tempered model is missing"):
         nt.to_inference_data(tempered.params)
-    with pytest.raises(ValueError, match="holds its data"):
+    with pytest.raises(ValueError, match=r"holds its data.*are coords, dims"):
         nt.to_inference_data(tempered, X, Y)
-    with pytest.raises(ValueError, match="holds its data"):
+    with pytest.raises(ValueError, match=r"holds its data.*are coords, dims"):
         nt.to_inference_data(tempered, x=X)
     for data in [(), (state,)]:
         with pytest.raises(ValueError, match="the state, then the data"):
@@ -392,7 +392,7 @@ def test_mcmc_must_have_run_and_have_a_model(mcmc):
         nt.to_inference_data(MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
     no_model = copy.copy(mcmc)
     no_model.sampler = HMC(potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None)
-    with pytest.raises(ValueError, match="HMC has no model, only a potential"):
+    with pytest.raises(ValueError, match=r"HMC has no model, only a potential.*draws and the model"):
         nt.to_inference_data(no_model)
 
 
@@ -403,7 +403,7 @@ def test_mcmc_must_have_run():
     kernel = HMC(potential_fn=lambda z: z**2, num_steps=1, trajectory_length=None)
     no_model = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     no_model.run(jax.random.key(0), init_params=jnp.array(0.0))
-    with pytest.raises(ValueError, match="HMC has no model, only a potential"):
+    with pytest.raises(ValueError, match=r"HMC has no model, only a potential.*draws and the model"):
         nt.to_inference_data(no_model)
 
 
@@ -529,7 +529,7 @@ def test_a_subsampling_plate_leaves_the_likelihood_group_out(fitted):
             optim=numpyro.optim.Adam(0.05),
         )
         args, kwargs = (fit,), {}
-    with pytest.warns(UserWarning, match="subsamples"):
+    with pytest.warns(UserWarning, match=r"subsamples.*data, is left out"):
         data = nt.to_inference_data(*args, **kwargs)
     assert "log_likelihood" not in group_names(data)
     with pytest.raises(ValueError, match="no posterior_predictive group"):
@@ -607,7 +607,7 @@ def test_a_sampler_may_keep_no_draws_of_a_latent(mcmc):
     kept = copy.copy(mcmc)
     field = kept._sample_field
     kept._states = {**kept._states, field: {"eta": kept._states[field]["eta"]}}
-    with pytest.warns(UserWarning, match=r"no values of the latent sites \['theta'\]"):
+    with pytest.warns(UserWarning, match=r"no values of the latent sites \['theta'\].*them, is left out"):
         data = nt.to_inference_data(kept)
     assert set(group_names(data)) == {"posterior", "observed_data", "sample_stats"}
     with pytest.raises(ValueError, match="no posterior_predictive group"):
@@ -733,10 +733,10 @@ def with_param(x):
 @pytest.mark.parametrize(
     ("draws", "of", "options", "message"),
     [
-        ({}, model, {}, r"draws must be arrays \(draws, ...\)"),
+        ({}, model, {}, r"draws must be arrays \(draws, ...\).*of draws, got shapes"),
         ({"theta": np.ones((5, 2)), "b": np.ones(4)}, model, {}, r"one number of draws.*\(4,\)"),
         ({"theta": np.ones(5)}, model, {"group_by_chain": True}, r"arrays \(chains, draws, ...\)"),
-        ({"b": np.ones(5)}, model, {}, "no values of the latent site 'theta'"),
+        ({"b": np.ones(5)}, model, {}, r"no values of the latent site 'theta'.*of the model"),
         ({"b": np.ones(5)}, model, {"rng_key": jax.random.key(0)}, "no values of the latent site 'theta'"),
         ({"theta": np.ones((5, 2)), "b": np.ones(5)}, model, {}, r"hold \['b'\], which are not latent"),
         ({"theta": np.ones((5, 2)), "y": np.ones((5, 8))}, model, {}, r"hold \['y'\], which are not latent"),

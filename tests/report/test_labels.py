@@ -47,7 +47,7 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(FITS, unit=["fit_gaussian", "draws"]))
+@pytest.mark.parametrize("name", tiered(FITS, unit=["draws"]))
 def test_plates_take_the_labels_of_axes_of_their_name(name):
     data = FITS[name](*named())
     assert labels_of(data, "covariate") == COLUMNS
@@ -103,7 +103,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(OWN, unit=["moments", "sparse"]))
+@pytest.mark.parametrize("name", tiered(OWN, unit=["moments"]))
 def test_features_are_the_columns_of_the_frame(name):
     table = frame().iloc[:24, :2]
     data = nt.to_inference_data(*OWN[name](table), rng_key=KEY, num_samples=20)

@@ -102,6 +102,7 @@ def named(dims, **shapes):
     )
 
 
+@pytest.mark.full
 def test_dims_are_where_the_plates_are():
     assert named({}) == {
         "a": ["row", "a_dim_1"],

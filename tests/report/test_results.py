@@ -343,9 +343,9 @@ def test_a_path_is_arviz_data_already():
 @pytest.mark.parametrize("name", ["ppca.PPCAFit", "sparse.LinearFit, noise and intercept", "mixtures.MixtureFit"])
 def test_data_and_key_are_asked_for(name):
     result = made(name)
-    with pytest.raises(ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\)"):
+    with pytest.raises(ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\).*to, and a key"):
         nt.to_inference_data(result, rng_key=KEY)
-    with pytest.raises(ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\)"):
+    with pytest.raises(ValueError, match=r"is to_inference_data\(fit, .*rng_key=key\).*to, and a key"):
         nt.to_inference_data(result, *CASES[name].data)
 
 
@@ -355,13 +355,13 @@ def test_what_a_result_cannot_give_is_refused():
         nt.to_inference_data(em, ROWS, rng_key=KEY)
     with pytest.raises(TypeError, match=r"fits\['em'\] is a MixtureEM.*has no ELBO"):
         nt.compare({"em": em})
-    with pytest.raises(ValueError, match="no model of data"):
+    with pytest.raises(ValueError, match=r"no model of data.*there can be no"):
         nt.to_inference_data(made("descent.Result"), rng_key=KEY, posterior_predictive=True)
     with pytest.raises(ValueError, match=r"a Result is to_inference_data.*a key alone"):
         nt.to_inference_data(made("descent.Result"))
-    with pytest.raises(ValueError, match="a state is to_inference_data"):
+    with pytest.raises(ValueError, match=r"a state is to_inference_data.*run, then its data"):
         nt.to_inference_data(made("OnlineVIState"), X, Y)
-    with pytest.raises(ValueError, match="num_samples >= 2"):
+    with pytest.raises(ValueError, match=r"num_samples >= 2.*draws for it"):
         nt.compare({"fit": mixture(num_samples=0)})
 
 
@@ -427,8 +427,8 @@ def test_fits_of_different_algorithms_are_compared():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: factors(HOLES, 1.0), "alpha 0.5 and fits.'two'. 1.0"),
-        (lambda: factors(HOLES + 1.0), "column means differ"),
+        (lambda: factors(HOLES, 1.0), r"alpha 0.5 and fits.'two'. 1.0.*fit at one alpha"),
+        (lambda: factors(HOLES + 1.0), r"column means differ.*of the same data"),
         (lambda: factors(np.where(np.arange(N)[:, None] == 1, np.nan, HOLES)), "differ"),
         (lambda: mixture(x=ROWS - 1.0), "differ"),
         (lambda: made("sparse.LinearFit, noise and intercept"), "number of observed values differ"),
@@ -440,7 +440,9 @@ def test_fits_of_other_data_are_refused(other, message):
 
 
 def test_sparse_fits_of_other_targets_are_refused():
-    with pytest.raises(ValueError, match="mean and root mean square of the observed values differ"):
+    with pytest.raises(
+        ValueError, match=r"mean and root mean square of the observed values differ.*the same data"
+    ):
         nt.compare({"one": made("sparse.LinearFit, noise and intercept"), "two": linear(Y + 0.5)})
 
 

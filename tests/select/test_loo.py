@@ -186,7 +186,7 @@ def test_scales_of_the_model_count_as_power(x64):
             numpyro.sample("y", dist.Normal(theta, 1.0).expand([len(y)]), obs=y)
 
     data = nt.to_inference_data(draws, by_datum, Y, group_by_chain=True)
-    with pytest.raises(ValueError, match="differ from datum to datum"):
+    with pytest.raises(ValueError, match=r"differ from datum to datum.*loo takes one power"):
         loo(data)
     assert np.isfinite(elpd(loo(data, alpha=ALPHA)))
 
@@ -296,9 +296,9 @@ def put(value):
         (lambda: arviz_data(ALPHA), {"var_name": "z"}, ValueError, r"no 'z', only \['y'\]"),
         (lambda: with_values(put(np.nan)), {}, ValueError, "NaN"),
         (lambda: with_values(put(np.inf)), {}, ValueError, r"\+inf"),
-        (lambda: with_values(put(-np.inf)), {}, ValueError, "-inf in some draws"),
-        (lambda: arviz_data(ALPHA), {"alpha": -1.0}, ValueError, "alpha must be"),
-        (lambda: posterior_draws(ALPHA), {}, TypeError, "takes ArviZ data, got dict"),
+        (lambda: with_values(put(-np.inf)), {}, ValueError, r"-inf in some draws.*draws of the posterior"),
+        (lambda: arviz_data(ALPHA), {"alpha": -1.0}, ValueError, r"alpha must be.*and finite, got"),
+        (lambda: posterior_draws(ALPHA), {}, TypeError, r"takes ArviZ data, got dict.*pass it through"),
         (
             lambda: nt.to_inference_data({"theta": np.arange(24.0)}, model, Y),
             {},
@@ -323,12 +323,12 @@ def test_alpha_must_be_known():
             }
         )
     )
-    with pytest.raises(ValueError, match="no attribute alpha for site 'y'"):
+    with pytest.raises(ValueError, match=r"no attribute alpha for site 'y'.*or pass alpha"):
         loo(data)
 
 
 def test_a_posterior_of_one_point_has_no_loo():
-    with pytest.raises(ValueError, match="AutoDelta"):
+    with pytest.raises(ValueError, match=r"AutoDelta.*has no leave-one-out posteriors"):
         loo(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 
 

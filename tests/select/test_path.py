@@ -356,7 +356,9 @@ def test_draws_of_the_prior_with_a_likelihood_of_0():
     mass = np.log(stats.norm.cdf(0.9) - stats.norm.cdf(-0.1))
     assert_within(want[0] - mass, -3 * math.log(2.0) * 0.2, found["log_z_se"][1])
     assert found["log_z_left"][2] == -np.inf
-    with pytest.raises(ValueError, match=r"not finite at .*% of the draws at alpha = 0"):
+    with pytest.raises(
+        ValueError, match=r"not finite at .*% of the draws at alpha = 0.*parameters of likelihood"
+    ):
         check_finite(grid, log_lik, at_zero=False)
 
 
@@ -510,9 +512,9 @@ def test_a_longer_grid_compiles_nothing_more(method):
         ([1.0], "a list of powers, 2 or more"),
         (0.5, "a list of powers, 2 or more"),
         ([[0.0, 1.0]], "a list of powers, 2 or more"),
-        ([0.5, 0.5], "must increase"),
-        ([1.0, 0.5], "must increase"),
-        ([-0.1, 1.0], "at least 0"),
+        ([0.5, 0.5], r"must increase.*to the next, got"),
+        ([1.0, 0.5], r"must increase.*to the next, got"),
+        ([-0.1, 1.0], r"at least 0.*and finite, got"),
         ([0.0, np.inf], "finite"),
         ([0.0, np.nan], "finite"),
     ],
@@ -564,15 +566,15 @@ def local_continuous(y):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (observing_nothing, "no observed site"),
-        (without_latents, "no latent site"),
-        (with_params, r"params \['s'\]"),
-        (improper, "prior of 'theta' is improper"),
+        (observing_nothing, r"no observed site.*that it conditions on"),
+        (without_latents, r"no latent site.*no posterior to follow"),
+        (with_params, r"params \['s'\].*give them a prior"),
+        (improper, r"prior of 'theta' is improper.*no posterior: change it"),
         pytest.param(subsampling, "subsamples", marks=pytest.mark.full),
         # To draw the rows is a program of its own.
         (handlers.substitute(subsampling, data={"n": jnp.asarray(np.arange(2))}), "subsamples"),
-        (named_alpha, "'alpha' has the name of a dimension"),
-        (local_discrete, "discrete sites .'z'.*marginalize"),
+        (named_alpha, r"'alpha' has the name of a dimension.*the result: rename it"),
+        (local_discrete, r"discrete sites .'z'.*marginalize.*take DiscreteHMCGibbs for others"),
         (nt.temper(local_continuous, local_plates=["n"]), "local_plates"),
     ],
 )
@@ -605,7 +607,9 @@ def test_a_log_likelihood_of_nan():
         theta = numpyro.sample("theta", dist.Normal())
         numpyro.factor("root", jnp.sqrt(theta))
 
-    with pytest.raises(ValueError, match=r"not finite at .*% of the draws at alpha = 0"):
+    with pytest.raises(
+        ValueError, match=r"not finite at .*% of the draws at alpha = 0.*parameters of likelihood"
+    ):
         temper_path(KEY, half, NUTS, Y, **{**BRIEF, "num_samples": 64})
 
 
@@ -615,7 +619,7 @@ def test_data_impossible_under_the_prior():
         theta = numpyro.sample("theta", dist.Uniform(0.0, 1.0))
         numpyro.factor("inside", jnp.where(theta > 2.0, 0.0, -jnp.inf))
 
-    with pytest.raises(ValueError, match="0 at every draw from the prior"):
+    with pytest.raises(ValueError, match=r"0 at every draw from the prior.*that is too wide"):
         temper_path(KEY, far, NUTS, Y, **BRIEF)
 
 
@@ -647,20 +651,20 @@ def empty_guide(model):
     ("method", "error", "message"),
     [
         pytest.param(AutoDelta, ValueError, "AutoDelta has a point mass", marks=pytest.mark.full),
-        (point, ValueError, "has a point mass at"),
+        (point, ValueError, r"has a point mass at.*take AutoNormal"),
         pytest.param(
             AutoLaplaceApproximation, ValueError, "Approximation has a point mass", marks=pytest.mark.full
         ),
         pytest.param(AutoDAIS, ValueError, "AutoDAIS runs the model it was built on", marks=pytest.mark.full),
-        (lambda model: model, ValueError, "runs the model it was built on"),
-        (empty_guide, ValueError, r"no sites \['theta'\]"),
+        (lambda model: model, ValueError, r"runs the model it was built on.*or take AutoNormal"),
+        (empty_guide, ValueError, r"no sites \['theta'\].*latent in the model"),
         pytest.param(lambda tempered: AutoNormal(model), ValueError, "another model", marks=pytest.mark.full),
-        (lambda tempered: RunsNoModel(model), ValueError, "another model"),
-        (lambda tempered: NUTS(model), ValueError, "another model"),
-        (AutoNormal(model), TypeError, "built already"),
-        (NUTS(model), TypeError, "built already"),
-        (lambda tempered: 3.0, TypeError, "returned float"),
-        (lambda: None, TypeError, "failed on the model"),
+        (lambda tempered: RunsNoModel(model), ValueError, r"another model.*one that it gets"),
+        (lambda tempered: NUTS(model), ValueError, r"another model.*one that it gets"),
+        (AutoNormal(model), TypeError, r"built already.*such as `lambda model"),
+        (NUTS(model), TypeError, r"built already.*such as `lambda model"),
+        (lambda tempered: 3.0, TypeError, r"returned float.*such as `lambda model"),
+        (lambda: None, TypeError, r"failed on the model.*such as `lambda model"),
         ("nuts", TypeError, "callable"),
         (lambda model: AIES(model, moves={AIES.DEMove(): 1.0}), TypeError, "AIES"),
     ],
@@ -671,11 +675,11 @@ def test_bad_methods(method, error, message):
 
 
 def test_too_few_draws_and_unknown_dims():
-    with pytest.raises(ValueError, match="num_samples"):
+    with pytest.raises(ValueError, match=r"num_samples.*integer of at least"):
         temper_path(KEY, model, NUTS, Y, num_samples=3)
-    with pytest.raises(ValueError, match=r"dims names \['thta'\]"):
+    with pytest.raises(ValueError, match=r"dims names \['thta'\].*not among the sites"):
         temper_path(KEY, model, NUTS, Y, dims={"thta": ["k"]})
-    with pytest.raises(ValueError, match=r"no group .*tempered_path"):
+    with pytest.raises(ValueError, match=r"no group .*tempered_path.*sandwich, sandwich"):
         nt.table(assemble({"posterior": dataset({"theta": np.zeros((1, 4))}, ("chain", "draw"))}, {}))
 
 
@@ -692,9 +696,9 @@ def test_fits_that_have_not_converged_are_named(guide):
 def test_chains_that_did_not_mix_are_named():
     grid, se = np.array([0.0, 0.5, 1.0]), np.array([0.1, 0.1, 0.1])
     ones = np.ones(3)
-    with pytest.warns(UserWarning, match=r"falls from -3 at alpha = 0.5 to -4 at 1"):
+    with pytest.warns(UserWarning, match=r"falls from -3 at alpha = 0.5 to -4 at 1.*more warm-up and draws"):
         warn_if_not_mixed(grid, np.array([-5.0, -3.0, -4.0]), se, ones)
-    with pytest.warns(UserWarning, match=r"R-hat is 1.40 at alpha = 0.5"):
+    with pytest.warns(UserWarning, match=r"R-hat is 1.40 at alpha = 0.5.*more warm-up and draws"):
         warn_if_not_mixed(grid, np.array([-5.0, -4.0, -3.0]), se, np.array([1.0, 1.4, 1.2]))
     # 5 standard errors of the difference are 0.71.
     warn_if_not_mixed(grid, np.array([-5.0, -3.0, -3.7]), se, ones)
@@ -704,7 +708,7 @@ def test_the_error_of_an_integral_of_elbos_is_that_of_its_start_too():
     start = np.random.default_rng(0).normal(size=(1, 50, 1))
     columns = svi_columns(np.array([0.0, 0.5, 1.0]), np.zeros((1, 50, 3)), start + np.array([0.0, 1.0, 2.0]))
     np.testing.assert_allclose(columns["elbo_integral"], start.mean())
-    np.testing.assert_allclose(columns["elbo_integral_se"][1:], start.std(ddof=1) / np.sqrt(50))
+    np.testing.assert_allclose(columns["elbo_integral_se"], start.std(ddof=1) / np.sqrt(50))
 
 
 def test_every_estimate_of_a_constant_likelihood_is_exact():

@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from conftest import enable_x64
+from conftest import enable_x64, tiered
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoBNAFNormal,
@@ -493,8 +493,10 @@ REFUSALS = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", REFUSALS)
+AT_A_GLANCE = ["param", "the prior", "local plates", "weights", "powers", "kink", "a point"]
+
+
+@pytest.mark.parametrize("name", tiered(REFUSALS, unit=AT_A_GLANCE))
 def test_what_has_no_sandwich_is_refused(name):
     fit, message = REFUSALS[name]
     with pytest.raises(ValueError, match=message):
@@ -502,17 +504,17 @@ def test_what_has_no_sandwich_is_refused(name):
 
 
 def test_wrong_calls(fit):
-    with pytest.raises(TypeError, match=r"got int.*calibrated_powers"):
+    with pytest.raises(TypeError, match=r"got int.*calibrated_powers.*has such standard deviations"):
         nt.sandwich(KEY, 1)
-    with pytest.raises(TypeError, match="rng_key"):
+    with pytest.raises(TypeError, match=r"rng_key.*the call is"):
         nt.sandwich(fit, KEY)
     with pytest.raises(ValueError, match="num_draws must be an integer of at least 100"):
         nt.sandwich(KEY, fit, num_draws=3)
     with pytest.raises(ValueError, match="groups must be a label for each of the 120 data"):
         nt.sandwich(KEY, fit, groups=[0, 1])
-    with pytest.raises(ValueError, match="4 groups do not tell how 3 latent dimensions"):
+    with pytest.raises(ValueError, match=r"4 groups do not tell how 3 latent dimensions.*be integrated out"):
         nt.sandwich(KEY, fit, groups=np.arange(120) % 4)
-    with pytest.raises(ValueError, match="plate 'rows' does not hold"):
+    with pytest.raises(ValueError, match=r"plate 'rows' does not hold.*plates that do"):
         nt.sandwich(KEY, fit, plate="rows")
 
 

@@ -199,13 +199,13 @@ def test_dyadic_is_a_log_prior(fits):
 @pytest.mark.parametrize(
     ("log_prior", "message"),
     [
-        ({1: math.log(0.5), 2: -math.inf, 3: math.log(0.5)}, "must be finite"),
-        ({1: math.nan, 2: -1.0, 3: -2.0}, "must be finite"),
+        ({1: math.log(0.5), 2: -math.inf, 3: math.log(0.5)}, r"must be finite.*of positive weights, got"),
+        ({1: math.nan, 2: -1.0, 3: -2.0}, r"must be finite.*of positive weights, got"),
         # b_K where log b_K belongs.
         ({1: 0.5, 2: 0.25, 3: 0.125}, "sum to 4.0.*logarithms"),
-        ({1: -1.0, 2: -2.0}, r"log_prior has models \['1', '2'\]"),
+        ({1: -1.0, 2: -2.0}, r"log_prior has models \['1', '2'\].*the fits are"),
         ({1: -2.0, 2: -2.0, 3: -2.0, 4: -2.0}, r"the fits are \['1', '2', '3'\]"),
-        (lambda names: {names[0]: 0.0}, r"log_prior has models \['1'\]"),
+        (lambda names: {names[0]: 0.0}, r"log_prior has models \['1'\].*the fits are"),
     ],
 )
 def test_a_wrong_log_prior_is_refused(fits, log_prior, message):
@@ -220,11 +220,11 @@ def other_observed(fit):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda fit: fit._replace(observed=other_observed(fit)), "values of site 'y' differ"),
+        (lambda fit: fit._replace(observed=other_observed(fit)), r"values of site 'y' differ.*the same data"),
         (lambda fit: fit._replace(observed={"y": fit.observed["y"][:-1]}), "values of site 'y' differ"),
         (lambda fit: fit._replace(observed={"z": fit.observed["y"]}), r"observes \['y'\].*\['z'\]"),
-        (lambda fit: fit._replace(alpha=1.0), "alpha 0.5 and fits.'second'. 1.0"),
-        (lambda fit: fit._replace(alpha={"y": 0.5}), "alpha 0.5 and fits.'second'. {'y': 0.5}"),
+        (lambda fit: fit._replace(alpha=1.0), r"alpha 0.5 and fits.'second'. 1.0.*fit at one alpha"),
+        (lambda fit: fit._replace(alpha={"y": 0.5}), r"alpha 0.5 and fits.'second'. {'y': 0.5}.*one alpha"),
     ],
 )
 def test_fits_of_other_data_or_alpha_are_refused(fits, change, message):
@@ -275,7 +275,7 @@ def test_nothing_to_compare_is_refused():
 
 
 def test_what_is_not_a_fit_is_refused(fits):
-    with pytest.raises(TypeError, match=r"fits\['params'\] is a dict, not a result of fit_svi"):
+    with pytest.raises(TypeError, match=r"fits\['params'\] is a dict, not a result of fit_svi.*has no ELBO"):
         nt.compare({"fit": fits[1], "params": fits[1].params})
 
 
@@ -294,7 +294,7 @@ def test_a_point_guide_is_refused(data, fitted):
         )
     else:
         point = fit_at(point_guide, x, y, 3)
-    with pytest.raises(ValueError, match=r"fits\['map'\] has an ELBO of -inf.*AutoDelta"):
+    with pytest.raises(ValueError, match=r"fits\['map'\] has an ELBO of -inf.*AutoDelta.*take AutoNormal, say"):
         nt.compare({"map": point})
 
 
@@ -355,7 +355,7 @@ EARLY = nt.Convergence(False, 2.0, 2.0, 0.0, 2.0, 0.05, 100)
 def test_improper_priors_and_early_ends_are_refused(fits):
     # By its arbitrary constant a flat prior would win.
     flat = fits[2]._replace(elbo=fits[2].elbo._replace(improper=("theta",)))
-    with pytest.raises(ValueError, match=r"fits\['flat'\] has improper priors, of \['theta'\]"):
+    with pytest.raises(ValueError, match=r"fits\['flat'\] has improper priors, of \['theta'\].*the place of"):
         nt.compare({"flat": flat, "proper": fits[2]})
     early = {"early": fits[2]._replace(convergence=EARLY)}
     assert early["early"].converged is False

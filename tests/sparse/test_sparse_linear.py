@@ -64,12 +64,12 @@ NOISES = {
 }
 SHAPES = [((20, 6), None), ((20, 6), 3.0), ((6, 19), 3.0), ((1, 1), None)]
 ELBOS = [(*shape, noise) for shape, noise in itertools.product(SHAPES, NOISES)]
-# What every noise adds to that of the prior, and an intercept, once, in the shape of the other tests.
-ELBOS_HERE = [((20, 6), 3.0, "estimated"), ((20, 6), None, "gamma")]
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("shape", "intercept_scale", "noise"), tiered(ELBOS, unit=ELBOS_HERE), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "intercept_scale", "noise"), tiered(ELBOS, unit=[((20, 6), None, "gamma")]), ids=str
+)
 def test_elbo_is_that_of_its_factors_and_never_falls(shape, intercept_scale, noise):
     x, y = oracle.linear_data(1, *shape, rho=0.9)
     noise = NOISES[noise]
@@ -403,7 +403,7 @@ def test_the_first_starts_are_points_of_a_lasso_path_by_the_sizes_of_coefficient
     x = np.linalg.qr(rng.normal(size=(20, 6)))[0] @ (np.eye(6) + 0.03)
     y = x @ np.array([0.3, -2.0, 1.5, -0.8, 2.5, 1.1]) + 0.1 * rng.normal(size=20)
     x = x * np.array([1.0, 2.0, 0.5, 3.0, 1.5, 0.7])
-    with pytest.warns(UserWarning, match="did not converge within 1 sweeps"):
+    with pytest.warns(UserWarning, match=r"did not converge within 1 sweeps.*low for these data"):
         found = fit(x, y, num_restarts=9, num_sweeps=1)
     norms, prior = np.linalg.norm(x, axis=0), problem_of(found, x)[1]
     unit = x / norms
@@ -584,32 +584,32 @@ X, Y = oracle.linear_data(43, 10, 3)
         (
             {"x": np.where(np.arange(30).reshape(10, 3) == 4, np.nan, X)},
             ValueError,
-            r"x must be finite, got nan at index \(1, 1\)",
+            r"x must be finite, got nan at index \(1, 1\).*or fill them in",
         ),
-        ({"x": X.astype(str)}, TypeError, r"x must be real numbers"),
-        ({"y": Y[:9]}, ValueError, r"y must have shape \(10,\)"),
-        ({"y": np.append(Y[:9], np.inf)}, ValueError, r"y must be finite, got inf at index 9"),
+        ({"x": X.astype(str)}, TypeError, r"x must be real numbers.*\.cat\.codes, or"),
+        ({"y": Y[:9]}, ValueError, r"y must have shape \(10,\).*row of x, got"),
+        ({"y": np.append(Y[:9], np.inf)}, ValueError, r"y must be finite, got inf at index 9.*fill them in"),
         ({"y": 1e39 * Y}, ValueError, r"y must be in .*, got .*e\+3\d at index"),
-        ({"alpha": 0.0}, ValueError, r"alpha must be positive and finite, got 0.0"),
-        ({"alpha": np.nan}, ValueError, r"alpha must be positive and finite"),
-        ({"alpha": "1"}, TypeError, r"alpha must be a number"),
-        ({"alpha": [0.5, 1.0]}, ValueError, r"alpha must be one number.*vmap"),
+        ({"alpha": 0.0}, ValueError, r"alpha must be positive and finite, got 0.0.*jax\.vmap for several"),
+        ({"alpha": np.nan}, ValueError, r"alpha must be positive and finite.*Use jax\.vmap for several"),
+        ({"alpha": "1"}, TypeError, r"alpha must be a number.*Use jax\.vmap for several"),
+        ({"alpha": [0.5, 1.0]}, ValueError, r"alpha must be one number.*vmap.*for several"),
         ({"inclusion_prob": 0.0}, ValueError, r"inclusion_prob must be in \(0, 1\], got 0.0\. At 1"),
-        ({"inclusion_prob": [0.1, 0.2, 1.2]}, ValueError, r"got 1.2"),
+        ({"inclusion_prob": [0.1, 0.2, 1.2]}, ValueError, r"got 1.2.*in out of x"),
         ({"inclusion_prob": [0.1, 0.2]}, ValueError, r"inclusion_prob must be a number or have shape \(3,\)"),
         ({"slab_scale": 0.0}, ValueError, r"slab_scale must be positive and finite, got 0"),
         ({"slab_scale": np.ones((3, 1))}, ValueError, r"slab_scale must be a number or have shape"),
-        ({"intercept_scale": -1.0}, ValueError, r"intercept_scale must be positive"),
-        ({"noise_scale": 0.0}, ValueError, r"noise_scale must be positive"),
-        ({"noise_prior": (1.0, 1.0)}, ValueError, r"noise_scale and noise_prior are both given"),
+        ({"intercept_scale": -1.0}, ValueError, r"intercept_scale must be positive.*and finite, got"),
+        ({"noise_scale": 0.0}, ValueError, r"noise_scale must be positive.*and finite, got"),
+        ({"noise_prior": (1.0, 1.0)}, ValueError, r"noise_scale and noise_prior are both given.*no prior"),
         ({"noise_scale": None, "noise_prior": 1.0}, ValueError, r"noise_prior must be a pair"),
         ({"noise_scale": None, "noise_prior": (1.0, 0.0)}, ValueError, r"noise_prior rate must be positive"),
         ({"noise_scale": None, "y": np.zeros(10)}, ValueError, r"y is 0.0 in all rows.*noise_scale"),
         ({"noise_scale": None, "intercept_scale": 1.0, "y": np.ones(10)}, ValueError, r"y is 1.0 in all rows"),
         ({"num_restarts": 0}, ValueError, r"num_restarts must be an integer of at least 1"),
-        ({"num_sweeps": 2.5}, ValueError, r"num_sweeps must be an integer"),
-        ({"tolerance": -1.0}, ValueError, r"tolerance must be at least 0"),
-        ({"init": np.ones(2)}, ValueError, r"init must be a number or have shape \(3,\)"),
+        ({"num_sweeps": 2.5}, ValueError, r"num_sweeps must be an integer.*of at least"),
+        ({"tolerance": -1.0}, ValueError, r"tolerance must be at least 0.*and finite, got"),
+        ({"init": np.ones(2)}, ValueError, r"init must be a number or have shape \(3,\).*column of x, got"),
         pytest.param({"x": 1e30 * X}, ValueError, r"the ELBO is .*Rescale", marks=pytest.mark.full),
     ],
 )
@@ -622,16 +622,18 @@ def test_what_is_refused(change, error, message):
 @pytest.mark.usefixtures("x64")
 def test_data_beyond_the_range_are_refused():
     x, y = oracle.linear_data(45, 20, 6)
-    with pytest.raises(ValueError, match=r"the ELBO is .*float64. Rescale"):
+    with pytest.raises(ValueError, match=r"the ELBO is .*float64. Rescale.*to about unit deviation"):
         fit(1e200 * x, y)
 
 
 def test_an_end_without_convergence_is_warned_of():
     end = begin(jnp.zeros(1), 7, batched=False)._replace(objective=np.float32(-1.0))
     check_end(end._replace(converged=True), 7)
-    with pytest.warns(UserWarning, match="did not converge within 7 sweeps: take a larger num_sweeps"):
+    with pytest.warns(
+        UserWarning, match=r"did not converge within 7 sweeps: take a larger num_sweeps.*these data"
+    ):
         check_end(end, 7)
-    with pytest.raises(ValueError, match=r"the ELBO is nan: .* float32"):
+    with pytest.raises(ValueError, match=r"the ELBO is nan: .* float32.*to about unit deviation"):
         check_end(end._replace(objective=np.float32(np.nan)), 7)
 
 
@@ -662,5 +664,5 @@ def test_the_package_exports_it():
 
 def test_a_mean_that_no_column_explains_is_told():
     x, y = X, Y
-    with pytest.warns(UserWarning, match=r"1e\+03 away from 0 on average.*intercept_scale="):
+    with pytest.warns(UserWarning, match=r"1e\+03 away from 0 on average.*intercept_scale=.*columns of x"):
         fit(x, y + 1000.0, noise_scale=None)

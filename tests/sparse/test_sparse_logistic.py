@@ -58,12 +58,11 @@ def problem_of(fitted, x):
 
 
 OBJECTIVES = list(itertools.product([(20, 5), (7, 19)], [None, 3.0]))
-# In the shape of the other tests.
-OBJECTIVES_HERE = [((20, 5), 3.0)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("shape", "intercept_scale"), tiered(OBJECTIVES, unit=OBJECTIVES_HERE), ids=str)
+@pytest.mark.parametrize(("shape", "intercept_scale"), OBJECTIVES, ids=str)
 def test_objective_is_that_of_its_factors_and_never_falls(shape, intercept_scale):
     x, y = oracle.logistic_data(1, *shape, rho=0.7)
     for alpha in ALPHAS:
@@ -268,11 +267,11 @@ def test_vmap_over_alpha_is_the_loop():
     ("change", "error", "message"),
     [
         ({"y": 2.0 * np.arange(20) % 3}, ValueError, r"y must be 0 or 1, got 2: pass booleans"),
-        ({"y": np.where(np.arange(20) < 3, -1, 1)}, ValueError, r"y must be 0 or 1, got -1"),
-        ({"y": np.array(["a", "b"] * 10)}, TypeError, r"y must be real numbers"),
-        ({"alpha": -1.0}, ValueError, r"alpha must be positive"),
-        ({"inclusion_prob": 1.5}, ValueError, r"inclusion_prob must be in \(0, 1\], got 1.5"),
-        ({"num_restarts": True}, ValueError, r"num_restarts must be an integer"),
+        ({"y": np.where(np.arange(20) < 3, -1, 1)}, ValueError, r"y must be 0 or 1, got -1.*such as y"),
+        ({"y": np.array(["a", "b"] * 10)}, TypeError, r"y must be real numbers.*\.cat\.codes, or"),
+        ({"alpha": -1.0}, ValueError, r"alpha must be positive.*Use jax\.vmap for several"),
+        ({"inclusion_prob": 1.5}, ValueError, r"inclusion_prob must be in \(0, 1\], got 1.5.*in out of x"),
+        ({"num_restarts": True}, ValueError, r"num_restarts must be an integer.*of at least"),
     ],
 )
 def test_what_is_refused(change, error, message):
@@ -373,11 +372,11 @@ def test_probabilities_against_quadrature(logistic):
 
 
 def test_predictions_refuse_the_other_kind_and_other_columns(made_up, logistic):
-    with pytest.raises(TypeError, match="use predict_proba"):
+    with pytest.raises(TypeError, match=r"use predict_proba.*for classes"):
         sparse.predict(logistic[1], logistic[0])
     with pytest.raises(TypeError, match="got a LinearFit: use predict"):
         sparse.predict_proba(KEY, made_up[1], made_up[0])
-    with pytest.raises(ValueError, match=r"x must have shape \(n, 5\)"):
+    with pytest.raises(ValueError, match=r"x must have shape \(n, 5\).*of the fit, got"):
         sparse.linear_predictor(made_up[1], np.zeros((2, 4)))
-    with pytest.raises(ValueError, match="num_samples must be an integer"):
+    with pytest.raises(ValueError, match=r"num_samples must be an integer.*of at least"):
         sparse.sample_posterior(KEY, made_up[1], 0)

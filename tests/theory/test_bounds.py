@@ -77,9 +77,10 @@ def best_point(expectation, x, y, box=BOX):
     return hindsight.convex(softplus_losses, jnp.zeros(x.shape[-1]), x, y, box=box)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "expectation"),
-    tiered([("svb", HINGE), ("svb", LOGISTIC), ("oga", HINGE)], unit=[("svb", LOGISTIC)]),
+    [("svb", HINGE), ("svb", LOGISTIC), ("oga", HINGE)],
     ids=["svb-hinge", "svb-logistic", "oga-hinge"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 11))])
@@ -231,7 +232,7 @@ def gaussians(prior, d, box, seed=3, number=4):
     [
         pytest.param("mean field", None, False, HINGE, marks=pytest.mark.full),
         pytest.param("mean field", BOX, False, HINGE, marks=pytest.mark.full),
-        ("mean field", BOX, True, HINGE),
+        pytest.param("mean field", BOX, True, HINGE, marks=pytest.mark.full),
         pytest.param("full rank", None, False, HINGE, marks=pytest.mark.slow),
     ],
     ids=["mean field", "box", "doubling", "full rank"],
@@ -444,7 +445,7 @@ def test_equation_4_is_the_bound_of_the_average_with_its_lower_order_term():
     by_round = bounds.ewa_point([1, 50, num_rounds], step_size=rate, loss_range=loss_range, d=d)
     np.testing.assert_allclose(by_round.value[-1], bound.value)
     np.testing.assert_allclose(by_round.divergence, kl / rate + d / num_rounds * np.array([1, 50, num_rounds]))
-    with pytest.raises(ValueError, match="num_rounds must exceed d / width = 7"):
+    with pytest.raises(ValueError, match=r"num_rounds must exceed d / width = 7.*form has a bound"):
         schedules.point_kl(7, 7)
 
 
@@ -647,28 +648,28 @@ def test_every_bound_names_its_source_and_assumptions():
         (lambda: bounds.svb([], lipschitz=1.0, diameter=1.0), "num_rounds must be positive"),
         (
             lambda: bounds.sva(9, step_size=1.0, lipschitz=1.0, strong_convexity=1.0, kl=np.inf, comparator=0.0),
-            "kl must be at least 0 and finite.*prior excludes",
+            r"kl must be at least 0 and finite.*prior excludes.*under a Gaussian prior",
         ),
         (
             lambda: bounds.sva(9, step_size=1.0, lipschitz=0.0, strong_convexity=1.0, kl=1.0, comparator=0.0),
-            "lipschitz must be positive",
+            r"lipschitz must be positive.*and finite, got",
         ),
         (
             lambda: bounds.ewa(9, step_size=1.0, loss_range=np.inf, kl=1.0),
             "loss_range must be positive and finite",
         ),
         (lambda: bounds.svb_strongly_convex(9, lipschitz=1.0, curvature=0.0), "curvature must be positive"),
-        (lambda: bounds.hedge(9, 0, rate=1.0), "num_experts must be positive"),
+        (lambda: bounds.hedge(9, 0, rate=1.0), r"num_experts must be positive.*and finite, got"),
         (
             lambda: bounds.sva_point(
                 9, step_size=1.0, lipschitz=1.0, prior=MeanField(np.zeros(2), np.ones(2)), theta=[1.0]
             ),
-            r"theta must have shape \(2,\)",
+            r"theta must have shape \(2,\).*means, got",
         ),
         (lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0), "probability of failure"),
         (
             lambda: bounds.doubling(9, bounds.svb(1, lipschitz=1.0, diameter=1.0)),
-            "bound of one round by ewa or sva",
+            r"bound of one round by ewa or sva.*got one of",
         ),
         (lambda: bounds.doubling(9, bounds.ewa([1, 2], step_size=1.0, loss_range=1.0, kl=1.0)), "one round"),
     ],

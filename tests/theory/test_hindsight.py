@@ -92,7 +92,7 @@ def test_the_best_in_a_ball_is_that_of_a_grid(name):
     assert best.lower <= least * (1 + 1e-7)
     assert best.value <= least * (1 + 1e-4)
     if name in ("hinge", "squared"):
-        with pytest.raises(ValueError, match="best Gaussian in a Ball is not supported"):
+        with pytest.raises(ValueError, match=r"best Gaussian in a Ball is not supported.*Box, or take"):
             hindsight.gaussian(HINGE, MeanField(jnp.zeros(2), jnp.ones(2)), 1.0, x, np.sign(y), box=ball)
 
 
@@ -136,7 +136,7 @@ def test_an_expectation_gives_its_own_loss(x64):
     first = hindsight.convex(expectation, jnp.zeros(3), x, y)
     second = hindsight.convex(softplus_losses, jnp.zeros(3), x, y)
     np.testing.assert_allclose(first.value, second.value, rtol=1e-12)
-    with pytest.raises(TypeError, match="no loss function"):
+    with pytest.raises(TypeError, match=r"no loss function.*loss as a function"):
         hindsight.convex(nt.expectations.gauss_hermite(predictor="eta"), jnp.zeros(3), x, y)
 
 
@@ -285,9 +285,9 @@ def test_a_box_holds_the_best_gaussian(x64):
     ("call", "error", "message"),
     [
         (lambda: hindsight.hinge([[1.0]], [0.0]), ValueError, r"labels y in \{-1, 1\}"),
-        (lambda: hindsight.absolute([[1.0]], [0.0, 1.0]), ValueError, "expected x of shape"),
-        (lambda: hindsight.squared([1.0], [0.0]), ValueError, "expected x of shape"),
-        (lambda: hindsight.squared([[np.nan]], [0.0]), ValueError, "must be finite"),
+        (lambda: hindsight.absolute([[1.0]], [0.0, 1.0]), ValueError, r"expected x of shape.*and y of shape"),
+        (lambda: hindsight.squared([1.0], [0.0]), ValueError, r"expected x of shape.*and y of shape"),
+        (lambda: hindsight.squared([[np.nan]], [0.0]), ValueError, r"must be finite.*that were rejected"),
         (lambda: hindsight.pinball([[1.0]], [0.0], 1.0), ValueError, r"level must be in \(0, 1\)"),
         (lambda: hindsight.absolute([[1.0]], [0.0], box=Box(loc=-1.0)), ValueError, r"box\.loc must be positive"),
         (lambda: hindsight.convex(lambda theta: theta[0] ** 2, [1.0]), ValueError, r"losses of shape \(T,\)"),
@@ -306,12 +306,12 @@ def test_a_box_holds_the_best_gaussian(x64):
                 nt.expectations.hinge(), FullRank(jnp.zeros(1), jnp.eye(1)), 1.0, [[1.0]], [1.0], box=Box(loc=1.0)
             ),
             ValueError,
-            "a box on a full covariance",
+            r"a box on a full covariance.*supported: leave it out",
         ),
         (
             lambda: hindsight.gaussian(nt.expectations.hinge(), Box(), 1.0, [[1.0]], [1.0]),
             TypeError,
-            "MeanField or FullRank",
+            r"MeanField or FullRank.*a prior of Box",
         ),
     ],
 )

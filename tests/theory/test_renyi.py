@@ -163,10 +163,10 @@ def test_skew_symmetry(order, pair):
         ((math.inf, 0.0, 1.0, 0.0, 1.0), "order"),
         ((math.nan, 0.0, 1.0, 0.0, 1.0), "order"),
         ((0.5, math.nan, 1.0, 0.0, 1.0), "loc0 must be finite"),
-        ((0.5, 0.0, 0.0, 0.0, 1.0), "scale0 must be positive"),
-        ((0.5, 0.0, 1.0, 0.0, -1.0), "scale1 must be positive"),
+        ((0.5, 0.0, 0.0, 0.0, 1.0), r"scale0 must be positive.*and finite, got"),
+        ((0.5, 0.0, 1.0, 0.0, -1.0), r"scale1 must be positive.*and finite, got"),
         ((0.5, [], 1.0, 0.0, 1.0), "loc0 must be finite and not empty"),
-        ((0.5, 0.0, 1e200, 0.0, 1e-200), "too far apart"),
+        ((0.5, 0.0, 1e200, 0.0, 1e-200), r"too far apart.*precision: rescale the variable"),
     ],
 )
 def test_normal_refuses(arguments, message):
@@ -178,10 +178,10 @@ def test_normal_refuses(arguments, message):
     ("cov", "message"),
     [
         (np.array([[1.0, 0.5], [0.0, 1.0]]), "not symmetric"),
-        (np.array([[1.0, 2.0], [2.0, 1.0]]), "not positive definite"),
-        (np.zeros((2, 2)), "not positive definite"),
-        (np.eye(3), r"shapes \(2,\) and \(2,\)"),
-        (np.ones(2), r"\(\.\.\., d, d\), got \(2,\); renyi_normal"),
+        (np.array([[1.0, 2.0], [2.0, 1.0]]), r"not positive definite.*far from every other"),
+        (np.zeros((2, 2)), r"not positive definite.*far from every other"),
+        (np.eye(3), r"shapes \(2,\) and \(2,\).*with one d"),
+        (np.ones(2), r"\(\.\.\., d, d\), got \(2,\); renyi_normal.*takes scales"),
         (np.full((2, 2), np.nan), "cov0 must be finite"),
     ],
 )
@@ -244,7 +244,7 @@ def test_exponential_family_is_infinite_outside_of_the_domain():
 @pytest.mark.parametrize(
     ("eta0", "message"),
     [
-        ([0.0, 1.0], "log_partition is not finite at eta0 or eta1"),
+        ([0.0, 1.0], r"log_partition is not finite at eta0 or eta1.*inside of its domain"),
         ([0.0], "one d, got"),
         (0.0, "one d, got"),
         ([math.nan, -1.0], "must be finite"),
@@ -340,15 +340,15 @@ def test_quadrature_takes_densities_of_0_and_far_ones():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"upper": 2.0}, r"exp\(log_p\) has mass 0.97\d+ on \[-20, 2\]"),
-        ({"upper": math.inf}, r"upper must be in \(-20.0, inf\), got inf"),
-        ({"lower": 30.0}, r"upper must be in \(30.0, inf\), got 20.0"),
+        ({"upper": 2.0}, r"exp\(log_p\) has mass 0.97\d+ on \[-20, 2\].*the interval, or raise"),
+        ({"upper": math.inf}, r"upper must be in \(-20.0, inf\), got inf.*part of both masses"),
+        ({"lower": 30.0}, r"upper must be in \(30.0, inf\), got 20.0.*part of both masses"),
         ({"num_panels": 0}, "num_panels must be an integer of at least 1"),
         ({"num_panels": 1}, "mass .* raise num_panels"),
-        ({"log_p": lambda x: -0.5 * x**2}, "has mass 2.50663 .* every constant"),
-        ({"log_p": lambda x: np.full_like(x, np.nan)}, "log_p is NaN"),
-        ({"log_r": lambda x: x[:-1]}, "log_r returned shape"),
-        ({"log_r": lambda x: 0.0}, "log_r returned shape"),
+        ({"log_p": lambda x: -0.5 * x**2}, r"has mass 2.50663 .* every constant.*the interval, or raise"),
+        ({"log_p": lambda x: np.full_like(x, np.nan)}, r"log_p is NaN.*of a density of"),
+        ({"log_r": lambda x: x[:-1]}, r"log_r returned shape.*must be the nodes"),
+        ({"log_r": lambda x: 0.0}, r"log_r returned shape.*must be the nodes"),
     ],
 )
 def test_quadrature_refuses(options, message):
@@ -359,7 +359,7 @@ def test_quadrature_refuses(options, message):
 
 @pytest.mark.parametrize("p", [[0.5, 0.4], [1.5, -0.5], 1.0, [math.nan, 1.0]])
 def test_discrete_refuses(p):
-    with pytest.raises(ValueError, match="p must be probabilities that sum to 1"):
+    with pytest.raises(ValueError, match=r"p must be probabilities that sum to 1.*the last axis, got"):
         bounds.renyi_discrete(0.5, p, [0.5, 0.5])
 
 
@@ -438,7 +438,7 @@ def test_inequalities_refuse(function):
     for divergence in (-0.1, math.nan):
         with pytest.raises(ValueError, match="at least 0"):
             function(divergence, 0.5)
-    with pytest.raises(ValueError, match="order"):
+    with pytest.raises(ValueError, match=r"order.*positive and finite, got"):
         function(0.1, 0.0)
 
 

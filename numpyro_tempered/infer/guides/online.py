@@ -1,7 +1,6 @@
 """AutoGuides that start at the prior."""
 
 import contextlib
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_tempered.core.checks import is_traced
 from numpyro_tempered.core.typing import Array, Model, Params
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families import FullRank, MeanField
 from numpyro_tempered.gaussian.families.base import Gaussian, square_root
 from numpyro_tempered.handlers.likelihood import Layout
@@ -68,10 +68,9 @@ class StartsAtPrior(AutoContinuous):
         self._prior = self.start_at(loc, scale, moments)
         self.moment_matched = tuple(name for name in moments.sites if name in moments.draws)
         if moments.draws:
-            warnings.warn(
+            warn_caller(
                 f"the priors of {list(self.moment_matched)} are not Normal on the unconstrained scale: the guide "
-                f"starts at their mean and {self._matched}, from {NUM_PRIOR_DRAWS} draws.",
-                stacklevel=2,
+                f"starts at their mean and {self._matched}, from {NUM_PRIOR_DRAWS} draws."
             )
 
     _matched = "standard deviation"

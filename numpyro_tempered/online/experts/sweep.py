@@ -1,7 +1,5 @@
 """One pass over a stream by every rule of a grid, each for itself."""
 
-import warnings
-
 import jax
 import numpy as np
 
@@ -10,6 +8,7 @@ from numpyro_tempered.core.checks import check_record, is_traced
 from numpyro_tempered.core.programs import run_program
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.gaussian.families.base import Gaussian
 from numpyro_tempered.online.base import Data, Losses, OnlineState, check_prior
@@ -129,6 +128,4 @@ def _warn(grid: Grid, before: OnlineState, after: OnlineState, rounds: Pass) -> 
     findings = [*count_findings(after, before, its), *loss_findings(after, its)]
     if findings:
         messages = " ".join(finding.message for finding in findings)
-        warnings.warn(
-            f"Of the grid, {grid.labels[best]} has the least loss, and {messages}", StreamWarning, stacklevel=3
-        )
+        warn_caller(f"Of the grid, {grid.labels[best]} has the least loss, and {messages}", StreamWarning)

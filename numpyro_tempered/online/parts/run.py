@@ -1,7 +1,6 @@
 """Rounds of partitioned variational inference for shards on one machine."""
 
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from numpyro_tempered.core.display import add_repr
 from numpyro_tempered.core.result import Run, check_run_arguments
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.descent import Derivatives, stationarity
 from numpyro_tempered.gaussian.expectations.base import Data
 from numpyro_tempered.gaussian.families.base import Gaussian, family_of
@@ -233,4 +233,4 @@ def _warn(run: PartitionedRun, tolerance: float) -> None:
     if skipped := int(np.sum(run.skipped)):
         remarks.append(f"{skipped} rows are not finite and were left out")
     if remarks:
-        warnings.warn("; ".join(remarks) + ".", StreamWarning, stacklevel=3)
+        warn_caller("; ".join(remarks) + ".", StreamWarning)

@@ -1,7 +1,6 @@
 """Warnings about a stream: collapse, a box that binds, features of different sizes, rejected rounds."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import ArrayLike
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.families.base import family_of, is_gaussian
 from numpyro_tempered.online.base import Box, OnlineState, Rule, layers
 from numpyro_tempered.online.streams.findings import Finding, StreamWarning, count_findings
@@ -79,7 +79,7 @@ def diagnose(
         findings += _feature_findings(to_host(x).astype(float))
     if warn:
         for finding in findings:
-            warnings.warn(finding.message, StreamWarning, stacklevel=2)
+            warn_caller(finding.message, StreamWarning)
     return tuple(findings)
 
 

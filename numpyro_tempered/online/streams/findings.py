@@ -1,6 +1,5 @@
 """What went wrong in the rounds of a stream: rejections, jumps, and predictions worse than the prior's."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.core.processes import spans_processes, to_host
 from numpyro_tempered.core.programs import first_row, share_trace
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.gaussian.expectations.base import Expectation
 from numpyro_tempered.online.base import JUMP, Data, Losses, OnlineState, layers
 from numpyro_tempered.online.streams.robust import Weighing
@@ -70,14 +70,14 @@ class Pass(NamedTuple):
     mask: Array | None = None
 
 
-def conclude(before: OnlineState, after: OnlineState, rounds: Pass, stacklevel: int) -> None:
+def conclude(before: OnlineState, after: OnlineState, rounds: Pass) -> None:
     """Issue one :class:`StreamWarning` with all findings of a run; nothing inside of transformations."""
     if is_traced(before, after, rounds.data, rounds.losses):
         return
     findings = [*count_findings(after, before, rounds), *loss_findings(after, rounds)]
     if findings:
         messages = " ".join(finding.message for finding in findings)
-        warnings.warn(f"In this run {messages}", StreamWarning, stacklevel=stacklevel)
+        warn_caller(f"In this run {messages}", StreamWarning)
 
 
 def count_findings(

@@ -184,7 +184,7 @@ def check_coverage(
     otherwise = "Resamples take the rows for independent, and vary too little where they are not."
     estimate = _estimate_if_any(task)
     influence = None if estimate is None else estimate.influence
-    warn_of_dependence(task.rows, influence, stacklevel=2, otherwise=otherwise)
+    warn_of_dependence(task.rows, influence, otherwise=otherwise)
     with progress_bars(progress_bar):
         check = coverage_of(check_key, task, method, design, labels, coords or {}, dims=dims or {})
     advise_cache("check_coverage", began)

@@ -194,7 +194,7 @@ def select_alpha(
     task = Task(model, model_key, data, kwargs, plate, groups=groups, block=block)
     algorithm = build_method(method, task.model, online=True)
     estimate, powers = find_coverage(task)
-    warn_of_dependence(task.rows, None if estimate is None else estimate.influence, stacklevel=2)
+    warn_of_dependence(task.rows, None if estimate is None else estimate.influence)
     judges = list(zip((criterion, *diagnostics), keys, strict=True))
     verdicts: list[Verdict] = []
     if criterion.plan is None and criterion.stream is None:

@@ -1,6 +1,5 @@
 """Signs that rows of data are not independent of each other."""
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from numpyro_tempered.core.processes import to_host
 from numpyro_tempered.core.typing import Array
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.effects import Trace
 from numpyro_tempered.select.alpha.dependence import Dependence
 
@@ -52,7 +52,6 @@ class Rows(NamedTuple):
 def warn_of_dependence(
     rows: Rows,
     influence: np.ndarray | None,
-    stacklevel: int,
     *,
     otherwise: str = "Criteria take the rows for independent, and powers are too large where they are not.",
 ) -> None:
@@ -61,7 +60,6 @@ def warn_of_dependence(
     Args:
         rows: The data.
         influence: Of each datum on the estimate, ``(n, d)``; None where it has no derivatives.
-        stacklevel: As of ``warnings.warn``.
         otherwise: What is wrong where the rows depend on each other.
     """
     if rows.dependence.labels is not None or rows.dependence.block is not None:
@@ -83,7 +81,7 @@ def warn_of_dependence(
                 "mean of the model; rows sorted by what is observed, as those of a table, are to be shuffled"
             )
     if signs:
-        warnings.warn(f"{'; and '.join(signs)}. {otherwise}", DependenceWarning, stacklevel=stacklevel + 1)
+        warn_caller(f"{'; and '.join(signs)}. {otherwise}", DependenceWarning)
 
 
 def _columns(rows: Rows) -> list[np.ndarray]:

@@ -1,6 +1,5 @@
 """Chains of one kernel at many powers of the likelihood, by one compiled program."""
 
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_tempered.core.progress import progress_within
 from numpyro_tempered.core.typing import Array, Model
+from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.handlers.temper import temper
 from numpyro_tempered.report.draws import name_of
 from numpyro_tempered.select.alpha.base import Fits, Query, Task
@@ -103,24 +103,20 @@ def divergence_fields(kernel: MCMCKernel, data: ModelData) -> tuple[str, ...]:
     return ("diverging",)
 
 
-def warn_if_not_mixed(
-    alphas: np.ndarray, mean: np.ndarray, se: np.ndarray, r_hat: np.ndarray, stacklevel: int = 1
-) -> None:
+def warn_if_not_mixed(alphas: np.ndarray, mean: np.ndarray, se: np.ndarray, r_hat: np.ndarray) -> None:
     """Warn where E[log L] falls by more than 5 standard errors, or R-hat is large."""
     fall = mean[:-1] - mean[1:] - 5.0 * np.hypot(se[:-1], se[1:])
     if np.any(fall > 0):
         k = int(np.argmax(fall))
-        warnings.warn(
+        warn_caller(
             f"E[log L] falls from {mean[k]:.6g} at alpha = {alphas[k]:.3g} to {mean[k + 1]:.6g} at "
-            f"{alphas[k + 1]:.3g}, and it must increase: the chains have not mixed. Take more warm-up and draws.",
-            stacklevel=stacklevel + 1,
+            f"{alphas[k + 1]:.3g}, and it must increase: the chains have not mixed. Take more warm-up and draws."
         )
     if np.any(r_hat > LARGEST_R_HAT):
         k = int(np.argmax(r_hat))
-        warnings.warn(
+        warn_caller(
             f"R-hat is {r_hat[k]:.2f} at alpha = {alphas[k]:.3g}: the chains have not mixed, and results along "
-            "alpha cannot be trusted. Take more warm-up and draws.",
-            stacklevel=stacklevel + 1,
+            "alpha cannot be trusted. Take more warm-up and draws."
         )
 
 

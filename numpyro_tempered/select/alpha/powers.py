@@ -116,7 +116,7 @@ def calibrated_powers(
     args, kwargs = model_arguments(calibrated_powers, model, data, kwargs)
     task = Task(model, rng_key, args, kwargs, plate, groups=groups, block=block)
     estimate = estimate_of(task)
-    warn_of_dependence(task.rows, estimate.influence, stacklevel=2)
+    warn_of_dependence(task.rows, estimate.influence)
     powers = powers_of(task, estimate)
     columns = {
         "estimate": powers.estimate,

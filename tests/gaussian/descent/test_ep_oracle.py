@@ -229,7 +229,7 @@ def test_the_elbo_bounds_the_evidence_and_the_evidence_of_ep_does_not():
 
 
 def test_ep_may_fail_and_its_answer_may_depend_on_the_order():
-    with pytest.raises(FloatingPointError, match="cavity of site"):
+    with pytest.raises(FloatingPointError, match=r"cavity of site.*has precision"):
         ep.power_ep(location([-3, 3]))
     forth = ep.power_ep(location([-10, -9, 10, 11]))
     back = ep.power_ep(location([11, 10, -9, -10]))

@@ -114,11 +114,9 @@ def optimum_of(model, name):
     return loc, best, evidence - oracle.kl(loc, best, loc, covariance)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("model", "name"),
-    tiered(
-        [(model, name) for model in (regression, logistic) for name in GUIDES], unit=[(regression, "by site")]
-    ),
+    ("model", "name"), [(model, name) for model in (regression, logistic) for name in GUIDES]
 )
 def test_the_optimum_is_that_of_the_oracle(model, name, x64):
     fit = fitted(model, name)
@@ -432,10 +430,10 @@ def test_many_rows_are_probed_for_dependence(key):
 
 
 REFUSED_MODELS = {
-    "params": "has params",
+    "params": r"has params.*or fit them by",
     "subsample": "subsamples",
-    "local plate": "local plate",
-    "no data": "no observed site",
+    "local plate": r"local plate.*with AutoNormal",
+    "no data": r"no observed site.*that it conditions on",
 }
 
 
@@ -469,15 +467,15 @@ def refused_models():
 class TestRefusals:
     def test_guides_that_are_not_gaussian_or_not_full_or_diagonal(self, key):
         for guide in (AutoDelta, AutoLaplaceApproximation, AutoLowRankMultivariateNormal):
-            with pytest.raises(TypeError, match="fit_gaussian takes AutoMultivariateNormal"):
+            with pytest.raises(TypeError, match=r"fit_gaussian takes AutoMultivariateNormal.*for other guides"):
                 nt.fit_gaussian(key, logistic, guide, X, Y)
 
     def test_a_guide_built_on_another_model(self, key):
-        with pytest.raises(ValueError, match="built already"):
+        with pytest.raises(ValueError, match=r"built already.*from model to guide"):
             nt.fit_gaussian(key, logistic, AutoNormal(logistic), X, Y, alpha=0.5)
 
     def test_an_expectation_of_a_bare_loss(self, key, precision):
-        with pytest.raises(TypeError, match="bare loss"):
+        with pytest.raises(TypeError, match=r"bare loss.*minimise for a loss"):
             nt.fit_gaussian(key, regression, AutoNormal, X, TARGET, expectation=nt.expectations.squared())
 
     @pytest.mark.parametrize(("name", "match"), REFUSED_MODELS.items())
@@ -504,7 +502,7 @@ class TestRefusals:
                 nt.fit_gaussian(key, model, AutoNormal, x, Y, expectation=expectation)
         # Where NumPyro's own validation is silent, of data that are no arguments:
         y = jnp.array([1.0, jnp.inf])
-        with pytest.raises(ValueError, match="valid initial"), numpyro.validation_enabled(False):
+        with pytest.raises(ValueError, match=r"valid initial.*the guide an"), numpyro.validation_enabled(False):
             nt.fit_gaussian(key, lambda: scale_model(y), AutoNormal)
 
     def test_arguments_out_of_range(self, key, precision):
@@ -524,7 +522,9 @@ class TestRefusals:
     def test_what_did_not_converge_warns(self, x64):
         found = fitted(regression, "by site").convergence
         warn_unless_converged(found, 1e-9, by_draws=True)
-        with pytest.warns(UserWarning, match=r"after 3 evaluations .* evaluations were used up"):
+        with pytest.warns(
+            UserWarning, match=r"after 3 evaluations .* evaluations were used up.*or another start"
+        ):
             warn_unless_converged(
                 found._replace(converged=False, status=0, num_evaluations=3), 1e-9, by_draws=True
             )
@@ -633,7 +633,7 @@ class TestOptimisers:
         assert int(state.optim_state[1].rejected) == 1
 
     def test_other_guides_are_refused(self):
-        with pytest.raises(TypeError, match="AutoOnlineDiagonalNormal"):
+        with pytest.raises(TypeError, match=r"AutoOnlineDiagonalNormal.*for other online guides"):
             nt.optim.NaturalGradient(AutoNormal(logistic))
 
 
@@ -823,20 +823,20 @@ class TestPremisesAreChecked:
 
     def test_values_that_broadcast_are_refused(self, x64):
         shapes, q = {"w": (3,)}, MeanField(np.zeros(3), np.ones(3))
-        with pytest.raises(ValueError, match="broadcast"):
+        with pytest.raises(ValueError, match=r"broadcast.*Give them one shape"):
             objective_of(broadcasting, shapes, q, X, X[:, :1])
 
         def guide(x, y):
             numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
         tempered = nt.temper(broadcasting, 1.0)
-        with pytest.raises(ValueError, match="broadcast"):
+        with pytest.raises(ValueError, match=r"broadcast.*Give them one shape"):
             finish((KEY, KEY), tempered, guide, {}, np.zeros(1), (X, X[:, :1]), kwargs={}, num_particles=2)
 
     @pytest.mark.full
     def test_no_fit_takes_values_that_broadcast(self, key):
         for fit in (nt.fit_gaussian, nt.fit_svi):
-            with pytest.raises(ValueError, match="broadcast"):
+            with pytest.raises(ValueError, match=r"broadcast.*Give them one shape"):
                 fit(
                     key,
                     broadcasting,
@@ -849,13 +849,13 @@ class TestPremisesAreChecked:
     @pytest.mark.filterwarnings("ignore")
     def test_obs_mask_is_refused(self, x64):
         shapes, q = {"theta": (), "y_unobserved": (4,)}, MeanField(np.zeros(5), np.ones(5))
-        with pytest.raises(ValueError, match="obs_mask"):
+        with pytest.raises(ValueError, match=r"obs_mask.*the likelihood by handlers.mask"):
             objective_of(masked, shapes, q, *MASKED_DATA)
 
     @pytest.mark.full
     @pytest.mark.filterwarnings("ignore")
     def test_no_fit_takes_obs_mask(self, key):
-        with pytest.raises(ValueError, match="obs_mask"):
+        with pytest.raises(ValueError, match=r"obs_mask.*the likelihood by handlers.mask"):
             nt.fit_gaussian(key, masked, AutoNormal, *MASKED_DATA)
 
     @pytest.mark.full

@@ -313,7 +313,7 @@ def test_quantile_regression_is_exact(x64):
 def test_what_is_made_of_a_density_with_a_kink_is_not_exact(model, x64):
     q = gaussian([1.0, -0.5], 0.01 * np.eye(2), diagonal=False)
     assert not objective(model, q, X, Y, beta=2).exact
-    with pytest.raises(ValueError, match="kink"):
+    with pytest.raises(ValueError, match=r"kink.*it as it is"):
         nt.fit_gaussian(KEY, model, AutoNormal, X, Y)
 
 
@@ -382,7 +382,8 @@ SHAPES = {"half": (2, 3), "cauchy": (), "gamma": (2,), "beta": (), "bounded": ()
 OTHERS = {"rate": (), "simplex": (2,), "below": ()}
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("every", [False, True])
 def test_priors_of_scalars_are_integrated_one_by_one(every, x64):
     names = [name for name in SHAPES if every or name in ("half", "bounded", "scale")]
     shapes = {name: SHAPES[name] for name in names} | OTHERS
@@ -400,7 +401,7 @@ def test_priors_of_scalars_are_integrated_one_by_one(every, x64):
     assert priors.names == frozenset(names)
     _, found = jax.jit(priors.derivatives)(q)
     log_densities = [density for name in names for density in SCALARS[name]]
-    nodes, weights = np.polynomial.legendre.leggauss(400)
+    nodes, weights = special.roots_legendre(400)
     z, weights = 9.0 * nodes, 9.0 * weights * stats.norm.pdf(9.0 * nodes)
     total = 0.0
     for j, density in enumerate(log_densities):
@@ -442,5 +443,5 @@ def test_a_predictor_that_leaves_many_latents_out_is_refused():
 
 def test_draws_of_a_likelihood_with_a_kink_are_refused_whoever_draws():
     for expectation in (None, nt.expectations.monte_carlo()):
-        with pytest.raises(ValueError, match="kink"):
+        with pytest.raises(ValueError, match=r"kink.*it as it is"):
             nt.fit_gaussian(KEY, median, AutoNormal, X, Y, expectation=expectation)

@@ -34,7 +34,8 @@ def latent_noise(x, y, unit):
     numpyro.sample("y", dist.Normal(numpyro.deterministic("eta", x @ b), s), obs=y)
 
 
-@pytest.mark.parametrize("unit", tiered([1.0, 1e-5, 1e-7, 1e5], unit=[1e-7]))
+@pytest.mark.full
+@pytest.mark.parametrize("unit", [1.0, 1e-5, 1e-7, 1e5])
 def test_the_evidence_has_no_unit(unit):
     """Against the closed form."""
     x, y = data(unit)
@@ -128,7 +129,7 @@ def fixed_bounds(y):
 def test_a_support_that_moves_is_refused(fit):
     """NumPyro's guides keep the support of their set-up, and draw impossible values."""
     y = jnp.asarray(RNG.normal(1.0, 1.0, size=30))
-    with pytest.raises(ValueError, match="the support of latent 'b' depends on other latents"):
+    with pytest.raises(ValueError, match=r"the support of latent 'b' depends on other latents.*or run NUTS"):
         fit(KEY, shares, AutoMultivariateNormal, y)
 
 

@@ -181,7 +181,7 @@ def test_closed_forms_in_float32(case):
 )
 def test_shapes_that_do_not_fit(case, x, y):
     _, expectation, _ = case
-    with pytest.raises(ValueError, match=r"expected x of shape"):
+    with pytest.raises(ValueError, match=r"expected x of shape.*parameters, got"):
         expectation.evaluate(family(), x, y)
 
 
@@ -190,9 +190,9 @@ def test_labels_other_than_plus_and_minus_one():
     rule = nt.online.sva(0.1)
     state = rule.init(family(dtype=jnp.float32))
     x = jnp.ones((2, D), jnp.float32)
-    with pytest.raises(ValueError, match=r"labels y in \{-1, 1\}, got 0"):
+    with pytest.raises(ValueError, match=r"labels y in \{-1, 1\}, got 0.*turn labels in"):
         nt.online.update(rule, hinge, state, x[0], 0)
-    with pytest.raises(ValueError, match="got 2"):
+    with pytest.raises(ValueError, match=r"got 2.*turn labels in"):
         nt.online.run(rule, hinge, state, x, jnp.array([1, 2]))
 
 

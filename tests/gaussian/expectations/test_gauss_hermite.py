@@ -188,16 +188,16 @@ def test_far_tails_in_float32(margin):
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match="either a loss"):
+    with pytest.raises(ValueError, match=r"either a loss.*value or a"):
         nt.expectations.gauss_hermite()
-    with pytest.raises(ValueError, match="either a loss"):
+    with pytest.raises(ValueError, match=r"either a loss.*value or a"):
         nt.expectations.gauss_hermite(logistic, predictor="eta")
     for num_nodes in (0, -3, 1, 351):
         with pytest.raises(ValueError, match=f"num_nodes must be an integer from 2 to 350, got {num_nodes}"):
             nt.expectations.gauss_hermite(logistic, num_nodes=num_nodes)
-    with pytest.raises(TypeError, match="needs a model"):
+    with pytest.raises(TypeError, match=r"needs a model.*for a bare stream"):
         nt.expectations.gauss_hermite(predictor="eta").evaluate(family(), X, LABELS)
-    with pytest.raises(ValueError, match="expected x of shape"):
+    with pytest.raises(ValueError, match=r"expected x of shape.*parameters, got"):
         nt.expectations.gauss_hermite(logistic).evaluate(family(), np.ones(D + 1), 1.0)
 
 

@@ -44,13 +44,13 @@ LINEARISED = ex.linearised(lambda theta, x: theta[0] * x[0], PROBIT)
             0.0,
             r"logistic needs labels y in \{-1, 1\}, got 0.0; turn labels in \{0, 1\} into 2 \* y - 1",
         ),
-        (LOGISTIC, 2.0, "got 2"),
-        (PROBIT, 0.0, r"probit needs labels y in \{-1, 1\}, got 0"),
+        (LOGISTIC, 2.0, r"got 2.*turn labels in"),
+        (PROBIT, 0.0, r"probit needs labels y in \{-1, 1\}, got 0.*turn labels in"),
         (POISSON, -1.0, r"poisson needs counts y in \{0, 1, 2, ...\}, got -1"),
         (POISSON, 1.5, "got 1.5"),
         (SOFTMAX, 3.0, r"softmax\(3\) needs labels y in \{0, ..., 2\}, got 3"),
         (SOFTMAX, -1.0, "got -1"),
-        (LINEARISED, 2.0, "got 2"),
+        (LINEARISED, 2.0, r"got 2.*turn labels in"),
     ],
 )
 def test_outcomes_that_a_loss_does_not_admit(expectation, y, message):
@@ -83,10 +83,10 @@ def test_traced_outcomes_that_a_loss_does_not_admit(expectation, y):
 
 def test_arguments():
     for level in (0.0, 1.0, -0.1, np.nan):
-        with pytest.raises(ValueError, match=r"level must be in \(0, 1\)"):
+        with pytest.raises(ValueError, match=r"level must be in \(0, 1\).*quantile that is estimated"):
             ex.pinball(level)
     for scale in (0.0, -1.0, np.inf, np.nan):
-        with pytest.raises(ValueError, match="noise_scale must be positive"):
+        with pytest.raises(ValueError, match=r"noise_scale must be positive.*and finite, got"):
             ex.squared(noise_scale=scale)
     with pytest.raises(ValueError, match="num_nodes must be an integer of at least 2"):
         ex.probit(num_nodes=1)

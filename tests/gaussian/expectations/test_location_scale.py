@@ -147,7 +147,7 @@ def test_independent_coordinates_stream_with_a_key_and_refuse_other_families():
     state, losses = nt.online.run(rule, product, state, x, y, rng_key=jax.random.key(0))
     assert float(losses.at_mean[-20:].mean()) < 0.5 * float(losses.at_mean[0])
     assert int(state.rejected) == 0
-    with pytest.raises(TypeError, match=r"need a MeanField .* got FullRank"):
+    with pytest.raises(TypeError, match=r"need a MeanField .* got FullRank.*leave independent out"):
         product.evaluate(FullRank(jnp.zeros(2), jnp.eye(2)), x[0], y[0], rng_key=jax.random.key(0))
     with pytest.raises(TypeError, match="one predictor, not of K"):
         location_scale(nt.expectations.softmax(3), "laplace", independent=True)
@@ -171,20 +171,20 @@ def test_float32_is_finite_and_rows_can_be_masked():
 
 
 def test_what_is_no_location_scale_family_is_refused():
-    with pytest.raises(ValueError, match="needs df"):
+    with pytest.raises(ValueError, match=r"needs df.*of freedom, at least"):
         location_scale(HINGE)
     with pytest.raises(ValueError, match=r"df must be .*tails take too many nodes"):
         location_scale(HINGE, "student_t", 2.5)
-    with pytest.raises(ValueError, match="has no df"):
+    with pytest.raises(ValueError, match=r"has no df.*leave it out"):
         location_scale(HINGE, "laplace", 3.0)
     with pytest.raises(ValueError, match="distribution must be one of"):
         location_scale(HINGE, "cauchy")
-    with pytest.raises(TypeError, match="linear predictor's loss"):
+    with pytest.raises(TypeError, match=r"linear predictor's loss.*form or by quadrature"):
         location_scale(nt.expectations.monte_carlo(lambda theta, x, y: (y - x @ theta) ** 2), "laplace")
     rule, prior = nt.online.ngvi(curvature="fisher"), MeanField(jnp.zeros(1), jnp.ones(1))
     with pytest.raises(TypeError, match="not Fisher curvature"):
         nt.online.update(rule, location_scale(HINGE, "laplace"), rule.init(prior), jnp.ones(1), 1.0)
     rule = nt.online.ewa(1.0)
     state = rule.init(FullRank(jnp.zeros(1), jnp.eye(1)))
-    with pytest.raises(TypeError, match="quadratic"):
+    with pytest.raises(TypeError, match=r"quadratic.*this one take ngvi"):
         nt.online.update(rule, location_scale(SQUARED, "laplace"), state, jnp.ones(1), 1.0)

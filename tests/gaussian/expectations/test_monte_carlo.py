@@ -150,7 +150,7 @@ def test_the_exact_hessian_stops_at_dimension_1000(key):
 
 def test_a_piecewise_linear_loss_has_no_hessian(call, key):
     data = (family(), jnp.asarray(X), jnp.asarray(Y))
-    with pytest.raises(ValueError, match=r"piecewise linear.*fisher.*predictor.*gauss_hermite"):
+    with pytest.raises(ValueError, match=r"piecewise linear.*fisher.*predictor.*gauss_hermite.*a closed form"):
         call(nt.expectations.monte_carlo(hinge).evaluate, *data, rng_key=key)
     call(nt.expectations.monte_carlo(half_squared).evaluate, *data, rng_key=key)
 
@@ -161,9 +161,9 @@ def test_arguments(key):
             ValueError, match=f"num_particles must be an integer of at least 1, got {num_particles}"
         ):
             nt.expectations.monte_carlo(logistic, num_particles=num_particles)
-    with pytest.raises(ValueError, match="predictor is a site of a model"):
+    with pytest.raises(ValueError, match=r"predictor is a site of a model.*with a bare loss"):
         nt.expectations.monte_carlo(logistic, predictor="eta")
-    with pytest.raises(TypeError, match="needs a model"):
+    with pytest.raises(TypeError, match=r"needs a model.*for a bare stream"):
         nt.expectations.monte_carlo().evaluate(family(), X, Y, rng_key=key)
     expectation = nt.expectations.monte_carlo(logistic)
     with pytest.raises(ValueError, match="rng_key"):

@@ -192,16 +192,16 @@ def test_arguments(call, key):
         ex.softmax(1)
     with pytest.raises(ValueError, match="num_draws must be an integer of at least 1"):
         ex.softmax(3, num_draws=0)
-    with pytest.raises(ValueError, match="either a loss"):
+    with pytest.raises(ValueError, match=r"either a loss.*value or a"):
         ex.predictor_monte_carlo(num_outputs=3)
     q = nt.families.MeanField(jnp.zeros(6), jnp.ones(6))
-    with pytest.raises(TypeError, match="needs a model"):
+    with pytest.raises(TypeError, match=r"needs a model.*for a bare stream"):
         call(ex.predictor_monte_carlo(num_outputs=3, predictor="eta").evaluate, q, X, CLASSES)
-    with pytest.raises(ValueError, match=r"softmax\(num_draws=...\) needs an rng_key"):
+    with pytest.raises(ValueError, match=r"softmax\(num_draws=...\) needs an rng_key.*to run or update"):
         call(ex.softmax(3, num_draws=2).evaluate, q, jnp.ones(2), 0.0)
     with pytest.raises(ValueError, match=r"3 d parameters, got \(4,\), \(\) and 6"):
         call(ex.softmax(3).evaluate, q, jnp.ones(4), 0.0)
-    with pytest.raises(ValueError, match=r"expected x of shape"):
+    with pytest.raises(ValueError, match=r"expected x of shape.*d parameters, got"):
         call(ex.softmax(3).evaluate, q, jnp.ones((4, 2)), jnp.zeros(3))
 
 
@@ -283,7 +283,7 @@ def test_linearised_takes_a_loss_of_a_predictor(key):
     q = nt.families.MeanField(jnp.zeros(12), jnp.ones(12))
     with pytest.raises(ValueError, match=r"predict must return shape \(3,\) for one datum, got \(\)"):
         ex.linearised(network, ex.softmax(3)).evaluate(q, jnp.ones(2), 0.0)
-    with pytest.raises(ValueError, match="expected x of shape"):
+    with pytest.raises(ValueError, match=r"expected x of shape.*d parameters, got"):
         ex.linearised(network, ex.squared()).evaluate(q, jnp.ones((3, 2)), jnp.ones(2))
     draws = ex.linearised(lambda t, x: jnp.stack([t[0], t[1]]), ex.softmax(2, num_draws=3))
     assert draws.needs_key

@@ -229,13 +229,13 @@ def test_the_distribution_of_a_low_rank_precision(x64, key):
     ("prior", "message"),
     [
         (FullRank(jnp.zeros(2), jnp.eye(3)), "shape"),
-        (FullRank(jnp.zeros(2), jnp.ones((2, 2))), "lower triangular"),
+        (FullRank(jnp.zeros(2), jnp.ones((2, 2))), r"lower triangular.*positive diagonal: give its"),
         (FullRank(jnp.zeros(2), -jnp.eye(2)), "positive diagonal"),
         (FullRank(jnp.zeros(2), jnp.eye(2) * jnp.nan), "must be finite"),
         (FullRank(jnp.zeros(()), jnp.eye(1)), "shape"),
         (LowRank(jnp.zeros(2), jnp.ones(3), jnp.zeros((2, 1))), "shape"),
         (LowRank(jnp.zeros(2), jnp.ones(2), jnp.zeros((2, 3))), "k <= d"),
-        (LowRank(jnp.zeros(2), jnp.zeros(2), jnp.zeros((2, 1))), "must be positive"),
+        (LowRank(jnp.zeros(2), jnp.zeros(2), jnp.zeros((2, 1))), r"must be positive.*and finite, got"),
         (LowRank(jnp.zeros(2), jnp.ones(2), jnp.full((2, 1), jnp.inf)), "must be finite"),
     ],
 )

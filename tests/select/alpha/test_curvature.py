@@ -186,14 +186,14 @@ def singular(condition=10.0, found=True, powers=(0.5, 1.0), dtype=np.float32):
             {"condition": 1e6},
             r"Hessian of the total loss has condition number 1e\+06 where float32 allows 2\.9e\+03",
         ),
-        ({"condition": np.inf, "found": False}, "does not identify the latents"),
-        ({"found": False}, "no minimiser that Newton's method finds"),
+        ({"condition": np.inf, "found": False}, r"does not identify the latents.*scale features, or take"),
+        ({"found": False}, r"no minimiser that Newton's method finds.*scaled data, or take"),
         (
             {"powers": (1.0, 1e6)},
-            r"variance of the scores has condition number 1e\+06 .* float32 allows 2\.9e\+03",
+            r"variance of the scores has condition number 1e\+06 .* float32 allows 2\.9e\+03.*out, or take",
         ),
-        ({"powers": (1.0, np.inf)}, "the scores of the data vanish"),
-        ({"powers": (-1.0, 1.0)}, "the scores of the data vanish"),
+        ({"powers": (1.0, np.inf)}, r"the scores of the data vanish.*latents out, or take"),
+        ({"powers": (-1.0, 1.0)}, r"the scores of the data vanish.*latents out, or take"),
     ],
 )
 def test_ill_conditioned_curvature_is_refused(changes, words):
@@ -217,7 +217,9 @@ def mixture(y):
 def test_discrete_latents_are_refused():
     y = np.random.default_rng(0).normal(size=80).astype(np.float32)
     for criterion in (lyddon(), bootstrap_fisher(), gpc()):
-        with pytest.raises(ValueError, match=r"discrete.*marginalize"):
+        with pytest.raises(
+            ValueError, match=r"^latent sites \['component'\] are discrete: sum them out by nt.marginalize"
+        ):
             criterion.decide(KEY, Task(mixture, KEY, (y,), {}), np.ones(1), None)
 
 
@@ -236,14 +238,14 @@ def test_resamples_without_minimiser_are_refused():
         (lambda: gpc(95), "got 95"),
         (lambda: gpc(math.nan), "got nan"),
         (lambda: gpc(0.95, num_bootstrap=99), "at least 100, got 99"),
-        (lambda: gpc(0.95, num_bootstrap=500.0), "must be an integer"),
+        (lambda: gpc(0.95, num_bootstrap=500.0), r"must be an integer.*of at least"),
         (lambda: gpc(0.95, posterior="vi"), "'laplace', 'method'"),
         (lambda: bootstrap_fisher(num_bootstrap=19), "at least 20, got 19"),
-        (lambda: bootstrap_fisher(num_bootstrap=True), "must be an integer"),
-        (lambda: coarsening(0.0, 90), "positive and finite, got 0.0"),
-        (lambda: coarsening(math.inf, 90), "got inf"),
+        (lambda: bootstrap_fisher(num_bootstrap=True), r"must be an integer.*of at least"),
+        (lambda: coarsening(0.0, 90), r"positive and finite, got 0.0.*which the departure shows"),
+        (lambda: coarsening(math.inf, 90), r"got inf.*which the departure shows"),
         (lambda: coarsening(math.nan, 90), "got nan"),
-        (lambda: coarsening(30.0, 90.5), "num_data must be an integer"),
+        (lambda: coarsening(30.0, 90.5), r"num_data must be an integer.*of at least"),
         (lambda: coarsening(30.0, 90, num_independent=91), "num_independent must be an integer from 1 to 90"),
     ],
 )
@@ -253,7 +255,7 @@ def test_arguments_are_checked(make, words):
 
 
 def test_a_quantity_is_a_function():
-    with pytest.raises(TypeError, match="of must be a function of the latent values"):
+    with pytest.raises(TypeError, match=r"of must be a function of the latent values.*by site, got str"):
         gpc(of="theta")
 
 

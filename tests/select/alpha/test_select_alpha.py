@@ -113,7 +113,7 @@ def test_the_diagnostics_are_the_closed_forms(choice):
 
 @pytest.mark.parametrize("diagnostic", [nt.alpha.held_out(), nt.alpha.loo()])
 def test_predictive_scores_must_not_choose(key, diagnostic):
-    with pytest.raises(ValueError, match="far too small"):
+    with pytest.raises(ValueError, match=r"far too small.*among the diagnostics"):
         nt.select_alpha(key, model, AutoNormal, Y, criterion=diagnostic)
 
 
@@ -206,22 +206,22 @@ def test_the_plot(choice):
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"alphas": []}, ValueError, "alphas must be"),
+        ({"alphas": []}, ValueError, r"alphas must be.*or more, got"),
         ({"alphas": [0.0, 1.0]}, ValueError, "positive"),
         ({"alphas": [1.0, 0.5]}, ValueError, "increase"),
         ({"alphas": [0.5, np.nan]}, ValueError, "positive and finite"),
         ({"criterion": nt.alpha.safe_bayes}, TypeError, "call the function"),
-        ({"criterion": "safe_bayes"}, TypeError, "a criterion is what nt.alpha"),
+        ({"criterion": "safe_bayes"}, TypeError, r"a criterion is what nt.alpha.*call the function"),
         ({"criterion": nt.alpha.theory_default()}, TypeError, "criterion = 0.5 is a power already"),
         (
             {"groups": np.arange(59)},
             ValueError,
             r"groups must be a label for each of the 60 data, got shape \(59,\)",
         ),
-        ({"groups": np.zeros(60)}, ValueError, "one label for all data"),
-        ({"groups": [None, *range(59)]}, ValueError, "groups has 1 missing labels"),
-        ({"groups": np.arange(60), "block": 2}, ValueError, "groups and block are both given"),
-        ({"block": 31}, ValueError, "block must be an integer from 1 to 30, got 31"),
+        ({"groups": np.zeros(60)}, ValueError, r"one label for all data.*which nothing is independent"),
+        ({"groups": [None, *range(59)]}, ValueError, r"groups has 1 missing labels.*group of its own"),
+        ({"groups": np.arange(60), "block": 2}, ValueError, r"groups and block are both given.*one series"),
+        ({"block": 31}, ValueError, r"block must be an integer from 1 to 30, got 31.*of data at least"),
         ({"block": "long"}, ValueError, "block must be a number of successive data"),
         ({"block": 2, "criterion": nt.alpha.safe_bayes(permutations=1)}, ValueError, "permutations must be 0"),
         ({"tolerance": 0.0}, ValueError, "tolerance"),
@@ -232,9 +232,9 @@ def test_the_plot(choice):
             "to all data at alpha = .* have not converged within 0.05 nats",
             marks=pytest.mark.full,
         ),
-        ({"diagnostics": [nt.alpha.safe_bayes()]}, ValueError, "is no diagnostic"),
+        ({"diagnostics": [nt.alpha.safe_bayes()]}, ValueError, r"is no diagnostic.*pass it as criterion"),
         ({"num_samples": 2}, ValueError, "num_samples"),
-        ({"plate": "m"}, ValueError, "plate 'm'"),
+        ({"plate": "m"}, ValueError, r"plate 'm'.*plates that do"),
     ],
 )
 def test_bad_options(key, options, error, match):
@@ -245,12 +245,12 @@ def test_bad_options(key, options, error, match):
 @pytest.mark.parametrize(
     ("method", "error", "match"),
     [
-        (AutoNormal(model), TypeError, "built already"),
-        (NUTS(model), TypeError, "built already"),
-        ("nuts", TypeError, "must be a callable"),
-        (lambda model: 3, TypeError, "not a guide, kernel or OnlineVI"),
-        (lambda model: AutoNormal(lambda y: None), ValueError, "another model"),
-        (AutoDelta, ValueError, "has a point mass at"),
+        (AutoNormal(model), TypeError, r"built already.*such as `lambda model"),
+        (NUTS(model), TypeError, r"built already.*such as `lambda model"),
+        ("nuts", TypeError, r"must be a callable.*such as `lambda model"),
+        (lambda model: 3, TypeError, r"not a guide, kernel or OnlineVI.*such as `lambda model"),
+        (lambda model: AutoNormal(lambda y: None), ValueError, r"another model.*one that it gets"),
+        (AutoDelta, ValueError, r"has a point mass at.*take AutoNormal"),
     ],
 )
 def test_bad_methods(key, method, error, match):
@@ -262,14 +262,14 @@ def test_a_stream_has_no_posteriors_on_other_data(key):
     def online(model):
         return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
 
-    with pytest.raises(ValueError, match="take a guide"):
+    with pytest.raises(ValueError, match=r"take a guide.*or a kernel"):
         nt.select_alpha(key, model, online, jnp.asarray(Y), diagnostics=[nt.alpha.loo()])
 
 
 def test_tables_of_other_data():
     with pytest.raises(TypeError, match="got NoneType: pass a result through to_inference_data"):
         nt.table(None)
-    with pytest.raises(ValueError, match="no group model_comparison or alpha_selection"):
+    with pytest.raises(ValueError, match=r"no group model_comparison or alpha_selection.*sandwich, sandwich"):
         nt.table(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 
 
@@ -285,7 +285,7 @@ def test_a_round_is_a_datum(key):
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y.sum(0))
 
     for columns in (5, 60):
-        with pytest.raises(ValueError, match="a round is a row"):
+        with pytest.raises(ValueError, match=r"a round is a row.*other arguments by functools.partial"):
             nt.select_alpha(key, of_columns, online, np.tile(Y[:, None], (1, columns)), alphas=[1.0])
 
     def with_a_prior(y, loc):
@@ -293,14 +293,14 @@ def test_a_round_is_a_datum(key):
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match="leading ax"):
+    with pytest.raises(ValueError, match=r"leading ax.*model or the loss"):
         nt.select_alpha(key, with_a_prior, online, Y, np.zeros(3), alphas=[1.0])
 
 
 def test_a_loss_that_sums_before_it_weighs_is_refused(key):
     from numpyro.infer import TraceEnum_ELBO
 
-    with pytest.raises(ValueError, match="TraceEnum_ELBO"):
+    with pytest.raises(ValueError, match=r"TraceEnum_ELBO.*by nt.marginalize, and take"):
         nt.select_alpha(key, model, AutoNormal, jnp.asarray(Y), loss=TraceEnum_ELBO())
 
 
@@ -352,7 +352,9 @@ def test_likelihoods_with_one_derivative_have_no_coverage(key):
             numpyro.sample("y", dist.Normal(square(theta), 1.0), obs=y)
 
     task = Task(squares, key, (jnp.asarray(Y),), {})
-    with pytest.raises(ValueError, match="JAX cannot differentiate the log-likelihood as often"):
+    with pytest.raises(
+        ValueError, match=r"JAX cannot differentiate the log-likelihood as often.*in forward mode"
+    ):
         nt.alpha.magnitude().decide(key, task, np.ones(1), None)
     assert find_coverage(task) == (None, mock.ANY)
     assert "no second derivative" in find_coverage(task)[1]

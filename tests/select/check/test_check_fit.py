@@ -91,7 +91,8 @@ def test_bounds_and_corrections_of_a_regression(guide, alpha):
     np.testing.assert_allclose(pairs["corrected_covariance"].values, cov, atol=0.1 * cov.max())
 
 
-@pytest.mark.parametrize("rho", [*(pytest.param(r, marks=pytest.mark.full) for r in (0.3, 0.6)), 0.9])
+@pytest.mark.full
+@pytest.mark.parametrize("rho", [0.3, 0.6, 0.9])
 def test_where_the_fit_has_no_second_moment_there_is_no_bound_without_a_reference(rho):
     fit = mean_field(correlated(rho))
     check = nt.check_fit(KEY, fit, reference=None)
@@ -226,11 +227,11 @@ def test_plain_draws_with_their_density():
     log_evidence = log_lik - 0.5 * residual + 0.5 * np.linalg.slogdet(cov)[1] - np.log(4.0)
     assert check.divergences.log_evidence == pytest.approx(log_evidence, abs=0.02)
     for bad in (None, log_density[:-1], log_density[:, None]):
-        with pytest.raises(ValueError, match="draws need log_density"):
+        with pytest.raises(ValueError, match=r"draws need log_density.*and draws of"):
             nt.check_fit(KEY, draws, linear, x, y, log_density=bad)
     with pytest.raises(TypeError, match="the tempered model is missing"):
         nt.check_fit(KEY, draws, log_density=log_density)
-    with pytest.raises(ValueError, match="latent sites of the model are"):
+    with pytest.raises(ValueError, match=r"latent sites of the model are.*got draws of"):
         nt.check_fit(KEY, {"w": draws["weights"]}, linear, x, y, log_density=log_density)
 
 
@@ -288,7 +289,7 @@ def test_a_reference_is_weighed_by_the_posterior_of_the_fit():
     check = nt.check_fit(KEY, fit, reference=other)
     assert np.all(np.abs(errors(check, mean, np.sqrt(np.diag(cov)))[1]) < 4.5)
     assert np.all(errors(check, mean, np.sqrt(np.diag(cov)))[0] <= 1e-4)
-    with pytest.raises(ValueError, match="the reference has latents of"):
+    with pytest.raises(ValueError, match=r"the reference has latents of.*fit the same model"):
         nt.check_fit(KEY, fit, reference=mean_field(correlated(0.9)))
 
 
