@@ -46,3 +46,15 @@ def test_most_small_errors_are_noticed(tmp_path):
     outcomes = [row["outcome"] for row in rows(tmp_path / "mutants.csv") if row["outcome"] != "equivalent"]
     # Of 32 draws with a share of 0.85 fewer than 22 are noticed once in a hundred samples.
     assert len([outcome for outcome in outcomes if outcome in ("nearest", "default", "full")]) >= 22
+
+
+def test_a_sample_stays_where_other_modules_change(monkeypatch):
+    pytest.importorskip("cosmic_ray")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import mutants
+
+    one, other = "numpyro_tempered/core/batching.py", "numpyro_tempered/core/operations.py"
+    drawn = mutants.draw(mutants.find_mutants([one, other]), 20, 5)
+    kept = [mutant for mutant in drawn if mutant.module == one]
+    assert 0 < len(kept) < len(drawn) == 20
+    assert kept == mutants.draw(mutants.find_mutants([one]), len(kept), 5)

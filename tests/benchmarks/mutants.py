@@ -220,13 +220,23 @@ def find_mutants(modules):
     return mutants
 
 
-def draw(mutants, count, rng):
-    """Draw places first and then an error in each: a place where many are possible counts once."""
+def draw(mutants, count, seed):
+    """Draw places first and then an error in each: a place where many are possible counts once.
+
+    By a hash of the line, and not of its number, so that changes elsewhere leave the sample as it is.
+    """
     by_place = defaultdict(list)
     for mutant in mutants:
         by_place[mutant.module, mutant.line, mutant.column].append(mutant)
-    places = sorted(by_place)
-    return [rng.choice(by_place[place]) for place in rng.sample(places, min(count, len(places)))]
+    sources = {module: (ROOT / module).read_text().splitlines() for module in {m.module for m in mutants}}
+    seen, ranked = Counter(), []
+    for place in sorted(by_place):
+        module, line, column = place
+        text = (module, sources[module][line - 1], column)
+        seen[text] += 1
+        ranked.append((random.Random(f"{seed} {text} {seen[text]}"), place))
+    chosen = sorted((rng.random(), place, rng) for rng, place in ranked)[:count]
+    return [rng.choice(by_place[place]) for _, place, rng in chosen]
 
 
 # Which tests meet them.
@@ -386,9 +396,9 @@ def main():
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "d" / "jax"))
     nearest = read_map(RESULTS / NEAREST)
     modules = sorted(m for m in nearest if not args.rooms or any(room in m for room in args.rooms))
-    mutants, rng = find_mutants(modules), random.Random(args.seed)
-    drawn = draw([m for m in mutants if not m.is_refusal], args.count, rng)
-    drawn += draw([m for m in mutants if m.is_refusal], args.refusals, rng)
+    mutants = find_mutants(modules)
+    drawn = draw([m for m in mutants if not m.is_refusal], args.count, args.seed)
+    drawn += draw([m for m in mutants if m.is_refusal], args.refusals, args.seed)
     start, rows = time.monotonic(), {}
     if args.again:
         # What survived stays in the report until it is met again.
@@ -424,17 +434,24 @@ def read_equivalents():
 
 
 def read_rows(path, drawn):
-    """Rows of an earlier run by name: of mutants that are drawn now, and whose line has not changed."""
+    """Rows of an earlier run by name: of mutants that are drawn now, found by their line's text."""
     if not path.exists():
         return {}
+    found = defaultdict(list)
     with path.open() as file:
-        found = {row["mutant"]: tuple(row.values()) for row in csv.DictReader(file)}
+        for row in csv.DictReader(file):
+            place, operator, _ = row["mutant"].split(" ")
+            module, _, column = place.split(":")
+            found[module, int(column), operator].append(tuple(row.values()))
     sources = {module: (ROOT / module).read_text().splitlines() for module in {m.module for m in drawn}}
-    return {
-        m.name: found[m.name]
-        for m in drawn
-        if m.name in found and sources[m.module][m.line - 1].strip() == found[m.name][3].strip()
-    }
+    rows = {}
+    for m in drawn:
+        line = sources[m.module][m.line - 1].strip()
+        # Some errors take out several lines.
+        same = [r for r in found[m.module, m.column, m.operator.split("/")[1]] if r[3].startswith(line)]
+        if same:
+            rows[m.name] = (m.name, *same[0][1:])
+    return rows
 
 
 def is_settled(row):

@@ -1,0 +1,227 @@
+"""Calls that are refused before anything is computed, each with its whole message."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import RenyiELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_tempered as nt
+from numpyro_tempered.infer.guides.heavy_tails import StudentT
+
+KEY = jax.random.key(0)
+X, Y = jnp.ones((4, 2)), jnp.ones(4)
+Q = nt.families.MeanField(jnp.zeros(2), jnp.ones(2))
+FULL = nt.families.FullRank(jnp.zeros(2), jnp.eye(2))
+SQUARED, GAUSSIAN = nt.expectations.squared(), nt.components.gaussian(2)
+STARTS = nt.mixtures.starts.given_responsibilities
+stochastic = functools.partial(nt.mixtures.stochastic, num_components=2)
+
+
+def model(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+
+def unfitted(guide=AutoNormal, of=model):
+    """A fit that nobody has fitted."""
+    return nt.TemperedFit(of, guide(of), {}, 1.0, None, None, {}, (Y,), {}, KEY)
+
+
+def fit_mixture(**options):
+    return nt.mixtures.fit(KEY, np.arange(8.0).reshape(4, 2), GAUSSIAN, **({"num_components": 2} | options))
+
+
+def of_ivon(order):
+    guide = AutoNormal(model)
+    svi = numpyro.infer.SVI(model, guide, nt.optim.IVON(guide), RenyiELBO(alpha=order))
+    return svi.update(svi.init(KEY, Y), Y)
+
+
+CASES = {
+    "labels that are no integers": (
+        lambda: STARTS([0.5, 1.0]),
+        ValueError,
+        "^labels must be integers from 0, got dtype float64",
+    ),
+    "labels below 0": (lambda: STARTS([-1, 1]), ValueError, "^labels must be integers from 0, got dtype int64"),
+    "responsibilities of three axes": (
+        lambda: STARTS(np.ones((2, 2, 2))),
+        ValueError,
+        r"^expected labels \(n,\) or responsibilities \(n, K\), got shape \(2, 2, 2\)",
+    ),
+    "responsibilities that do not sum to 1": (
+        lambda: STARTS([[0.5, 0.6]]),
+        ValueError,
+        "^responsibilities must not be negative, and each row must sum to 1",
+    ),
+    "negative responsibilities": (lambda: STARTS([[1.5, -0.5]]), ValueError, "^responsibilities must not be neg"),
+    "a start of other rows": (
+        lambda: fit_mixture(start=STARTS([0, 1])),
+        ValueError,
+        "^the start has 2 rows, the data have 4",
+    ),
+    "a start of more labels": (
+        lambda: fit_mixture(start=STARTS([0, 1, 2, 1])),
+        ValueError,
+        "^the start has label 2, num_components is 2",
+    ),
+    "a start of more components": (
+        lambda: fit_mixture(start=STARTS(np.eye(4))),
+        ValueError,
+        "^the start has 4 components, num_components is 2",
+    ),
+    "concentrations of another length": (
+        lambda: fit_mixture(concentration=[1.0, 1.0, 1.0]),
+        ValueError,
+        r"^concentration has shape \(3,\); expected \(\) or \(2,\)",
+    ),
+    "a mixture under jit": (
+        lambda: jax.jit(lambda x: nt.mixtures.fit(KEY, x, GAUSSIAN, num_components=2))(X),
+        TypeError,
+        "^a mixture is fitted from the host, which decides on restarts and warnings: call it outside of jit and",
+    ),
+    "scales under jit": (
+        lambda: jax.jit(lambda x: nt.components.scaled_to(x)["prior_loc"])(X),
+        TypeError,
+        "^scaled_to reads the data on the host: call it outside of jit and vmap",
+    ),
+    "no levels": (
+        lambda: nt.components.categorical([]),
+        ValueError,
+        "^categorical: levels is empty; expected the number of levels of each column",
+    ),
+    "counts that are moved": (
+        lambda: stochastic(nt.components.poisson(1), centre=np.zeros(1)),
+        ValueError,
+        "^poisson: data of this family may not be moved; leave out centre",
+    ),
+    "no bound to select by": (
+        lambda: nt.mixtures.select_num_components(KEY, X, GAUSSIAN, num_components=[1], warm_start=1),
+        ValueError,
+        "^each fit starts from that of the next smaller K, or larger alpha: leave warm_start out",
+    ),
+    "no rows to share": (
+        lambda: nt.mixtures.shard_rows(np.ones((0, 2)), jax.make_mesh((1,), ("rows",))),
+        ValueError,
+        r"^x has shape \(0, 2\); at least one row is needed",
+    ),
+    "a chunk that is a number": (
+        lambda: nt.mixtures.fit_chunks(KEY, [3.0], GAUSSIAN, num_components=2),
+        TypeError,
+        r"^chunk 0 is 3.0; expected an array of rows, or \(rows, sample_weight\)",
+    ),
+    "an expectation of the parameters": (
+        lambda: nt.expectations.linearised(
+            lambda theta, x: theta[0], nt.expectations.monte_carlo(lambda t, x: t)
+        ),
+        TypeError,
+        "^linearised needs the expectation of a predictor's loss, squared.. or the like, got one of a model",
+    ),
+    "no expectation": (
+        lambda: nt.expectations.linearised(lambda theta, x: theta[0], 3.0),
+        TypeError,
+        "^linearised needs the expectation of a predictor's loss, squared.. or the like, got 3.0",
+    ),
+    "a predictor of another shape": (
+        lambda: nt.expectations.linearised(lambda theta, x: theta, SQUARED).evaluate(Q, X[0], 1.0),
+        ValueError,
+        r"^predict must return shape \(\) for one datum, got \(2,\)",
+    ),
+    "rows and outcomes of two lengths": (
+        lambda: nt.expectations.linearised(lambda theta, x: theta[0], SQUARED).evaluate(Q, X, Y[:3]),
+        ValueError,
+        r"^expected x of shape \(n, f\) with y of shape \(n, ...\), got \(4, 2\) and \(3,\)",
+    ),
+    "a box of another length": (
+        lambda: nt.online.sva(0.1, box=nt.online.Box(loc=jnp.ones(3))).init(Q),
+        ValueError,
+        r"^box.loc must have shape \(\) or \(2,\), got \(3,\)",
+    ),
+    "doubling of an aggregate": (
+        lambda: nt.online.doubling(
+            lambda rate: nt.online.aggregate(nt.online.grid(nt.online.sva, step_size=[rate])), 0.1
+        ),
+        TypeError,
+        "^doubling restarts a rule that is an evaluation and an update, not an aggregate",
+    ),
+    "a traced evidence": (
+        lambda: jax.jit(lambda evidence: nt.online.svb(0.1, evidence=evidence).init(Q).count)(10.0),
+        ValueError,
+        "^evidence must be a known number, not a traced one",
+    ),
+    "predictions of no inputs": (
+        lambda: nt.online.predict(SQUARED, Q),
+        TypeError,
+        r"^no inputs: the call is predict\(expectation, state, x\)",
+    ),
+    "a bare value under sva_point": (
+        lambda: nt.bounds.sva_point(9, step_size=0.1, lipschitz=1.0, prior=FULL, theta=[0.5, 0.5]),
+        TypeError,
+        "^sva_point compares under a MeanField prior, got FullRank: for another family give kl and comparator to",
+    ),
+    "a Student's t without a key": (
+        lambda: StudentT(5.0, 0.0, 1.0).sample(None, (2,)),
+        TypeError,
+        "^a draw needs a key of jax.random, got None",
+    ),
+    "IVON under a bound of a high order": (
+        lambda: of_ivon(2.0),
+        ValueError,
+        "(?s)^nt.optim.IVON takes a RenyiELBO of an order alpha below 1, got 2.0: far from its optimum a bound of "
+        "an order above 1 shrinks .* by which IVON measures its steps.*Use an order below 1, or .* with Trace_ELBO",
+    ),
+    "a guide that fails": (
+        lambda: nt.fit_svi(KEY, model, lambda m: m.nothing, Y),
+        TypeError,
+        "^the guide factory failed on the model: for a hand-written guide pass `lambda model: my_guide`",
+    ),
+    "a Gaussian fit of a Student's t": (
+        lambda: nt.fit_gaussian(KEY, model, nt.guides.AutoDiagonalStudentT, Y),
+        TypeError,
+        "^fit_gaussian fits Gaussians, and AutoDiagonalStudentT is a Student's t: fit it by fit_svi, or take",
+    ),
+    "a check with data too many": (
+        lambda: nt.check_fit(KEY, unfitted(), Y),
+        ValueError,
+        r"^a TemperedFit holds its data: check_fit\(key, fit\), without further values or options",
+    ),
+    "a check of nothing": (
+        lambda: nt.check_fit(KEY, 3),
+        TypeError,
+        "^check_fit takes a TemperedFit, an OnlineVI with its state and data, a MixtureFit or ComponentSelection "
+        "with its data, an AlphaChoice, or a dictionary of draws .*; got int, which has no guide with a density",
+    ),
+    "a check of a stream without data": (
+        lambda: nt.check_fit(
+            KEY, nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi())
+        ),
+        ValueError,
+        r"^an online run is check_fit\(key, online, state, \*data\): the state, then the data",
+    ),
+    "a certificate under jit": (
+        lambda: jax.jit(lambda key: nt.certify_risk(key, unfitted(), "y"))(KEY),
+        ValueError,
+        "^certify_risk looks at numbers, and runs outside of jit, vmap and grad",
+    ),
+    "a stream of no chunk": (
+        lambda: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi()).run_chunks(
+            KEY, []
+        ),
+        ValueError,
+        "^the stream has no chunk. One pass exhausts an iterator: pass a new one each time",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_call_is_refused(name):
+    call, error, message = CASES[name]
+    with pytest.raises(error, match=message):
+        call()
