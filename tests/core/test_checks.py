@@ -36,15 +36,15 @@ def test_a_number_in_its_interval_is_returned(value, interval):
     ("value", "interval", "error", "message"),
     [
         (0.0, "(0, 1]", ValueError, r"^a must be in \(0, 1\], got 0.0\.$"),
-        (1.1, "(0, 1]", ValueError, "got 1.1"),
+        (1.1, "(0, 1]", ValueError, r"^a must be in.*got 1.1"),
         (np.nan, "[0, inf]", ValueError, "^a must be at least 0, got nan"),
         (np.inf, "(0, inf)", ValueError, "^a must be positive and finite, got inf"),
         (-np.inf, "(-inf, inf)", ValueError, "^a must be finite, got -inf"),
-        ([1.0, 2.0], "(0, inf)", ValueError, r"one number, got shape \(2,\)"),
+        ([1.0, 2.0], "(0, inf)", ValueError, r"^a must be.*one number, got shape \(2,\)"),
         ("1", "(0, inf)", TypeError, "^a must be a number, got '1'"),
-        (None, "(0, inf)", TypeError, "got None"),
-        (True, "(0, inf)", TypeError, "got True"),
-        (1j, "(0, inf)", TypeError, "a number, got 1j"),
+        (None, "(0, inf)", TypeError, r"^a must be a.*got None"),
+        (True, "(0, inf)", TypeError, r"^a must be a.*got True"),
+        (1j, "(0, inf)", TypeError, r"^a must be.*a number, got 1j"),
     ],
 )
 def test_another_number_raises(value, interval, error, message):
@@ -53,7 +53,7 @@ def test_another_number_raises(value, interval, error, message):
 
 
 def test_the_hint_stands_after_the_message():
-    with pytest.raises(ValueError, match=r"got 2\. Pass a half\.$"):
+    with pytest.raises(ValueError, match=r"^a must be in.*got 2\. Pass a half\.$"):
         check_number(2, "a", "(0, 1]", hint="Pass a half.")
 
 
@@ -65,7 +65,7 @@ def test_traced_values_pass():
 
     assert double(-3.0) == -9.0
     assert not is_traced(1.0, jnp.ones(2))
-    with pytest.raises(ValueError, match=r"one number, got shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"^a must be.*one number, got shape \(2,\)"):
         jax.jit(lambda value: check_number(value, "a"))(jnp.ones(2))
 
 
@@ -73,7 +73,7 @@ def test_the_first_entry_outside_is_named():
     assert check_numbers((1.0, 2.0), "w", "(0, inf)") == (1.0, 2.0)
     with pytest.raises(ValueError, match=r"^w must be at least 0 and finite, got -1.0 at index \(1, 0\)\.$"):
         check_numbers(np.array([[0.0, 1.0], [-1.0, np.nan]]), "w", "[0, inf)")
-    with pytest.raises(ValueError, match=r"got nan at index 1\.$"):
+    with pytest.raises(ValueError, match=r"^w must be finite,.*got nan at index 1\.$"):
         check_numbers([0.0, np.nan], "w")
     with pytest.raises(TypeError, match=r"^w must be real numbers, got dtype"):
         check_numbers(["a"], "w")

@@ -155,7 +155,7 @@ def test_an_index_is_a_column_where_it_is_named(tmp_path, names):
         for chunks in readers("y", features=["day", "x"]):
             x = np.concatenate([x for x, _ in chunks])
             np.testing.assert_array_equal(x, np.column_stack([days, frame["x"]]))
-    with pytest.raises(ValueError, match=r"\['z'\] are not among"):
+    with pytest.raises(ValueError, match=r"^a table needs its.*\['z'\] are not among"):
         next(nt.tables.parquet_chunks(path, "z"))
 
 
@@ -178,15 +178,15 @@ def test_names_of_columns():
 
 def test_columns_of_one_name_are_refused_where_they_are_read():
     frame = pd.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["a", "b", "a", 7])
-    with pytest.raises(ValueError, match=r"\['a'\] stand twice"):
+    with pytest.raises(ValueError, match=r"^a column must stand.*\['a'\] stand twice"):
         next(nt.tables.frame_chunks(frame, "b"))
-    with pytest.raises(ValueError, match=r"\[7, 'b'\] stand twice"):
+    with pytest.raises(ValueError, match=r"^a column must stand.*\[7, 'b'\] stand twice"):
         next(nt.tables.frame_chunks(frame, "b", features=["b", 7, 7]))
     ((x, y),) = nt.tables.frame_chunks(frame, "b", features=[7])
     assert (x.tolist(), y.tolist()) == ([[4.0]], [2.0])
     pa = pytest.importorskip("pyarrow")
     table = pa.Table.from_arrays([pa.array([1.0])] * 3, names=["a", "b", "a"])
-    with pytest.raises(ValueError, match=r"\['a'\] stand twice"):
+    with pytest.raises(ValueError, match=r"^a column must stand.*\['a'\] stand twice"):
         next(nt.tables.frame_chunks(table, "b"))
 
 

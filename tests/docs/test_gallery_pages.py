@@ -36,5 +36,5 @@ def test_a_card_has_the_title_and_the_question():
         "T",
         "One paragraph, no question.",
     )
-    with pytest.raises(ValueError, match=r"is a heading.*Title, and a paragraph"):
+    with pytest.raises(ValueError, match=r"^the first cell of.*is a heading.*Title, and a paragraph"):
         gallery.heading(notebook("no title"))

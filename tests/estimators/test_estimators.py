@@ -190,15 +190,17 @@ DAYS = pd.date_range("2020-01-01", periods=40)
     ids=["dates", "spans", "objects", "arrow"],
 )
 def test_dates_are_refused_by_name_instead_of_nanoseconds(kind, fitted, table):
-    with pytest.raises(TypeError, match=r"columns \['when'\]\. Pass numbers, such as days since the first"):
+    with pytest.raises(
+        TypeError, match=r"^X must.*columns \['when'\]\. Pass numbers, such as days since the first"
+    ):
         kind().fit(table)
-    with pytest.raises(TypeError, match=r"Pass numbers, such as days.*since the first date"):
+    with pytest.raises(TypeError, match=r"^X must be real.*Pass numbers, such as days.*since the first date"):
         fitted.transform(DAYS.to_numpy()[:, None])
 
 
 @BOTH
 def test_text_in_a_table_is_refused_by_name(kind):
-    with pytest.raises(TypeError, match=r"columns \['town'\]\. Pass codes.*\.cat\.codes, or"):
+    with pytest.raises(TypeError, match=r"^X must be.*columns \['town'\]\. Pass codes.*\.cat\.codes, or"):
         kind().fit(FRAME.assign(town="Oslo"))
 
 
@@ -278,8 +280,8 @@ def test_what_is_not_fitted_says_so(kind):
 @pytest.mark.parametrize(
     ("parameters", "data", "message"),
     [
-        ({}, X[:1], "1 sample"),
-        ({}, X[:0], "0 sample"),
+        ({}, X[:1], r"^Found array with.*1 sample"),
+        ({}, X[:0], r"^Found array with.*0 sample"),
         ({}, np.full((5, 2), 3.3), "no two different values|no column has two different"),
         ({}, np.where(X > 1e5, X, np.inf), "infinity"),
         ({"n_components": -1}, X, "n_components must be an integer of at least [01], got -1"),
@@ -319,7 +321,7 @@ def test_mixtures_refuse_what_has_no_answer(parameters, data, weight, message):
 
 
 def test_a_component_is_a_name_a_component_or_a_function():
-    with pytest.raises(TypeError, match="expected a component such as"):
+    with pytest.raises(TypeError, match=r"^component is a int;.*expected a component such as"):
         TemperedMixture(component=3).fit(X)
     with pytest.raises(TypeError, match=r"a list of components has names alone.*give a mapping"):
         TemperedMixture(component=["full", 3]).fit(X)
@@ -331,12 +333,12 @@ def test_a_component_is_a_name_a_component_or_a_function():
 def test_a_warm_start_goes_on_where_the_last_fit_ended():
     rows = load_iris().data[::4, 1:3]
     options = {"n_components": 3, "n_init": 1, "tol": 0.0, "random_state": 0}
-    with pytest.warns(UserWarning, match=r"has not converged.*or the tolerance"):
+    with pytest.warns(UserWarning, match=r"^the best restart.*has not converged.*or the tolerance"):
         whole = TemperedMixture(max_iter=7, **options).fit(rows)
     # The first pass of the second fit evaluates where the first one ended.
     parts = TemperedMixture(max_iter=4, warm_start=True, **options)
     for _ in range(2):
-        with pytest.warns(UserWarning, match=r"has not converged.*or the tolerance"):
+        with pytest.warns(UserWarning, match=r"^the best restart.*has not converged.*or the tolerance"):
             parts.fit(rows)
         parts = pickle.loads(pickle.dumps(parts))
     np.testing.assert_allclose(parts.means_, whole.means_, rtol=1e-10)

@@ -277,13 +277,13 @@ def test_wrong_calls_raise():
         model.partial_fit(X[:1], ["perhaps"])
     with pytest.raises(ValueError, match="not the same as on the last call"):
         model.partial_fit(X, ANSWER, classes=["no", "perhaps"])
-    with pytest.raises(ValueError, match=r"shape \(2,\).*at the start, got"):
+    with pytest.raises(ValueError, match=r"^a row has.*shape \(2,\).*at the start, got"):
         model.predict_one([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match=r"have no names.*a row of numbers"):
+    with pytest.raises(ValueError, match=r"^the columns of the.*have no names.*a row of numbers"):
         model.learn_one({"height": 1.0}, "yes")
     by_name = OnlineClassifier().fit(pd.DataFrame(X, columns=NAMES), ANSWER)
     assert by_name.n_features_in_ == 2
-    with pytest.raises(ValueError, match=r"dict of features.*or have shape"):
+    with pytest.raises(ValueError, match=r"^a row must be.*dict of features.*or have shape"):
         OnlineRegressor().learn_one(X, 1.0)
 
 

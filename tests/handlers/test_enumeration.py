@@ -139,7 +139,7 @@ def test_an_enumerated_local_latent_is_refused_under_svi(call):
 
 
 def test_an_enumerated_chain_in_a_scan_is_refused(set_up):
-    with pytest.raises(ValueError, match=r"enumerated local latent.*its own, declare it"):
+    with pytest.raises(ValueError, match=r"^temper met the.*enumerated local latent.*its own, declare it"):
         set_up(nt.temper(chain, alpha=0.5), [0.1, 1.9, 2.2])
 
 

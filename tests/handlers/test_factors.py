@@ -134,7 +134,7 @@ def test_a_factor_that_another_handler_emits_is_prior():
 
 
 def test_a_factor_that_the_model_does_not_have_is_refused():
-    with pytest.raises(ValueError, match=r"no sites \['bonsu'\].*are factors"):
+    with pytest.raises(ValueError, match=r"^the model has.*no sites \['bonsu'\].*are factors"):
         trace_of(nt.temper(with_factors, alpha=0.1, factors=["bonsu"]), 1.3)
 
 
@@ -142,7 +142,7 @@ def test_a_misspelt_name_is_refused_where_factors_are_the_only_data():
     def model():
         numpyro.factor("loss", -(numpyro.sample("theta", dist.Normal()) ** 2))
 
-    with pytest.raises(ValueError, match=r"no sites \['los'\].*\['loss'\] are factors"):
+    with pytest.raises(ValueError, match=r"^the model has.*no sites \['los'\].*\['loss'\] are factors"):
         trace_of(nt.temper(model, alpha=0.1, factors=["los"]))
     assert trace_of(nt.temper(model, alpha=0.1, factors=["loss"]))["loss"]["scale"] == 0.1
 
@@ -205,5 +205,5 @@ def test_a_collapsed_factor_is_refused(call):
     trace = {}
     call(lambda: trace.update(trace_of(nt.temper(collapsed, alpha=1.0), 7)))
     assert any(isinstance(site.get("fn"), dist.Unit) for site in trace.values())
-    with pytest.raises(ValueError, match=r"handlers\.collapse.*latents in the model"):
+    with pytest.raises(ValueError, match=r"^temper met the factor.*handlers\.collapse.*latents in the model"):
         call(lambda: trace_of(nt.temper(collapsed, alpha=0.5), 7))

@@ -459,7 +459,7 @@ def test_flat_guides_are_refused(name, computed):
     def run():
         return svi.run(KEY, 1, x, progress_bar=False) if computed else jax.eval_shape(lambda: svi.init(KEY, x)[0])
 
-    with pytest.raises(ValueError, match=r"one flat vector cannot"):
+    with pytest.raises(ValueError, match=r"^the guide does not.*one flat vector cannot"):
         run()
 
 
@@ -472,7 +472,7 @@ def test_fit_svi_refuses_flat_guides():
         "num_particles": 2,
         "optim": numpyro.optim.Adam(0.05),
     }
-    with pytest.raises(ValueError, match=r"one flat vector cannot"):
+    with pytest.raises(ValueError, match=r"^the guide does not.*one flat vector cannot"):
         nt.fit_svi(KEY, model, autoguide.AutoMultivariateNormal, jnp.asarray(X), **options)
 
 
@@ -480,7 +480,7 @@ def test_fit_svi_refuses_flat_guides():
 def test_a_flat_guide_of_the_locals_in_a_list_is_refused():
     tempered = tempered_model()
     guide = listed(tempered, of_local=autoguide.AutoDiagonalNormal, of_global=AutoNormal)
-    with pytest.raises(ValueError, match=r"one flat vector cannot"):
+    with pytest.raises(ValueError, match=r"^the guide does not.*one flat vector cannot"):
         SVI(tempered, tempered.guide(guide), numpyro.optim.Adam(0.01), Trace_ELBO()).init(KEY, jnp.asarray(X))
 
 
@@ -512,7 +512,7 @@ def test_guides_that_do_not_scale_are_refused(loss, computed):
         with pytest.raises(ValueError, match=r"does not scale the local latent 'z'.*tempered\.guide\(guide\)"):
             refused(guide)
     with pytest.raises(
-        ValueError, match=r"scales the local latent 'z' by 0\.5 and the model by 0\.25.*names the"
+        ValueError, match=r"^the guide.*scales the local latent 'z' by 0\.5 and the model by 0\.25.*names the"
     ):
         refused(tempered_model(0.5).guide(by_hand))
 
@@ -521,7 +521,7 @@ def test_a_wrapped_guide_with_an_untempered_model_is_refused():
     """The guide's sites would be scaled, and the model's not."""
     guide = tempered_model().guide(by_hand)
     for other in (nt.temper(model, ALPHA), nt.temper(model, 1.0, local_plates=["n"])):
-        with pytest.raises(ValueError, match=r"local latent 'z'.*given, which names the"):
+        with pytest.raises(ValueError, match=r"^the guide scales.*local latent 'z'.*given, which names the"):
             Trace_ELBO().loss(KEY, {}, other, guide, jnp.asarray(X))
 
 

@@ -83,7 +83,7 @@ def test_the_start_does_not_depend_on_the_data(y, alpha):
 
 
 def test_the_prior_is_unknown_before_set_up():
-    with pytest.raises(ValueError, match=r"set up.*it, or OnlineVI.init, first"):
+    with pytest.raises(ValueError, match=r"^the guide has not.*set up.*it, or OnlineVI.init, first"):
         _ = AutoOnlineDiagonalNormal(several).prior
 
 
@@ -106,7 +106,7 @@ def positive_and_hierarchical(y=None):
 
 @pytest.fixture(scope="module")
 def matched_guide():
-    with pytest.warns(UserWarning, match=r"\['s', 'x'\].*not Normal.*and standard deviation, from"):
+    with pytest.warns(UserWarning, match=r"^the priors.*\['s', 'x'\].*not Normal.*and standard deviation, from"):
         return set_up(positive_and_hierarchical, 0.5)
 
 
@@ -136,7 +136,7 @@ def test_a_normal_scale_that_is_latent_is_matched():
         x = numpyro.sample("x", dist.Normal(0.0, tau))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
-    with pytest.warns(UserWarning, match=r"not Normal.*and standard deviation, from"):
+    with pytest.warns(UserWarning, match=r"^the priors of.*not Normal.*and standard deviation, from"):
         assert "x" in set_up(model, 0.5).moment_matched
 
 
@@ -158,7 +158,7 @@ def test_a_prior_without_two_moments_is_refused(model, match):
 
 def test_a_failed_set_up_leaves_the_model_alone():
     guide = AutoOnlineDiagonalNormal(cauchy)
-    with pytest.raises(ValueError, match=r"variance.*prior with two moments"):
+    with pytest.raises(ValueError, match=r"^the prior of.*variance.*prior with two moments"):
         handlers.seed(guide, 0)(0.5)
     assert guide.model is cauchy
 
@@ -214,5 +214,5 @@ def test_a_masked_prior_is_no_start(key):
             theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"is masked.*cannot start at it"):
+    with pytest.raises(ValueError, match=r"^the prior of.*is masked.*cannot start at it"):
         handlers.seed(AutoOnlineDiagonalNormal(model), key)(0.5)

@@ -144,5 +144,5 @@ def test_a_start_with_a_row_is_told_from_local_latents():
         weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
         numpyro.sample("y", dist.Normal(x @ weights, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match="If the data are one row, give them a leading axis"):
+    with pytest.raises(ValueError, match=r"^latent sites.*If the data are one row, give them a leading axis"):
         nt.OnlineVI(of_columns, nt.guides.AutoOnlineDiagonalNormal).init(KEY, X[0], Y[0])

@@ -105,7 +105,7 @@ def test_where_the_first_start_is_none_numpyro_looks_for_another(guide_class):
 def test_a_model_without_a_start_raises_as_by_numpyro():
     guide = AutoNormal(never_finite)
     with pytest.raises(
-        ValueError, match=r"cannot be set up .*Cannot find valid initial parameters.*the guide an"
+        ValueError, match=r"^the guide.*cannot be set up .*Cannot find valid initial parameters.*the guide an"
     ):
         read_guide(jax.random.key(0), guide, (Y,), {})
     assert guide.model is never_finite

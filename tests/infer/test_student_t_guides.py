@@ -191,7 +191,7 @@ def test_models_that_have_no_such_guide():
 
     with pytest.raises(RuntimeError, match=r"AutoDiagonalStudentT found no latent variables"):
         set_up(Diagonal(none))
-    with pytest.raises(RuntimeError, match=r"site k does not"):
+    with pytest.raises(RuntimeError, match=r"^This algorithm might only.*site k does not"):
         set_up(Full(discrete))
 
 
@@ -240,7 +240,7 @@ def test_quantiles_of_correlated_coordinates_are_those_of_their_marginals():
 def test_learned_degrees_of_freedom_have_no_base_without_params():
     guide = Diagonal(pair, df=None)
     set_up(guide)
-    with pytest.raises(ValueError, match=r"get_base_dist\(params\).*as NeuTraReparam asks for"):
+    with pytest.raises(ValueError, match=r"^the degrees.*get_base_dist\(params\).*as NeuTraReparam asks for"):
         guide.get_base_dist()
 
 

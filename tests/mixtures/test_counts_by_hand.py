@@ -81,5 +81,5 @@ def test_the_worst_of_two_values_is_named():
         compare("own", "one and two", np.array([1.0, 3.0]), np.array([1.1, 2.5]))
     with pytest.raises(ValueError, match="own: one and two disagree: nan and 7"):
         compare("own", "one and two", np.array([1.0, np.nan]), np.array([9.0, 7.0]))
-    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(1,\) differ"):
+    with pytest.raises(ValueError, match=r"^own: one and two:.*shapes \(2,\) and \(1,\) differ"):
         compare("own", "one and two", np.ones(2), np.ones(1))

@@ -123,9 +123,9 @@ def test_what_weights_leave():
 @pytest.mark.parametrize(
     ("log_prior", "message"),
     [
-        (None, "must be a callable"),
-        ({1: -1.0, 2: -2.0}, "must be a callable"),
-        (lambda ks: {k: -math.log(k + 1) for k in ks}, r"sum to.*pass logarithms"),
+        (None, r"^for all K from.*must be a callable"),
+        ({1: -1.0, 2: -2.0}, r"^for all K from.*must be a callable"),
+        (lambda ks: {k: -math.log(k + 1) for k in ks}, r"^the prior weights.*sum to.*pass logarithms"),
         (lambda ks: {k: -math.log(len(ks)) for k in ks}, r"may not depend on how many.*are asked for"),
     ],
 )

@@ -140,7 +140,7 @@ def test_relabelling_changes_nothing_else(fit, data, x64):
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [1, 2, 3], [True, False, True]])
 def test_relabelling_takes_a_permutation(fit, order):
-    with pytest.raises(ValueError, match=r"permutation of 0 \.\.\. 2"):
+    with pytest.raises(ValueError, match=r"^order must be a.*permutation of 0 \.\.\. 2"):
         nt.mixtures.relabel(fit, order)
 
 
@@ -163,7 +163,7 @@ def test_fresh_rows_are_checked(fit):
         nt.mixtures.log_predictive(fit, np.zeros((4, 3)))
     # A family that allows none.
     whole = fit._replace(component=nt.components.multinomial(2)._replace(prior=None))
-    with pytest.raises(ValueError, match=r"missing entries.*leave the rows out"):
+    with pytest.raises(ValueError, match=r"^multinomial: column.*missing entries.*leave the rows out"):
         nt.mixtures.responsibilities(whole, np.array([[np.nan, 0.0]]))
 
 

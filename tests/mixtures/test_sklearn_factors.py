@@ -107,7 +107,7 @@ def test_sticks_have_the_expected_logarithms_of_scikit_learn_but_for_the_last(ta
 def test_what_is_no_fit_is_refused(key):
     with pytest.raises(TypeError, match="got a GaussianMixture: an EM fit has no factors"):
         nt.mixtures.from_sklearn(key, GaussianMixture(2), X)
-    with pytest.raises(ValueError, match="not fitted: call its fit first"):
+    with pytest.raises(ValueError, match=r"^this BayesianGaussianMixture is.*not fitted: call its fit first"):
         nt.mixtures.from_sklearn(key, BayesianGaussianMixture(n_components=2), X)
     with pytest.raises(ValueError, match=r"missing entries \(NaN\), which scikit-learn cannot.*been fitted to"):
         nt.mixtures.from_sklearn(key, fitted("diag"), np.where(X > 6, np.nan, X))

@@ -234,14 +234,16 @@ def test_refusals_say_what_to_do():
         nt.mixtures.stick_breaking(np.ones(2))
     with pytest.raises(TypeError, match="gamma must be a number"):
         nt.mixtures.stick_breaking("many")
-    with pytest.raises(TypeError, match=r"a prior such as nt.mixtures.stick_breaking\(1.0\)"):
+    with pytest.raises(TypeError, match=r"^concentration is.*a prior such as nt.mixtures.stick_breaking\(1.0\)"):
         fit_of(2, nt.mixtures.stick_breaking)
     with pytest.raises(ValueError, match=r"gamma must be positive.*and finite, got"):
         fit_of(2, weights.StickBreaking(-1.0))
     fit = small_fit()
     assert nt.mixtures.relabel(fit) is not None
     assert nt.mixtures.relabel(fit, [0, 1, 2]).objective == fit.objective
-    with pytest.raises(ValueError, match=r"sticks in another order are another prior.*order is needed"):
+    with pytest.raises(
+        ValueError, match=r"^order is.*sticks in another order are another prior.*order is needed"
+    ):
         nt.mixtures.relabel(fit, [2, 1, 0])
     sticks = nt.mixtures.stick_breaking(1.0)
     for search in (nt.mixtures.select_num_components, nt.mixtures.num_components_path):

@@ -74,7 +74,9 @@ def test_an_objective_that_falls_by_more_than_rounding_is_an_error():
 
 def test_what_a_step_in_double_precision_still_raises_has_not_converged():
     data = SimpleNamespace(component=SimpleNamespace(name="own"), rows=np.zeros(1, np.float32))
-    with pytest.warns(UserWarning, match=r"raises its objective by 2 nats, which float32 does not resolve"):
+    with pytest.warns(
+        UserWarning, match=r"^the best.*raises its objective by 2 nats, which float32 does not resolve"
+    ):
         assert not has_converged(data, outcome(0.5, (0, None)), 2.0, 1.0, lambda visit: 0.0)
 
 

@@ -70,12 +70,12 @@ def test_arguments_are_checked():
     history = np.full((3, 4), 0.25)
     with pytest.raises(ValueError, match=r"history must have shape \(n, 4\), one weight a window, got \(3, 3\)"):
         detect_changes(history[:, :3], WINDOWS)
-    with pytest.raises(ValueError, match=r"shape \(n, 11\).*weight a window, got"):
+    with pytest.raises(ValueError, match=r"^history must have.*shape \(n, 11\).*weight a window, got"):
         detect_changes(history)
     for bad in (np.nan, -0.25, 0.5):
         wrong = history.copy()
         wrong[1, 2] = bad
-        with pytest.raises(ValueError, match=r"weights that sum to 1, got .* in row 1"):
+        with pytest.raises(ValueError, match=r"^history must hold.*weights that sum to 1, got .* in row 1"):
             detect_changes(wrong, WINDOWS)
     for name, bad in {"max_window": 0.0, "slack": -1.0, "limit": 0.0, "stride": 0, "warm_up": -1}.items():
         with pytest.raises(ValueError, match=name):

@@ -159,11 +159,11 @@ def test_long_lines(write):
         ("x,y\n1,2\n1\n", {}, "Expected 2 columns, got 1"),
         ("x,y\n# note\n1,2\n", {}, "Expected 2 columns, got 1: # note"),
         ("x,y\n1,2,\n", {}, "Expected 2 columns, got 3"),
-        ("x,x,y\n1,2,3\n", {}, r"\['x'\] stand twice"),
-        ("x,y\n1,2\n", {"features": ["x", "y"]}, r"\['y'\] stand twice"),
-        ("x,z\n1,2\n", {}, r"\['y'\] are not among \['x', 'z'\]"),
-        ("x;y\n1;2\n", {}, r"\['y'\] are not among \['x;y'\]"),
-        ("x, y\n1, 2\n", {}, r"\['y'\] are not among \['x', ' y'\]"),
+        ("x,x,y\n1,2,3\n", {}, r"^a column must stand.*\['x'\] stand twice"),
+        ("x,y\n1,2\n", {"features": ["x", "y"]}, r"^a column must stand.*\['y'\] stand twice"),
+        ("x,z\n1,2\n", {}, r"^a table needs its.*\['y'\] are not among \['x', 'z'\]"),
+        ("x;y\n1;2\n", {}, r"^a table needs its.*\['y'\] are not among \['x;y'\]"),
+        ("x, y\n1, 2\n", {}, r"^a table needs its.*\['y'\] are not among \['x', ' y'\]"),
         ("1,2\n3,4\n", {}, r"first line of .*data\.csv must name its columns.*got numbers"),
         ('x,y\n1,2\n"3,4\n5,6\n', {}, r"a line of .*data\.csv does not end, close its quotes: '\"3,4"),
         ('"x,y\n1,2\n', {}, r"a line of .*data\.csv does not end, close its quotes"),
@@ -186,12 +186,12 @@ def test_what_is_not_a_table_of_numbers(write, text, options, message, block_byt
 def test_a_quote_that_is_not_closed_is_not_sought_to_the_end_of_memory(write, monkeypatch):
     monkeypatch.setattr(nt.tables, "MAX_LINE_BYTES", 1000)
     for text in ['x,y\n1,"2\n' + "1,2\n" * 100_000, '"x,y\n' + "1,2\n" * 100_000, "x" * 100_000 + ",y\n1,2\n"]:
-        with pytest.raises(ValueError, match="does not end, close its quotes"):
+        with pytest.raises(ValueError, match=r"^a line of.*does not end, close its quotes"):
             next(nt.tables.csv_chunks(write(text), "y", block_bytes=100))
 
 
 def test_csv_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-    with pytest.raises(ImportError, match=r"numpyro_tempered\[parquet\].*chunksize"):
+    with pytest.raises(ImportError, match=r"^reading CSV needs.*numpyro_tempered\[parquet\].*chunksize"):
         next(nt.tables.csv_chunks(tmp_path / "data.csv", "y"))

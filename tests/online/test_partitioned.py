@@ -347,7 +347,7 @@ def test_what_does_not_fit_is_refused():
         pvi.combine(small, change)
     with pytest.raises(ValueError, match=r"change 3 of machine 0 came, and 1 was expected.*of different runs"):
         pvi.combine(server, change._replace(round=jnp.int32(3)))
-    with pytest.raises(ValueError, match=r"came from machine \[5\], and there are 2"):
+    with pytest.raises(ValueError, match=r"^a change.*came from machine \[5\], and there are 2"):
         pvi.combine(server, change._replace(part=jnp.int32(5)))
     with pytest.raises(TypeError, match=r"combine takes changes, got .*Factor.*; send factor.change"):
         pvi.combine(server, [pvi.factor(server, 0)])
@@ -368,7 +368,9 @@ def test_what_does_not_fit_is_refused():
         pvi.factor(server._replace(rounds=jnp.asarray([1, 0])), 0)
     with pytest.raises(ValueError, match=r"damping must be in \(0, 1\], got 2"):
         nt.online.partitioned(LOGISTIC, damping=2.0)
-    with pytest.raises(TypeError, match=r"nt.bare_loss\(rng_key, online, \*args\) makes one of it"):
+    with pytest.raises(
+        TypeError, match=r"^partitioned takes.*nt.bare_loss\(rng_key, online, \*args\) makes one of it"
+    ):
         nt.online.partitioned(nt.expectations.gauss_hermite(predictor="eta"))
     with pytest.raises(ValueError, match="shards must hold the data of at least one machine"):
         nt.online.run_partitioned(pvi, prior_of("full rank"), [])

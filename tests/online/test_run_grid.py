@@ -102,7 +102,7 @@ def test_wrong_calls_of_a_sweep():
     x, y = rows(10)
     with pytest.raises(TypeError, match=r"grid must be.*a Rule of length"):
         nt.online.run_grid(nt.online.ngvi(), HINGE, prior, x, y)
-    with pytest.raises(ValueError, match=r"of 6 rules, got leading axes.*the prior to begin"):
+    with pytest.raises(ValueError, match=r"^the states.*of 6 rules, got leading axes.*the prior to begin"):
         nt.online.run_grid(GRID, HINGE, nt.online.ngvi().init(prior), x, y)
     with pytest.raises(ValueError, match=r"mask must have shape.*for batches, got"):
         nt.online.run_grid(GRID, HINGE, prior, x, y, mask=np.array(True))

@@ -184,7 +184,7 @@ def test_what_is_wrong_leaves_the_state(service):
         ((X[0][:2], 1.0), ValueError, r"array 0 must have shape \(3,\), as at the start, got \(2,\)"),
         ((X[:1], 1.0), ValueError, r"got \(1, 3\)"),
         ((np.ones(1), 1.0), ValueError, r"got \(1,\)"),
-        ((X[0],), TypeError, "takes 2 arrays, as at the start, got 1"),
+        ((X[0],), TypeError, r"^the call.*takes 2 arrays, as at the start, got 1"),
         ((X[0], "one"), TypeError, "array 1 must be real numbers, got dtype <U3, such as 'one'. Pass codes"),
         ((["1", "2", "3"], 1.0), TypeError, r"array 0 must be real numbers, got dtype <U1.*.cat.codes, or"),
         ((X[0] + 1j, 1.0), TypeError, r"array 0 must be real numbers, got dtype complex128.*of their own"),
@@ -203,7 +203,7 @@ def test_what_is_wrong_leaves_the_state(service):
         if "array 0 must be real" in message:
             with pytest.raises(kind, match=message):
                 service.predict(data[0])
-    with pytest.raises(TypeError, match="predicts from 1 arrays, got 2"):
+    with pytest.raises(TypeError, match=r"^the service.*predicts from 1 arrays, got 2"):
         service.predict(X[0], 1.0)
     assert equal(service.state, before)
     with pytest.raises(ValueError, match=r"not of the service's rule, family and sizes.*OnlineState of length"):
@@ -325,7 +325,7 @@ def test_a_start_that_is_wrong_is_refused():
         nt.online.Service(rule, nt.expectations.logistic(), full_rank(), X[0], 1.0)
     with pytest.raises(ValueError, match="labels must be two or more different numbers"):
         nt.online.Service(rule, nt.expectations.logistic(), rule.init(full_rank()), X[0], 1.0, labels=(1.0, 1.0))
-    with pytest.raises(TypeError, match="outside of jit and vmap"):
+    with pytest.raises(TypeError, match=r"^a service holds a.*outside of jit and vmap"):
         jax.jit(lambda state: nt.online.Service(rule, nt.expectations.logistic(), state, X[0], 1.0).state)(
             rule.init(full_rank())
         )
@@ -407,7 +407,7 @@ def test_experts_that_standardise_do_not_predict():
         lambda step_size: nt.online.standardise(nt.online.ngvi(step_size)), step_size=[0.5, 1.0]
     )
     rule = nt.online.aggregate(experts)
-    with pytest.raises(TypeError, match=r"standardise\(aggregate"):
+    with pytest.raises(TypeError, match=r"^experts that standardise have.*standardise\(aggregate"):
         nt.online.predict(nt.expectations.squared(), rule.init(mean_field()), X[0])
 
 
@@ -470,7 +470,7 @@ def test_draws_of_a_service_differ_and_need_a_key(service):
     assert service.draw(X[0]) != service.draw(X[0])
     rule = nt.online.ngvi()
     without = nt.online.Service(rule, nt.expectations.squared(), rule.init(mean_field()), X[0], 1.0)
-    with pytest.raises(ValueError, match="start it with rng_key="):
+    with pytest.raises(ValueError, match=r"^a service that draws.*start it with rng_key="):
         without.draw(X[0])
 
 

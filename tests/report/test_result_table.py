@@ -56,12 +56,16 @@ def test_a_group_can_be_named():
     }
     assert nt.table(parts).index.name == "model"
     assert nt.table(parts, "alpha_selection").index.name == "alpha"
-    with pytest.raises(ValueError, match=r"no group regret, only .*pass the result of regret_ledger\."):
+    with pytest.raises(
+        ValueError, match=r"^the data.*no group regret, only .*pass the result of regret_ledger\."
+    ):
         nt.table(parts, "regret")
 
 
 def test_other_data_are_refused():
-    with pytest.raises(TypeError, match=r"got int.*pass a result through"):
+    with pytest.raises(TypeError, match=r"^expected ArviZ data,.*got int.*pass a result through"):
         nt.table(3)
-    with pytest.raises(ValueError, match=r"no group model_comparison or alpha_selection.*sandwich, sandwich"):
+    with pytest.raises(
+        ValueError, match=r"^the data.*no group model_comparison or alpha_selection.*sandwich, sandwich"
+    ):
         nt.table({"posterior": xr.Dataset()})

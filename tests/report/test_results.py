@@ -355,13 +355,13 @@ def test_what_a_result_cannot_give_is_refused():
         nt.to_inference_data(em, ROWS, rng_key=KEY)
     with pytest.raises(TypeError, match=r"fits\['em'\] is a MixtureEM.*has no ELBO"):
         nt.compare({"em": em})
-    with pytest.raises(ValueError, match=r"no model of data.*there can be no"):
+    with pytest.raises(ValueError, match=r"^this result has.*no model of data.*there can be no"):
         nt.to_inference_data(made("descent.Result"), rng_key=KEY, posterior_predictive=True)
     with pytest.raises(ValueError, match=r"a Result is to_inference_data.*a key alone"):
         nt.to_inference_data(made("descent.Result"))
     with pytest.raises(ValueError, match=r"a state is to_inference_data.*run, then its data"):
         nt.to_inference_data(made("OnlineVIState"), X, Y)
-    with pytest.raises(ValueError, match=r"num_samples >= 2.*draws for it"):
+    with pytest.raises(ValueError, match=r"^this fit has no.*num_samples >= 2.*draws for it"):
         nt.compare({"fit": mixture(num_samples=0)})
 
 

@@ -186,7 +186,7 @@ def test_scales_of_the_model_count_as_power(x64):
             numpyro.sample("y", dist.Normal(theta, 1.0).expand([len(y)]), obs=y)
 
     data = nt.to_inference_data(draws, by_datum, Y, group_by_chain=True)
-    with pytest.raises(ValueError, match=r"differ from datum to datum.*loo takes one power"):
+    with pytest.raises(ValueError, match=r"^the powers or.*differ from datum to datum.*loo takes one power"):
         loo(data)
     assert np.isfinite(elpd(loo(data, alpha=ALPHA)))
 
@@ -303,7 +303,7 @@ def put(value):
             lambda: nt.to_inference_data({"theta": np.arange(24.0)}, model, Y),
             {},
             ValueError,
-            "at least 25 draws.* got 24",
+            r"^loo needs.*at least 25 draws.* got 24",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_alpha_must_be_known():
 
 
 def test_a_posterior_of_one_point_has_no_loo():
-    with pytest.raises(ValueError, match=r"AutoDelta.*has no leave-one-out posteriors"):
+    with pytest.raises(ValueError, match=r"^the log-likelihood.*AutoDelta.*has no leave-one-out posteriors"):
         loo(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 
 

@@ -54,7 +54,7 @@ def test_the_prior_is_uniform_by_default_and_may_be_a_function_of_the_names():
     [
         ({"a": -1.0}, r"log_prior has models \['a'\], the fits are \['a', 'b'\]"),
         ({"a": -1.0, "b": -np.inf}, "must be finite, the logarithms of positive weights"),
-        ({"a": 0.0, "b": 0.0}, r"sum to 2, more than 1.*pass logarithms"),
+        ({"a": 0.0, "b": 0.0}, r"^the prior weights.*sum to 2, more than 1.*pass logarithms"),
     ],
 )
 def test_a_wrong_prior_is_refused(log_prior, message):

@@ -479,17 +479,17 @@ REFUSALS = {
     ),
     "weights": (
         lambda: unfitted(weighted, SOME),
-        "scale beside alpha.*know whether such weights count copies.*pass rows without weights",
+        r"^the sites.*scale beside alpha.*know whether such weights count copies.*pass rows without weights",
     ),
     "as many latents": (lambda: unfitted(as_many_as_rows, SOME), "20 rows do not tell how 20 latent"),
-    "kink": (lambda: unfitted(kinked, SOME), "have a kink.*check_coverage"),
-    "param": (lambda: unfitted(with_param, SOME), "params .'scale'.*give them priors"),
+    "kink": (lambda: unfitted(kinked, SOME), r"^the densities of.*have a kink.*check_coverage"),
+    "param": (lambda: unfitted(with_param, SOME), r"^the model has.*params .'scale'.*give them priors"),
     "no rows": (lambda: unfitted(of_one_number, SOME), "put all in one plate of rows"),
     "no mode": (lambda: unfitted(funnel, 0.01 * SOME), "has no mode that Newton's method finds"),
     "powers": (lambda: unfitted(nt.temper(normal, np.linspace(0.1, 1.0, 20)), SOME), "powers by site or datum"),
-    "the prior": (lambda: unfitted(normal, SOME, alpha=0.0), "no sample of data moves"),
+    "the prior": (lambda: unfitted(normal, SOME, alpha=0.0), r"^at alpha.*no sample of data moves"),
     "not at the mode": (lambda: unfitted(normal, SOME + 9.0), "standard deviations from the mode.*fit again"),
-    "a point": (lambda: unfitted(normal, SOME, guide=AutoDelta), "a latent that is a point"),
+    "a point": (lambda: unfitted(normal, SOME, guide=AutoDelta), r"^the guide.*a latent that is a point"),
 }
 
 
@@ -504,7 +504,9 @@ def test_what_has_no_sandwich_is_refused(name):
 
 
 def test_wrong_calls(fit):
-    with pytest.raises(TypeError, match=r"got int.*calibrated_powers.*has such standard deviations"):
+    with pytest.raises(
+        TypeError, match=r"^sandwich takes.*got int.*calibrated_powers.*has such standard deviations"
+    ):
         nt.sandwich(KEY, 1)
     with pytest.raises(TypeError, match=r"rng_key.*the call is"):
         nt.sandwich(fit, KEY)

@@ -372,7 +372,7 @@ def test_probabilities_against_quadrature(logistic):
 
 
 def test_predictions_refuse_the_other_kind_and_other_columns(made_up, logistic):
-    with pytest.raises(TypeError, match=r"use predict_proba.*for classes"):
+    with pytest.raises(TypeError, match=r"^predict takes a LinearFit,.*use predict_proba.*for classes"):
         sparse.predict(logistic[1], logistic[0])
     with pytest.raises(TypeError, match="got a LinearFit: use predict"):
         sparse.predict_proba(KEY, made_up[1], made_up[0])

@@ -669,7 +669,7 @@ def test_every_bound_names_its_source_and_assumptions():
         (lambda: bounds.online_to_batch_risk(9, 1.0, loss_range=1.0, delta=1.0), "probability of failure"),
         (
             lambda: bounds.doubling(9, bounds.svb(1, lipschitz=1.0, diameter=1.0)),
-            r"bound of one round by ewa or sva.*got one of",
+            r"^doubling takes the.*bound of one round by ewa or sva.*got one of",
         ),
         (lambda: bounds.doubling(9, bounds.ewa([1, 2], step_size=1.0, loss_range=1.0, kl=1.0)), "one round"),
     ],

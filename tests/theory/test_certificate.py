@@ -94,18 +94,18 @@ def test_selection_is_the_certificate_of_the_largest_penalised_elbo():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"alpha": 1.0}, r"needs alpha in \(0, 1\), got 1.0.*nothing at 1.*alpha below 1"),
-        ({"alpha": 0.0}, r"needs alpha in.*Fit with alpha below"),
-        ({"alpha": [0.5, 1.0]}, r"needs alpha in.*Fit with alpha below"),
-        ({"alpha": math.nan}, r"needs alpha in.*Fit with alpha below"),
-        ({"alpha": []}, r"needs alpha in.*Fit with alpha below"),
+        ({"alpha": 1.0}, r"^a certificate.*needs alpha in \(0, 1\), got 1.0.*nothing at 1.*alpha below 1"),
+        ({"alpha": 0.0}, r"^a certificate.*needs alpha in.*Fit with alpha below"),
+        ({"alpha": [0.5, 1.0]}, r"^a certificate.*needs alpha in.*Fit with alpha below"),
+        ({"alpha": math.nan}, r"^a certificate.*needs alpha in.*Fit with alpha below"),
+        ({"alpha": []}, r"^a certificate.*needs alpha in.*Fit with alpha below"),
         ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0. It is a probability of failure"),
         ({"delta": 1.0}, "delta"),
         ({"num_data": 0}, "num_data must be an integer of at least 1"),
         ({"num_data": 2.5}, "num_data"),
         ({"num_data": True}, "num_data"),
         ({"elbo": math.nan}, r"elbo must be finite.*has an ELBO of"),
-        ({"elbo": -math.inf}, r"A guide that is a point.*has an ELBO of"),
+        ({"elbo": -math.inf}, r"^elbo must be finite,.*A guide that is a point.*has an ELBO of"),
         ({"elbo_se": -0.1}, r"elbo_se must be at least 0.*and finite, got"),
         ({"elbo_se": math.nan}, r"elbo_se must be at least 0.*and finite, got"),
         ({"num_se": -1.0}, r"num_se must be at least 0.*and finite, got"),
@@ -129,13 +129,13 @@ def test_a_bare_log_density_is_refused():
 @pytest.mark.parametrize(
     ("elbos", "log_prior", "alpha", "message"),
     [
-        ([-1.0, -2.0], [-1.0], 0.5, "one entry for each model"),
-        ([], [], 0.5, "one entry for each model"),
-        (-1.0, 0.0, 0.5, "one entry for each model"),
-        ([-1.0, -2.0], [0.0, 0.0], 0.5, r"sum to 2, more than 1.*sum to at most"),
-        ([-1.0, -2.0], [0.5, 0.5], 0.5, r"sum to 3.29744, more than 1.*sum to at most"),
-        ([-1.0, -2.0], [math.nan, -1.0], 0.5, r"more than 1.*sum to at most"),
-        ([-1.0, -2.0], [-1.0, -1.0], [0.5, 0.6], r"one alpha.*a grid, with its"),
+        ([-1.0, -2.0], [-1.0], 0.5, r"^elbos and.*one entry for each model"),
+        ([], [], 0.5, r"^elbos and.*one entry for each model"),
+        (-1.0, 0.0, 0.5, r"^elbos and.*one entry for each model"),
+        ([-1.0, -2.0], [0.0, 0.0], 0.5, r"^the prior weights.*sum to 2, more than 1.*sum to at most"),
+        ([-1.0, -2.0], [0.5, 0.5], 0.5, r"^the prior weights.*sum to 3.29744, more than 1.*sum to at most"),
+        ([-1.0, -2.0], [math.nan, -1.0], 0.5, r"^the prior weights.*more than 1.*sum to at most"),
+        ([-1.0, -2.0], [-1.0, -1.0], [0.5, 0.6], r"^all models share.*one alpha.*a grid, with its"),
     ],
 )
 def test_bad_models_are_refused(elbos, log_prior, alpha, message):
@@ -197,10 +197,10 @@ def test_empirical_entropy_costs_half_a_nat_for_each_free_probability():
         (lambda: bounds.empirical_entropy([1], counts=[1]), TypeError, "one of the two"),
         (lambda: bounds.empirical_entropy([0.5, 1.0]), ValueError, r"not whole numbers.*all the same"),
         (lambda: bounds.empirical_entropy([math.nan, 1.0]), ValueError, r"not whole numbers.*all the same"),
-        (lambda: bounds.empirical_entropy([]), ValueError, "not be empty"),
+        (lambda: bounds.empirical_entropy([]), ValueError, r"^the data must have.*not be empty"),
         (lambda: bounds.empirical_entropy(3), ValueError, r"shape \(n,\) or \(n, d\).*not be empty, got"),
         (lambda: bounds.empirical_entropy(counts=[-1, 2]), ValueError, r"none negative.*and not all"),
-        (lambda: bounds.empirical_entropy(counts=[0, 0]), ValueError, "not all 0"),
+        (lambda: bounds.empirical_entropy(counts=[0, 0]), ValueError, r"^counts must be whole.*not all 0"),
         (lambda: bounds.empirical_entropy(counts=[0.5, 1]), ValueError, r"whole numbers.*and not all"),
         (lambda: bounds.known_density(math.nan), ValueError, "value must be finite, got nan"),
         (lambda: bounds.maximum_likelihood(math.inf), ValueError, "value must be finite, got inf"),
@@ -528,7 +528,7 @@ def test_compare_invents_no_certificate(coins):
         ({"alpha": 1.0}, ValueError, r"needs alpha in \(0, 1\), got 1.0.*Fit with alpha below"),
         ({"alpha": {"y": 0.5}}, ValueError, r"one alpha in \(0, 1\) for all data, got {'y': 0.5}"),
         ({"observed": {"y": jnp.zeros((20, 2))}}, ValueError, r"shapes {'y': \(20, 2\)}.*pass num_data"),
-        ({"observed": {"y": jnp.zeros(3), "z": jnp.zeros(3)}}, ValueError, "pass num_data"),
+        ({"observed": {"y": jnp.zeros(3), "z": jnp.zeros(3)}}, ValueError, r"^the number of.*pass num_data"),
         ({"observed": {"y": jnp.array([0.0, jnp.nan])}}, ValueError, "missing values.*pass num_data"),
     ],
 )
@@ -580,8 +580,8 @@ def _dependent(theta, y):
         (_with_a_param, "chosen by the data"),
         (_with_a_factor, "is a factor or has a scale"),
         (_with_a_scale, "is a factor or has a scale"),
-        (_masked, "pass num_data"),
-        (_dependent, "pass num_data"),
+        (_masked, r"^the number of independent.*pass num_data"),
+        (_dependent, r"^the number of independent.*pass num_data"),
     ],
 )
 def test_compare_certifies_no_more_than_the_theorem(site, match):
@@ -606,9 +606,9 @@ def test_numbers_of_data_that_are_none(num_data):
 
 
 def test_weights_of_all_models_sum_to_one_at_most():
-    with pytest.raises(ValueError, match=r"sum to 2, more than 1.*sum to at most"):
+    with pytest.raises(ValueError, match=r"^the prior weights.*sum to 2, more than 1.*sum to at most"):
         nt.bounds.tempered_certificate(
             [-1.0, -2.0], nt.bounds.known_density(-1.0), 5, alpha=0.5, log_prior=[0.0, 0.0]
         )
-    with pytest.raises(ValueError, match=r"masked array.*that are not masked"):
+    with pytest.raises(ValueError, match=r"^the data are a.*masked array.*that are not masked"):
         nt.bounds.empirical_entropy(np.ma.masked_array([0, 1, 1], mask=[False, True, False]))

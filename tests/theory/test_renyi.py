@@ -166,7 +166,7 @@ def test_skew_symmetry(order, pair):
         ((0.5, 0.0, 0.0, 0.0, 1.0), r"scale0 must be positive.*and finite, got"),
         ((0.5, 0.0, 1.0, 0.0, -1.0), r"scale1 must be positive.*and finite, got"),
         ((0.5, [], 1.0, 0.0, 1.0), "loc0 must be finite and not empty"),
-        ((0.5, 0.0, 1e200, 0.0, 1e-200), r"too far apart.*precision: rescale the variable"),
+        ((0.5, 0.0, 1e200, 0.0, 1e-200), r"^the two.*too far apart.*precision: rescale the variable"),
     ],
 )
 def test_normal_refuses(arguments, message):
@@ -180,7 +180,7 @@ def test_normal_refuses(arguments, message):
         (np.array([[1.0, 0.5], [0.0, 1.0]]), "not symmetric"),
         (np.array([[1.0, 2.0], [2.0, 1.0]]), r"not positive definite.*far from every other"),
         (np.zeros((2, 2)), r"not positive definite.*far from every other"),
-        (np.eye(3), r"shapes \(2,\) and \(2,\).*with one d"),
+        (np.eye(3), r"^the Gaussians have means.*shapes \(2,\) and \(2,\).*with one d"),
         (np.ones(2), r"\(\.\.\., d, d\), got \(2,\); renyi_normal.*takes scales"),
         (np.full((2, 2), np.nan), "cov0 must be finite"),
     ],
@@ -245,8 +245,8 @@ def test_exponential_family_is_infinite_outside_of_the_domain():
     ("eta0", "message"),
     [
         ([0.0, 1.0], r"log_partition is not finite at eta0 or eta1.*inside of its domain"),
-        ([0.0], "one d, got"),
-        (0.0, "one d, got"),
+        ([0.0], r"^natural parameters must have.*one d, got"),
+        (0.0, r"^natural parameters must have.*one d, got"),
         ([math.nan, -1.0], "must be finite"),
     ],
 )
@@ -436,7 +436,7 @@ def test_bounds_hold_for_averages():
 @pytest.mark.parametrize("function", [bounds.hellinger_bound, bounds.total_variation_bound])
 def test_inequalities_refuse(function):
     for divergence in (-0.1, math.nan):
-        with pytest.raises(ValueError, match="at least 0"):
+        with pytest.raises(ValueError, match=r"^divergence must be.*at least 0"):
             function(divergence, 0.5)
     with pytest.raises(ValueError, match=r"order.*positive and finite, got"):
         function(0.1, 0.0)

@@ -101,8 +101,8 @@ def test_sequential_refuses_what_it_cannot_fit():
     draws = nt.expectations.monte_carlo(lambda theta, x, y: (y - x @ theta) ** 2)
     cases = [
         ((HINGE, prior, 1.0, x * np.nan, y), ValueError, r"data must be finite.*rounds that were rejected"),
-        ((HINGE, prior, 1.0, x, y[:2]), ValueError, r"one leading axis.*T rounds, got axes"),
-        ((HINGE, prior, 1.0), ValueError, r"one leading axis.*T rounds, got axes"),
+        ((HINGE, prior, 1.0, x, y[:2]), ValueError, r"^the data need.*one leading axis.*T rounds, got axes"),
+        ((HINGE, prior, 1.0), ValueError, r"^the data need.*one leading axis.*T rounds, got axes"),
         ((HINGE, prior, 0.0, x, y), ValueError, r"step_size must be positive.*and finite, got"),
         ((HINGE, prior, 1.0, x, 2 * y), ValueError, "labels"),
         ((draws, prior, 1.0, x, y), ValueError, "draws"),

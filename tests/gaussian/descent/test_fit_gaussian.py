@@ -430,10 +430,10 @@ def test_many_rows_are_probed_for_dependence(key):
 
 
 REFUSED_MODELS = {
-    "params": r"has params.*or fit them by",
+    "params": r"^the model.*has params.*or fit them by",
     "subsample": "subsamples",
     "local plate": r"local plate.*with AutoNormal",
-    "no data": r"no observed site.*that it conditions on",
+    "no data": r"^the model has.*no observed site.*that it conditions on",
 }
 
 
@@ -471,11 +471,11 @@ class TestRefusals:
                 nt.fit_gaussian(key, logistic, guide, X, Y)
 
     def test_a_guide_built_on_another_model(self, key):
-        with pytest.raises(ValueError, match=r"built already.*from model to guide"):
+        with pytest.raises(ValueError, match=r"^this AutoNormal is.*built already.*from model to guide"):
             nt.fit_gaussian(key, logistic, AutoNormal(logistic), X, Y, alpha=0.5)
 
     def test_an_expectation_of_a_bare_loss(self, key, precision):
-        with pytest.raises(TypeError, match=r"bare loss.*minimise for a loss"):
+        with pytest.raises(TypeError, match=r"^this expectation is of.*bare loss.*minimise for a loss"):
             nt.fit_gaussian(key, regression, AutoNormal, X, TARGET, expectation=nt.expectations.squared())
 
     @pytest.mark.parametrize(("name", "match"), REFUSED_MODELS.items())
@@ -516,14 +516,14 @@ class TestRefusals:
                 nt.fit_gaussian(key, regression, AutoNormal, X, TARGET, expectation=ETA, **options)
 
     def test_antithetic_draws_come_in_pairs(self):
-        with pytest.raises(ValueError, match="even"):
+        with pytest.raises(ValueError, match=r"^antithetic draws come in.*even"):
             nt.expectations.monte_carlo(num_particles=3, antithetic=True)
 
     def test_what_did_not_converge_warns(self, x64):
         found = fitted(regression, "by site").convergence
         warn_unless_converged(found, 1e-9, by_draws=True)
         with pytest.warns(
-            UserWarning, match=r"after 3 evaluations .* evaluations were used up.*or another start"
+            UserWarning, match=r"^the fit.*after 3 evaluations .* evaluations were used up.*or another start"
         ):
             warn_unless_converged(
                 found._replace(converged=False, status=0, num_evaluations=3), 1e-9, by_draws=True
@@ -633,7 +633,7 @@ class TestOptimisers:
         assert int(state.optim_state[1].rejected) == 1
 
     def test_other_guides_are_refused(self):
-        with pytest.raises(TypeError, match=r"AutoOnlineDiagonalNormal.*for other online guides"):
+        with pytest.raises(TypeError, match=r"^an online.*AutoOnlineDiagonalNormal.*for other online guides"):
             nt.optim.NaturalGradient(AutoNormal(logistic))
 
 
@@ -823,20 +823,20 @@ class TestPremisesAreChecked:
 
     def test_values_that_broadcast_are_refused(self, x64):
         shapes, q = {"w": (3,)}, MeanField(np.zeros(3), np.ones(3))
-        with pytest.raises(ValueError, match=r"broadcast.*Give them one shape"):
+        with pytest.raises(ValueError, match=r"^observed site.*broadcast.*Give them one shape"):
             objective_of(broadcasting, shapes, q, X, X[:, :1])
 
         def guide(x, y):
             numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
         tempered = nt.temper(broadcasting, 1.0)
-        with pytest.raises(ValueError, match=r"broadcast.*Give them one shape"):
+        with pytest.raises(ValueError, match=r"^observed site.*broadcast.*Give them one shape"):
             finish((KEY, KEY), tempered, guide, {}, np.zeros(1), (X, X[:, :1]), kwargs={}, num_particles=2)
 
     @pytest.mark.full
     def test_no_fit_takes_values_that_broadcast(self, key):
         for fit in (nt.fit_gaussian, nt.fit_svi):
-            with pytest.raises(ValueError, match=r"broadcast.*Give them one shape"):
+            with pytest.raises(ValueError, match=r"^observed site.*broadcast.*Give them one shape"):
                 fit(
                     key,
                     broadcasting,

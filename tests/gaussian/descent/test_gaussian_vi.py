@@ -657,7 +657,7 @@ def test_infinite_trials_are_counted_and_recorded():
         (
             lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), method="natural"),
             TypeError,
-            "natural_gradient",
+            r"^method must be.*natural_gradient",
         ),
         (lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), max_evaluations=0), ValueError, "max_eval"),
         (lambda: vi.minimise(logistic(2, 1.0), standard("full", 2), tolerance=0.0), ValueError, "tolerance"),
@@ -697,7 +697,7 @@ def test_infinite_trials_are_counted_and_recorded():
                 standard("mean-field", 2),
             ),
             ValueError,
-            r"not finite.*at a narrower Gaussian",
+            r"^the ELBO is.*not finite.*at a narrower Gaussian",
         ),
         (
             lambda: vi.minimise(

@@ -82,7 +82,7 @@ def test_the_elbo_of_a_power_of_0_is_by_draws():
 
 def test_the_advice_is_what_helps():
     with pytest.warns(
-        UserWarning, match=r"Take more max_evaluations, a larger tolerance.*another start"
+        UserWarning, match=r"^the fit ended.*Take more max_evaluations, a larger tolerance.*another start"
     ) as warned:
         fit(X @ [1.0, -1.0], max_evaluations=1)
     assert "num_draws" not in str(warned[0].message)

@@ -190,9 +190,9 @@ def test_labels_other_than_plus_and_minus_one():
     rule = nt.online.sva(0.1)
     state = rule.init(family(dtype=jnp.float32))
     x = jnp.ones((2, D), jnp.float32)
-    with pytest.raises(ValueError, match=r"labels y in \{-1, 1\}, got 0.*turn labels in"):
+    with pytest.raises(ValueError, match=r"^hinge needs.*labels y in \{-1, 1\}, got 0.*turn labels in"):
         nt.online.update(rule, hinge, state, x[0], 0)
-    with pytest.raises(ValueError, match=r"got 2.*turn labels in"):
+    with pytest.raises(ValueError, match=r"^hinge needs labels y.*got 2.*turn labels in"):
         nt.online.run(rule, hinge, state, x, jnp.array([1, 2]))
 
 

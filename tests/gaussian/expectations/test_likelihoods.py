@@ -47,7 +47,7 @@ LINEARISED = ex.linearised(lambda theta, x: theta[0] * x[0], PROBIT)
         (LOGISTIC, 2.0, r"got 2.*turn labels in"),
         (PROBIT, 0.0, r"probit needs labels y in \{-1, 1\}, got 0.*turn labels in"),
         (POISSON, -1.0, r"poisson needs counts y in \{0, 1, 2, ...\}, got -1"),
-        (POISSON, 1.5, "got 1.5"),
+        (POISSON, 1.5, r"^poisson needs counts y.*got 1.5"),
         (SOFTMAX, 3.0, r"softmax\(3\) needs labels y in \{0, ..., 2\}, got 3"),
         (SOFTMAX, -1.0, "got -1"),
         (LINEARISED, 2.0, r"got 2.*turn labels in"),

@@ -199,7 +199,7 @@ def test_arguments(call, key):
         call(ex.predictor_monte_carlo(num_outputs=3, predictor="eta").evaluate, q, X, CLASSES)
     with pytest.raises(ValueError, match=r"softmax\(num_draws=...\) needs an rng_key.*to run or update"):
         call(ex.softmax(3, num_draws=2).evaluate, q, jnp.ones(2), 0.0)
-    with pytest.raises(ValueError, match=r"3 d parameters, got \(4,\), \(\) and 6"):
+    with pytest.raises(ValueError, match=r"^expected x of shape.*3 d parameters, got \(4,\), \(\) and 6"):
         call(ex.softmax(3).evaluate, q, jnp.ones(4), 0.0)
     with pytest.raises(ValueError, match=r"expected x of shape.*d parameters, got"):
         call(ex.softmax(3).evaluate, q, jnp.ones((4, 2)), jnp.zeros(3))
@@ -211,7 +211,7 @@ def test_a_piecewise_linear_loss_of_several_outputs_has_fisher_curvature_alone(c
 
     q = nt.families.MeanField(jnp.zeros(4), jnp.ones(4))
     expectation = ex.gauss_hermite(margin, num_outputs=2, num_nodes=6)
-    with pytest.raises(ValueError, match=r"piecewise linear.*fisher"):
+    with pytest.raises(ValueError, match=r"^the loss is.*piecewise linear.*fisher"):
         call(expectation.evaluate, q, jnp.ones(2), 0.0)
     fisher = jax.jit(lambda q: expectation.evaluate(q, jnp.ones(2), 0.0, curvature="fisher"))(q)
     assert np.all(np.asarray(fisher.grad_var) > 0)

@@ -265,7 +265,7 @@ def powered(y):
         ({"num_warmup": -1}, "num_warmup must be an integer of at least 0"),
         ({"groups": np.zeros(100)}, r"groups has one label for all data.*which nothing is independent"),
         ({"plate": "rows"}, r"plate 'rows' does not hold.*plates that do"),
-        ({"dims": {"eta": ["row"]}}, "not among the latent sites"),
+        ({"dims": {"eta": ["row"]}}, r"^dims names.*not among the latent sites"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -180,19 +180,19 @@ def at_two_dims(y):
 
 
 REFUSED = {
-    "broadcasting": (broadcast, r"they broadcast against each other.*Give them one shape"),
+    "broadcasting": (broadcast, r"^observed site.*they broadcast against each other.*Give them one shape"),
     "two dims": (at_two_dims, r"several sizes and dimensions.*give it one"),
-    "local latents": (local, r"'z'.*integrate them out.*or name another plate"),
-    "two shapes": (two_shapes, r"put all in one plate.*terms of the prior"),
-    "several plates": (of_rows, "name that of the data by plate="),
+    "local latents": (local, r"^latent sites.*'z'.*integrate them out.*or name another plate"),
+    "two shapes": (two_shapes, r"^the observed sites have.*put all in one plate.*terms of the prior"),
+    "several plates": (of_rows, r"^the data lie in.*name that of the data by plate="),
     "a scale": (scaled, r"has the power or scale 2.0 already.*without temper and handlers.scale"),
-    "a power": (nt.temper(without_a_plate, alpha=0.5), "has the power or scale 0.5 already"),
-    "no data": (nothing, r"no observed site.*that it conditions on"),
+    "a power": (nt.temper(without_a_plate, alpha=0.5), r"^observed site.*has the power or scale 0.5 already"),
+    "no data": (nothing, r"^the model has.*no observed site.*that it conditions on"),
     # To draw the rows is a program of its own.
     "a subsample": (handlers.substitute(subsampled, data={"n": jnp.asarray(np.arange(2))}), "subsamples"),
     "a drawn subsample": (subsampled, "subsamples"),
     "a param": (with_a_param, "params"),
-    "a scan": (in_a_scan, r"in a scan.*the value of"),
+    "a scan": (in_a_scan, r"^observed site.*in a scan.*the value of"),
 }
 
 
@@ -215,5 +215,5 @@ def test_an_unknown_plate(key):
 
 
 def test_nan_data(key):
-    with pytest.raises(ValueError, match=r"'y' has 1 values that are NaN.*leave them out"):
+    with pytest.raises(ValueError, match=r"^observed site.*'y' has 1 values that are NaN.*leave them out"):
         Task(without_a_plate, key, (np.where(Y > 1, np.nan, Y),), {})

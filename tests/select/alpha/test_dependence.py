@@ -388,7 +388,9 @@ def test_a_series_is_noticed_and_independent_rows_are_not():
     ratio, z = serial_ratio(series(rng, 400, 1, 0.6))
     assert ratio[0] > 2.0
     assert z[0] > 4.5
-    with pytest.warns(nt.alpha.DependenceWarning, match=r'For a series take block="auto".*they are not'):
+    with pytest.warns(
+        nt.alpha.DependenceWarning, match=r'^the scores.*For a series take block="auto".*they are not'
+    ):
         nt.alpha.calibrated_powers(KEY, location, series(rng, 200, 1, 0.8)[:, 0])
 
 
@@ -396,9 +398,9 @@ def test_a_series_is_noticed_and_independent_rows_are_not():
     ("options", "message"),
     [
         ({"groups": ["a"] * 3, "block": None}, r"one label for all data.*which nothing is independent"),
-        ({"groups": [1.0, np.nan, 2.0], "block": None}, r"1 missing labels.*group of its own"),
+        ({"groups": [1.0, np.nan, 2.0], "block": None}, r"^groups has.*1 missing labels.*group of its own"),
         ({"groups": None, "block": 0}, r"block must be an integer from 1 to 1.*of data at least"),
-        ({"groups": None, "block": "weekly"}, 'a number of successive data or "auto"'),
+        ({"groups": None, "block": "weekly"}, r'^block must be.*a number of successive data or "auto"'),
     ],
 )
 def test_what_is_no_dependence(options, message):

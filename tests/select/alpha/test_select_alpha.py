@@ -209,8 +209,8 @@ def test_the_plot(choice):
         ({"alphas": []}, ValueError, r"alphas must be.*or more, got"),
         ({"alphas": [0.0, 1.0]}, ValueError, "positive"),
         ({"alphas": [1.0, 0.5]}, ValueError, "increase"),
-        ({"alphas": [0.5, np.nan]}, ValueError, "positive and finite"),
-        ({"criterion": nt.alpha.safe_bayes}, TypeError, "call the function"),
+        ({"alphas": [0.5, np.nan]}, ValueError, r"^alphas must be.*positive and finite"),
+        ({"criterion": nt.alpha.safe_bayes}, TypeError, r"^a criterion is what.*call the function"),
         ({"criterion": "safe_bayes"}, TypeError, r"a criterion is what nt.alpha.*call the function"),
         ({"criterion": nt.alpha.theory_default()}, TypeError, "criterion = 0.5 is a power already"),
         (
@@ -262,14 +262,18 @@ def test_a_stream_has_no_posteriors_on_other_data(key):
     def online(model):
         return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi())
 
-    with pytest.raises(ValueError, match=r"take a guide.*or a kernel"):
+    with pytest.raises(ValueError, match=r"^the criteria.*take a guide.*or a kernel"):
         nt.select_alpha(key, model, online, jnp.asarray(Y), diagnostics=[nt.alpha.loo()])
 
 
 def test_tables_of_other_data():
-    with pytest.raises(TypeError, match="got NoneType: pass a result through to_inference_data"):
+    with pytest.raises(
+        TypeError, match=r"^expected ArviZ.*got NoneType: pass a result through to_inference_data"
+    ):
         nt.table(None)
-    with pytest.raises(ValueError, match=r"no group model_comparison or alpha_selection.*sandwich, sandwich"):
+    with pytest.raises(
+        ValueError, match=r"^the data.*no group model_comparison or alpha_selection.*sandwich, sandwich"
+    ):
         nt.table(nt.to_inference_data({"theta": np.zeros(30)}, model, Y))
 
 
@@ -293,7 +297,7 @@ def test_a_round_is_a_datum(key):
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    with pytest.raises(ValueError, match=r"leading ax.*model or the loss"):
+    with pytest.raises(ValueError, match=r"^run needs arrays with.*leading ax.*model or the loss"):
         nt.select_alpha(key, with_a_prior, online, Y, np.zeros(3), alphas=[1.0])
 
 

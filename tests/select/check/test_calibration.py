@@ -204,9 +204,9 @@ def with_likelihood(distribution):
 REFUSED = {
     "improper": (
         lambda y: normal_mean(y, dist.ImproperUniform(dist.constraints.real, (), ())),
-        r"'theta' is improper.*it a proper prior",
+        r"^the prior of.*'theta' is improper.*it a proper prior",
     ),
-    "discrete": (beside(lambda: numpyro.sample("k", dist.Bernoulli(0.5))), "'k' is discrete"),
+    "discrete": (beside(lambda: numpyro.sample("k", dist.Bernoulli(0.5))), r"^latent site.*'k' is discrete"),
     "masked": (with_likelihood(lambda t: dist.Normal(t, 1.0).mask(np.arange(NUM) > 2)), "site 'y' is masked"),
     "masked prior": (lambda y: normal_mean(y, dist.Normal(0.0, 1.0).mask(False)), "prior of 'theta' is scaled"),
     "robust": (nt.robust(normal_mean, beta=0.5, unit=1.0), r"likelihood of 'y'.*the model without it"),
@@ -223,13 +223,13 @@ REFUSED = {
         subsampled,
         "^a plate of the model subsamples, and simulation-based calibration draws whole data sets: leave",
     ),
-    "imputed": (imputed, r"\['y'\] depend on latents.*data that are there"),
+    "imputed": (imputed, r"^the values of the.*\['y'\] depend on latents.*data that are there"),
     "scan": (of_a_scan, r"'y' is observed in a scan.*it as one site"),
     "no data": (lambda y: numpyro.sample("theta", dist.Normal(0.0, 1.0)), r"no observed site.*be simulated"),
     "no latent": (lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0).expand([NUM]), obs=y), "no latent site"),
     "no sampler": (
         with_likelihood(lambda t: dist.ImproperUniform(dist.constraints.real, (), ())),
-        "'y'.* no sampler",
+        r"^simulation-based calibration draws.*'y'.* no sampler",
     ),
 }
 

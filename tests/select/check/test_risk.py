@@ -114,7 +114,7 @@ def test_categories_are_classified_by_the_most_probable():
         (lambda latents, x, y: 3.0 * brier(latents, x, y), r"must lie in \[0, 1\].*too, or clip it"),
         (lambda latents, x, y: brier(latents, x, y) * jnp.nan, "nan"),
         (lambda latents, x, y: brier(latents, x, y).mean(), r"shape \(n,\).*the data have shapes"),
-        (lambda latents, x, y: jnp.zeros(7), r"shape \(n,\).*the data have shapes"),
+        (lambda latents, x, y: jnp.zeros(7), r"^loss must return one.*shape \(n,\).*the data have shapes"),
         (lambda latents, x, y: y * 1j, r"must be real.*numbers, got"),
         ("z", "observed sites"),
     ],
@@ -177,12 +177,12 @@ def continuous(x, y):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (scaled_by_data, r"computed from the data.*set aside for it"),
-        (scaled_by_numpy, r"computed from the data.*set aside for it"),
-        (with_param, r"fitted params.*them priors by numpyro.sample"),
+        (scaled_by_data, r"^the prior of.*computed from the data.*set aside for it"),
+        (scaled_by_numpy, r"^the prior of.*computed from the data.*set aside for it"),
+        (with_param, r"^the model has.*fitted params.*them priors by numpyro.sample"),
         (with_effects, r"a new row has a value of its own.*out of the model"),
-        (with_scaled_prior, r"have a scale.*sites out of handlers.scale"),
-        (with_flat_prior, "does not integrate to 1"),
+        (with_scaled_prior, r"^the priors of.*have a scale.*sites out of handlers.scale"),
+        (with_flat_prior, r"^latent sites.*does not integrate to 1"),
         (continuous, r"finitely many values.*function to the losses"),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_prior_of_columns_of_rows_is_of_the_data():
         with numpyro.plate("n", len(y)):
             numpyro.sample("y", dist.Bernoulli(logits=weights @ x), obs=y)
 
-    with pytest.raises(ValueError, match=r"computed from the data.*set aside for it"):
+    with pytest.raises(ValueError, match=r"^the prior of.*computed from the data.*set aside for it"):
         nt.certify_risk(KEY, fit_of(model, args=(X.T, Y)), "y", num_draws=10)
 
 
