@@ -29,6 +29,11 @@ def model(y):
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
 
+def too_narrow(y):
+    theta = numpyro.sample("theta", dist.Laplace(0.0, 1e-30))
+    numpyro.sample("y", dist.Normal(theta, 1.0).expand([len(y)]), obs=y)
+
+
 def unfitted(guide=AutoNormal, of=model):
     """A fit that nobody has fitted."""
     return nt.TemperedFit(of, guide(of), {}, 1.0, None, None, {}, (Y,), {}, KEY)
@@ -210,6 +215,23 @@ CASES = {
         ValueError,
         "^certify_risk looks at numbers, and runs outside of jit, vmap and grad",
     ),
+    "a grid of no point": (
+        lambda: nt.online.ewa_grid(np.ones((0, 2)), step_size=1.0),
+        ValueError,
+        r"^points must have shape \(K, d\), got shape \(0, 2\)",
+    ),
+    "a number for an expectation": (
+        lambda: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi(), 3.0).init(KEY, Y),
+        TypeError,
+        r"^expectation must be a Expectation, such as nt\.expectations\.monte_carlo\(\), got 3\.0",
+    ),
+    "a prior without a width": (
+        lambda: nt.OnlineVI(too_narrow, nt.guides.AutoOnlineDiagonalNormal(too_narrow), nt.online.ngvi()).init(
+            KEY, Y
+        ),
+        ValueError,
+        "^the standard deviation of the prior of 'theta' on the unconstrained scale must be .* at the prior",
+    ),
     "a stream of no chunk": (
         lambda: nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal(model), nt.online.ngvi()).run_chunks(
             KEY, []
@@ -220,6 +242,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the priors of")
 @pytest.mark.parametrize("name", CASES)
 def test_the_call_is_refused(name):
     call, error, message = CASES[name]

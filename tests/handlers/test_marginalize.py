@@ -1239,6 +1239,31 @@ def without_history(y):
     scan(body, 0, y, history=0)
 
 
+def two_scans_of_one_state(y):
+    def body(z, y):
+        z = sample_z(probs=own(CHAIN)[z])
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+        return z, None
+
+    def after(z, y):
+        z = sample_z("w", probs=own(CHAIN)[z])
+        numpyro.sample("v", dist.Normal(z, 1.0), obs=y)
+        return z, None
+
+    z, _ = scan(body, 0, y)
+    scan(after, z, y)
+
+
+def state_after_the_scan(y):
+    def body(z, y):
+        z = sample_z(probs=own(CHAIN)[z])
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+        return z, None
+
+    z, _ = scan(body, 0, y)
+    numpyro.sample("end", dist.Normal(z, 1.0), obs=2.0)
+
+
 REFUSED = pytest.mark.parametrize(
     ("model", "match"),
     [
@@ -1250,6 +1275,8 @@ REFUSED = pytest.mark.parametrize(
         (values_that_do_not_start_at_zero, "'z' is a DiscreteUniform: only latents with values 0, 1"),
         (reversed_hmm, "reverse"),
         (without_history, "history"),
+        (two_scans_of_one_state, r"^site 'w' depends on several values of the local discrete \['z'\] together"),
+        (state_after_the_scan, r"^site 'end' depends on several values of the local discrete \['z'\] together"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

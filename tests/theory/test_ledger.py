@@ -216,7 +216,16 @@ def test_bounds_against_a_fixed_parameter_enter_the_ledger():
         (lambda: regret_ledger({"a": some_losses(3)}, some_hindsight(4)), "losses of 3 rounds"),
         (lambda: regret_ledger({"a": some_losses((2, 3))}, [some_hindsight(3)] * 3), "one or 2"),
         (lambda: regret_ledger({"a": some_losses(3)}, reference="b"), "reference must be one of"),
-        (lambda: regret_ledger({"a": some_losses(3)}, rounds=[4]), "rounds must lie from 1 to 3"),
+        (lambda: regret_ledger({"a": some_losses(3)}, rounds=[4]), r"^rounds must lie from 1 to 3, got \[4\]"),
+        (
+            lambda: regret_ledger({"a": some_losses(3)}, rounds=[0, 2]),
+            r"^rounds must lie from 1 to 3, got \[0, 2\]",
+        ),
+        (lambda: regret_ledger({"a": some_losses(3)}, rounds=[]), r"^rounds must lie from 1 to 3, got \[\]"),
+        (
+            lambda: regret_ledger({"a": some_losses(3)}, averages={"a": np.ones((1, 1, 2))}),
+            r"^averages must have one shape \(d,\) or \(R, d\) for all rules, got",
+        ),
         (lambda: regret_ledger({"a": some_losses(3)}, averages={"b": np.ones(2)}), "averages has"),
         (
             lambda: regret_ledger(

@@ -522,9 +522,11 @@ class TestRefusals:
     def test_what_did_not_converge_warns(self, x64):
         found = fitted(regression, "by site").convergence
         warn_unless_converged(found, 1e-9, by_draws=True)
-        with pytest.warns(
-            UserWarning, match=r"^the fit.*after 3 evaluations .* evaluations were used up.*or another start"
-        ):
+        message = (
+            "^the fit ended after 3 evaluations with a stationarity of .* nats, above the tolerance 1e-09: .*"
+            "evaluations were used up. Take more num_draws, more max_evaluations, a larger tolerance .*start"
+        )
+        with pytest.warns(UserWarning, match=message):
             warn_unless_converged(
                 found._replace(converged=False, status=0, num_evaluations=3), 1e-9, by_draws=True
             )
