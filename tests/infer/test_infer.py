@@ -1061,7 +1061,9 @@ def test_every_init_starts_at_the_prior_of_its_arguments(x64):
     vi = online(scaled, DRAWS)
     for scale in (1.0, 10.0):
         np.testing.assert_allclose(vi.init(KEY, x[:1], y[:1], scale).posterior.scale, scale)
-    with pytest.raises(ValueError, match=r"^the latent sites are.*another shape"):
+    with pytest.raises(
+        ValueError, match=r"^the latent sites are .*, at the first call they were .*: build a new guide"
+    ):
         vi.init(KEY, x[:1, :1], y[:1], 1.0)
 
 

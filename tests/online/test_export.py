@@ -247,7 +247,9 @@ def test_what_cannot_be_exported_is_refused(exported, tmp_path, monkeypatch):
         nt.online.export_update(path, online, state, X[0], Y[0], link=1j)
     with pytest.raises(TypeError, match=r"mask must be boolean.*a datum, got dtype"):
         nt.online.export_update(path, online, state, X[0], Y[0], mask=np.ones(4))
-    with pytest.raises(TypeError, match=r"types of numpyro_tempered can be written to a file, got .*\.Partial"):
+    with pytest.raises(
+        TypeError, match=r"types of numpyro_tempered can be written to a file, got .*\.Partial\.$"
+    ):
         encode(jax.tree.structure(jax.tree_util.Partial(max, 1.0)))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for call in (lambda: nt.online.export_update(path, online, state), lambda: nt.online.load_update(path)):

@@ -147,7 +147,9 @@ def test_independent_coordinates_stream_with_a_key_and_refuse_other_families():
     state, losses = nt.online.run(rule, product, state, x, y, rng_key=jax.random.key(0))
     assert float(losses.at_mean[-20:].mean()) < 0.5 * float(losses.at_mean[0])
     assert int(state.rejected) == 0
-    with pytest.raises(TypeError, match=r"need a MeanField .* got FullRank.*leave independent out"):
+    with pytest.raises(
+        TypeError, match=r"^independent coordinates need a MeanField .* got FullRank: leave independent"
+    ):
         product.evaluate(FullRank(jnp.zeros(2), jnp.eye(2)), x[0], y[0], rng_key=jax.random.key(0))
     with pytest.raises(TypeError, match=r"^independent coordinates are for.*one predictor, not of K"):
         location_scale(nt.expectations.softmax(3), "laplace", independent=True)

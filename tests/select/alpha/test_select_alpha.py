@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.report.arviz import group, group_names
-from numpyro_tempered.select.alpha.base import Task
+from numpyro_tempered.select.alpha.base import Criterion, Task, Verdict
 from numpyro_tempered.select.alpha.powers import find_coverage
 
 matplotlib.use("agg")
@@ -362,3 +362,11 @@ def test_likelihoods_with_one_derivative_have_no_coverage(key):
         nt.alpha.magnitude().decide(key, task, np.ones(1), None)
     assert find_coverage(task) == (None, mock.ANY)
     assert "no second derivative" in find_coverage(task)[1]
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
+def test_a_criterion_of_ones_own_names_a_power(alpha):
+    criterion = Criterion("mine", "risk", None, lambda *of_data: Verdict(alpha, {}, {}, ""))
+    message = rf"^mine names alpha = {alpha}, not a positive number: take another\.$"
+    with pytest.raises(ValueError, match=message):
+        nt.select_alpha(jax.random.key(0), model, AutoNormal, Y, criterion=criterion)
