@@ -1,4 +1,4 @@
-"""Calls that are refused before anything is computed, each with its whole message."""
+"""Calls that are refused before anything is computed, each with its message from the first words on."""
 
 import functools
 
@@ -107,7 +107,7 @@ CASES = {
         ValueError,
         "^poisson: data of this family may not be moved; leave out centre",
     ),
-    "no bound to select by": (
+    "a warm start among numbers of components": (
         lambda: nt.mixtures.select_num_components(KEY, X, GAUSSIAN, num_components=[1], warm_start=1),
         ValueError,
         "^each fit starts from that of the next smaller K, or larger alpha: leave warm_start out",
@@ -166,7 +166,7 @@ CASES = {
         TypeError,
         r"^no inputs: the call is predict\(expectation, state, x\)",
     ),
-    "a bare value under sva_point": (
+    "a full covariance under sva_point": (
         lambda: nt.bounds.sva_point(9, step_size=0.1, lipschitz=1.0, prior=FULL, theta=[0.5, 0.5]),
         TypeError,
         "^sva_point compares under a MeanField prior, got FullRank: for another family give kl and comparator to",

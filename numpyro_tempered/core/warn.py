@@ -15,8 +15,8 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
         message: What is wrong, and what to do.
         category: The class of the warning.
     """
-    level, frame = 1, sys._getframe()
-    at: FrameType | None = frame
-    while at is not None and str(at.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
-        level, at = level + 1, at.f_back
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

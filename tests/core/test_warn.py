@@ -1,6 +1,8 @@
 """Warnings name the line of the user's call."""
 
 import ast
+import contextlib
+import functools
 from pathlib import Path
 
 import jax
@@ -10,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoNormal
+from sklearn.preprocessing import FunctionTransformer
 
 import numpyro_tempered as nt
 from numpyro_tempered.core.warn import warn_caller
@@ -18,6 +21,11 @@ from numpyro_tempered.core.warn import warn_caller
 WITHIN = "def speak(*args):\n    from numpyro_tempered.core.warn import warn_caller\n    warn_caller('look')\n"
 PACKAGE = {"__name__": "numpyro_tempered.somewhere"}
 exec(compile(WITHIN, "somewhere.py", "exec"), PACKAGE)
+
+
+@contextlib.contextmanager
+def in_context():
+    yield
 
 
 def model():
@@ -30,6 +38,9 @@ CALLS = {
     "of what the package calls back": lambda: [PACKAGE["speak"]() for _ in range(1)],
     "by jax": lambda: jax.jit(PACKAGE["speak"])(np.ones(2)),
     "by numpyro": lambda: handlers.seed(PACKAGE["speak"], 0)(),
+    "by scikit-learn": lambda: FunctionTransformer(PACKAGE["speak"]).transform(np.ones((2, 1))),
+    "within a context": lambda: in_context()(PACKAGE["speak"])(),
+    "by dispatch": lambda: functools.singledispatch(PACKAGE["speak"])(0),
     "through a model": lambda: AutoNormal(model)._setup_prototype(),
     "through a tempered model": lambda: handlers.seed(nt.temper(model, alpha=0.5), 0)(),
 }
