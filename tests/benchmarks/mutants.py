@@ -45,8 +45,9 @@ NEAR_SHARE, MOST_NEAR = 0.5, 4
 # Seconds after which a run of tests counts as one that noticed: an endless loop.
 LIMITS = {"nearest": 400, "default": 900, "full": 1200}
 UNIT, FULL = "-m 'not slow and not full'", "-m 'full and not slow'"
-# Pins the public calls with their defaults, and runs no line of a module.
-SIGNATURES = "tests/test_package.py"
+# They walk over all that is public, and may run no line of a module: calls with their defaults, keys that are
+# forgotten, how results are shown.
+OF_ALL = ["tests/test_package.py", "tests/test_wrong_calls.py", "tests/core/test_display.py"]
 # What reads the source, and not what it does.
 READERS = ("tests/test_sizes.py", "tests/test_vocabulary.py", "tests/test_licences.py", "tests/docs/")
 
@@ -334,7 +335,7 @@ def meet(mutant, tests, nearest, with_full):
     )
     stages = {
         "nearest": (tests[:nearest], UNIT),
-        "default": ([SIGNATURES, *tests[nearest:]], UNIT),
+        "default": ([*dict.fromkeys(OF_ALL + tests[nearest:])], UNIT),
         "full": (tests[:nearest], FULL),
     }
     diff = said = ""

@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import numpyro_tempered as nt
 from numpyro_tempered.estimators import OnlineClassifier, OnlineRegressor
+from numpyro_tempered.estimators.scales import Scales
 
 BOTH = pytest.mark.parametrize("kind", [OnlineClassifier, OnlineRegressor])
 NAMES = ["height", "income"]
@@ -90,6 +91,27 @@ def test_batches_pieces_and_single_rows_agree(kind):
     else:
         np.testing.assert_allclose(single.predict_one(X[3]), whole.predict(X)[3], rtol=1e-12)
         np.testing.assert_allclose(pieces.noise_scale_, whole.noise_scale_, rtol=1e-14)
+
+
+@pytest.mark.parametrize("most", [3, 64])
+def test_the_scales_of_a_row_do_not_depend_on_how_rows_are_cut(most):
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([np.ones(64), rng.normal(size=(64, 3))])
+    # Columns that are constant at first, and one that always is; a row far off.
+    rows[:11, 1], rows[:23, 2], rows[:, 3], rows[40, 2] = 3.0, -1.0, 7.0, 1e6
+
+    def of_each(most):
+        scales, seen, used = Scales.start(4), 0, []
+        while seen < len(rows):
+            scales, number = scales.advance(rows[seen : seen + most])
+            used += [np.stack([scales.loc, scales.scale])] * number
+            seen += number
+        assert scales.is_constant.tolist() == [False, False, False, True]
+        return np.stack(used)
+
+    one_by_one = of_each(1)
+    np.testing.assert_array_equal(of_each(most), one_by_one)
+    assert len(np.unique(one_by_one[:, 1], axis=0)) == 4
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])

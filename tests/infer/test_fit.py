@@ -223,6 +223,13 @@ def test_what_a_fit_holds(auto_normal):
     assert abs(-last.mean() - LOG_EVIDENCE) < 5 * last.std() / math.sqrt(400) + 0.01
 
 
+def test_arguments_by_name_are_handed_on(auto_normal):
+    fit = auto_normal._replace(args=(), kwargs={"y": DATA})
+    run = fit.as_run(num_samples=2)
+    assert (run.args, list(run.kwargs)) == ((), ["y"])
+    np.testing.assert_array_equal(run.kwargs["y"], DATA)
+
+
 @pytest.fixture(scope="module")
 def with_hand_written(auto_normal):
     return auto_normal._replace(guide=hand_written, params={"m": np.float32(0.3), "s": np.float32(0.7)})

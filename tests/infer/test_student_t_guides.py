@@ -110,6 +110,12 @@ def test_densities_to_double_precision(x64):
     np.testing.assert_allclose(icdf(DFS[:, None], levels), stats.t(DFS[:, None]).ppf(levels), rtol=1e-8)
 
 
+def test_draws_are_those_of_scipys_distribution():
+    draws = jax.jit(lambda df: StudentT(df, 1.0, 2.0).sample(KEY, (5000,)))
+    for df in (1.5, 30.0):
+        assert stats.kstest(np.asarray(draws(df)), stats.t(df, 1.0, 2.0).cdf).pvalue > 1e-3
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("df", [2.1, 7.0, 1000.0])
 @pytest.mark.parametrize("joint", [False, True])

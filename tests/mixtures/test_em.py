@@ -209,6 +209,20 @@ def test_missing_entries_are_marginalised(x64):
     np.testing.assert_allclose(result.log_likelihood, expected, rtol=1e-9)
 
 
+def test_a_column_with_missing_entries_is_regressed_on_the_other(x64):
+    x = X.copy()
+    x[::3, 1] = np.nan
+    result = fit(gaussian(2), x, num_components=1, start=None, tolerance=1e-12)
+    complete = x[~np.isnan(x[:, 1])]
+    slope, start = np.polyfit(complete[:, 0], complete[:, 1], 1)
+    rest = np.mean(np.square(complete[:, 1] - start - slope * complete[:, 0]))
+    mean, variance = x[:, 0].mean(), x[:, 0].var()
+    covariance = [[variance, slope * variance], [slope * variance, rest + slope**2 * variance]]
+    # What the last sweep gains, below 1e-12, is quadratic in the error.
+    np.testing.assert_allclose(result.parameters["loc"][0], [mean, start + slope * mean], atol=1e-5)
+    np.testing.assert_allclose(np.linalg.inv(result.parameters["precision"][0]), covariance, atol=1e-5)
+
+
 @pytest.mark.full
 def test_what_is_known_stays(x64):
     result = fit(known_variance(2, scale=[0.5, 2.0], prior_scale=3.0))

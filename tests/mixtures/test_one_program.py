@@ -116,15 +116,11 @@ def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up
     x = rng.normal(size=(400, 4)) + 1.5 * rng.integers(2, size=(400, 1))
     component = nt.components.known_variance(4, prior_scale=10.0)
 
-    def select(lead):
+    def select(lead, numbers=(1, 2)):
         """What is selected where one component is ahead of two by ``lead`` in log prior."""
+        log_prior = {k: -1.0 - (k > 1) * lead for k in numbers}
         return nt.mixtures.select_num_components(
-            jax.random.key(0),
-            x,
-            component,
-            num_components=[1, 2],
-            log_prior={1: -1.0, 2: -1.0 - lead},
-            baselines=False,
+            jax.random.key(0), x, component, num_components=list(numbers), log_prior=log_prior, baselines=False
         )
 
     known = select(0.0).columns
@@ -138,6 +134,9 @@ def test_a_choice_is_uncertain_where_the_error_of_the_winner_or_of_the_runner_up
         assert choice.num_components == (1 if margin > 0.0 else 2)
         assert choice.columns["uncertain"].tolist() == [False, is_uncertain]
         assert choice.uncertain == bool(choice.attrs["uncertain"]) == is_uncertain
+        assert choice.at_end == bool(choice.attrs["at_end"]) == (margin < 0.0)
+    # A single number is no end of a range.
+    assert not select(0.0, numbers=[2]).at_end
 
 
 def test_coordinates_that_count_rows_of_nan_are_refused():

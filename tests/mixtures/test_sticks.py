@@ -207,6 +207,15 @@ def test_one_component_has_no_stick():
     assert sticks.bound.value == pytest.approx(flat.bound.value, rel=1e-13)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_sites_of_weights_are_one_stick_less(size):
+    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
+        drawn = weights.draw(numpyro.sample, jnp.ones((size, 2)))
+    sticks = [site["value"].shape for site in trace.values() if site["type"] == "sample"]
+    assert sticks == [(size - 1,)] * (size > 1)
+    assert (drawn.shape, float(drawn.sum())) == ((size,), pytest.approx(1.0))
+
+
 def test_bound_is_that_of_many_draws():
     fit, x, size = small_fit(), some_data(NAME), 20000
     rng = np.random.default_rng(1)

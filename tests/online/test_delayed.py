@@ -106,6 +106,7 @@ WIDE = {
     "polars": (ids_near(2**40 + 7), lambda ids: pytest.importorskip("polars").Series(ids)),
     "whole floats": (ids_near(2**40 + 7), lambda ids: np.asarray(ids, float)),
     "negative": ([-(2**63), -1, 0], np.asarray),
+    "the last floats that tell integers apart": ([2**24 - 1, 2**24], np.float32),
 }
 
 

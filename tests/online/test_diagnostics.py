@@ -122,6 +122,18 @@ def test_a_run_over_chunks_warns_once_a_kind():
     assert "feature 1 is" in messages[1]
 
 
+def test_what_learning_costs_on_noise_is_not_told():
+    prior = FullRank(np.zeros(3), 2.0 * np.eye(3))
+    for seed in (0, 2, 4):
+        x, y = make_rows(seed=seed)
+        _, losses = nt.online.run(NGVI, SQUARED, NGVI.init(prior), x, y)
+        # More than 5 per cent, and less than three coefficients may cost in 60 rounds.
+        assert 1.1 < np.mean(losses.at_mean) / np.mean(np.square(y)) < 1.3
+    y[:20] += 10.0
+    with pytest.warns(nt.online.StreamWarning, match=r"the mean loss, .*, is above .* for the same rows"):
+        nt.online.run(NGVI, SQUARED, NGVI.init(prior), x, y)
+
+
 def test_diagnose_looks_at_one_stream():
     rule = nt.online.ngvi()
     states = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), rule.init(PRIORS["mean field"]))

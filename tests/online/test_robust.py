@@ -98,6 +98,18 @@ def test_the_residual_is_pearsons_whatever_the_covariance(x64):
         np.testing.assert_allclose(one, squares[3], rtol=1e-6)
 
 
+def test_the_residual_of_classes_is_pearsons_over_all_of_them(x64):
+    x, classes = make_rows(5)[0], np.array([0, 2, 1, 1, 0])
+    theta = 0.3 * np.arange(3.0 * D) - 1.0
+    q = MeanField(jnp.asarray(theta), jnp.full(3 * D, 1e-5))
+    p = np.exp(x @ theta.reshape(3, D).T)
+    p /= p.sum(axis=1, keepdims=True)
+    expected = np.sum((p - np.eye(3)[classes]) ** 2, axis=1) / np.sum(p * (1 - p), axis=1)
+    of_rows = lambda q: robust_module.residuals(nt.expectations.softmax(3), q, (x, classes), Options(), None)  # noqa: E731
+    squares = jax.jit(of_rows)(q)
+    np.testing.assert_allclose(squares, expected, rtol=1e-6)
+
+
 def test_losses_without_curvature_need_their_least_value():
     hinge, labels = nt.expectations.hinge(), np.sign(make_rows()[1])
     with pytest.raises(ValueError, match=r"^the loss.*piecewise linear.*least=0\.0.*hinge and pinball losses"):

@@ -355,6 +355,10 @@ def test_the_elbo_is_below_the_tempered_evidence(x64, key, alpha):
     loc[:, K] += fit.origin
     factors = factors_of(fit.posterior._replace(loc=loc), ppca.transform(fit, x), x, prior, alpha)
     assert fit.elbo == pytest.approx(oracle(x, factors, prior, alpha), rel=1e-9)
+    # At alpha = 0 the KL is left.
+    elbo = fit.as_elbo()
+    assert (elbo.value, elbo.se) == (fit.elbo, 0.0)
+    assert elbo.kl == pytest.approx(-oracle(x, factors, prior, 0.0), rel=1e-9)
     value, se = log_evidence(x, prior, alpha, K, 100_000, 7)
     assert se < 0.1
     assert value - 6.0 < fit.elbo < value + 4 * se

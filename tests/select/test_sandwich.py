@@ -1,5 +1,7 @@
 """Sandwich standard deviations: NumPy's formulas for regressions, counts, clusters and series, and refusals."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ from numpyro.optim import Adam
 from scipy.optimize import brentq, minimize
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.sandwich_report import advise
 
 KEY = jax.random.key(0)
 ETA = nt.expectations.gauss_hermite(predictor="eta")
@@ -304,6 +307,17 @@ def test_a_guide_that_is_too_narrow_is_told_from_a_wrong_model():
     assert np.all(table["curvature_sd"] > 2.0 * table["sd"])
     assert "that is the guide, narrower than the posterior: take nt.linear_response" in errors.advice
     assert "that is the guide" not in nt.sandwich(KEY, nt.linear_response(KEY, fit, expectation=ETA)).advice
+
+
+def test_the_advice_allows_for_the_number_of_comparisons():
+    of_three = {"ratio": np.array([1.11, 1.0, 0.9]), "ratio_se": np.full(3, 0.05)}
+    columns = of_three | {"sd": np.ones(3), "curvature_sd": np.ones(3)}
+    advice = functools.partial(advise, ["a", "b", "c"], units=1000, num_latents=3)
+    # Of three numbers, two standard errors are no finding; of one number they are.
+    assert advice(columns, decided=[]).endswith(
+        "0.90 +- 0.05 (c) to 1.11 +- 0.05 (a) times as much as its sd says; none of it is more than sampling error."
+    )
+    assert "its intervals of a are too narrow" in advice(columns, decided=["b", "c"])
 
 
 def hand_written(x, y, scales=SCALES):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
+from numpyro_tempered.gaussian.descent.base import Derivatives
 from numpyro_tempered.gaussian.descent.bures_wasserstein import plain_step
 from numpyro_tempered.gaussian.descent.minimise import REASONS, _shared_loop
 from numpyro_tempered.gaussian.families import FullRank, MeanField
@@ -171,6 +172,15 @@ class TestExact:
         np.testing.assert_allclose(found.loc, loc, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(covariance_of(found), covariance, rtol=1e-12, atol=1e-12)
         assert float(residual) < 1e-20
+
+    @pytest.mark.parametrize("kind", FAMILIES)
+    def test_curvature_that_would_leave_no_gaussian_counts_without_its_negative_part(self, kind):
+        q, bent = standard(kind, 2, 0.5), np.array([-1000.0, 12.0])
+        hessian = jnp.asarray(bent if kind == "mean-field" else np.diag(bent))
+        derivatives = Derivatives(jnp.zeros(()), jnp.zeros(2), hessian)
+        found = jax.jit(vi.natural_gradient(1.0).step)(q, derivatives, jnp.asarray(0.25))
+        precision = 0.75 * 4.0 + 0.25 * np.array([0.0, 12.0])
+        np.testing.assert_allclose(covariance_of(found), np.diag(1.0 / precision), rtol=1e-10, atol=1e-12)
 
     @pytest.mark.parametrize(("kind", "seed"), tiered(itertools.product(FAMILIES, range(3)), unit=[("full", 0)]))
     def test_the_flow_contracts(self, kind, seed):

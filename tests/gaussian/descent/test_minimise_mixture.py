@@ -143,7 +143,16 @@ def test_what_is_wrong_with_a_mixture_is_how_far_it_is_from_stationary(shift, sc
     np.testing.assert_allclose(result.stationarity, expected, rtol=1e-4)
 
 
-@pytest.mark.full
+def test_one_step_ends_at_narrow_components_that_are_far_apart():
+    means, weights, eye = jnp.array([[-20.0, 1.0], [20.0, 0.0]]), jnp.array([0.5, 0.5]), jnp.eye(2)
+    init = GaussianMixture(jnp.log(weights), means + 0.3, jnp.stack([eye, eye]))
+    far = (weights, means, jnp.stack([eye / 4.0, eye / 4.0]))
+    result = nt.descent.minimise_mixture(of_mixture, init, normal_nodes(0, 64, 2), far, tolerance=1e-5)
+    assert int(result.num_evaluations) == 2
+    np.testing.assert_allclose(result.posterior.loc, means, atol=1e-4)
+    np.testing.assert_allclose(result.posterior.root, 0.5 * np.stack([eye, eye]), atol=1e-4)
+
+
 def test_weights_are_those_of_known_components():
     roots = jnp.asarray(np.linalg.cholesky(COVARIANCES))
     q = GaussianMixture(jnp.log(jnp.array([0.9, 0.1])), jnp.asarray(MEANS), roots)

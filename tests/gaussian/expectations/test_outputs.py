@@ -123,6 +123,11 @@ def test_draws_are_unbiased(x64, key, name, curvature):
         assert np.max(error) > 0
 
 
+def test_what_draws_needs_a_key_beside_a_model_too():
+    for draws, needs_key in ((ex.predictor_monte_carlo, True), (ex.gauss_hermite, False)):
+        assert draws(predictor="eta", num_outputs=3).bind(two_sites()).needs_key == needs_key
+
+
 def two_sites():
     """A model of two sites with one loss, of half the weight each."""
 

@@ -75,7 +75,8 @@ def test_the_shares_are_those_of_the_centres(checks):
 
 def test_the_advice_says_what_is_wrong(checks):
     wrong, right = checks[1.0].advice, checks[0.25].advice
-    assert "90% intervals at alpha = 1 cover" in wrong
+    share, se = nt.table(checks[1.0])[["coverage", "coverage_se"]].iloc[2]
+    assert f"90% intervals at alpha = 1 cover {share:.0%} +- {100.0 * se:.1f}%:" in wrong
     assert "too narrow" in wrong
     assert f"alpha = {nt.table(checks[1.0])['power'].iloc[0]:.2g} would equal the two" in wrong
     assert right.endswith("no more from 90% than resampling explains.")

@@ -133,7 +133,6 @@ def test_every_method_finds_the_closed_form(key, method):
     np.testing.assert_allclose(table["effective_parameters"], 1.0, atol=0.35)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("alphas", [[0.5, 1.0], pytest.param([0.1, 0.5, 1.0], marks=pytest.mark.full)])
 def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
     y = location_data()

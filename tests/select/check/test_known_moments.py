@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from numpyro_tempered.select.check.location_scale import LocationScale
-from numpyro_tempered.select.check.moments import corrected
+from numpyro_tempered.select.check.moments import corrected, covariance
 from numpyro_tempered.select.check.quadrature import forget_untamed, moments_of
 
 # Of a real vector, a positive number, a simplex and a real number: numbers 0-1, 2, 3-5 and 6, coordinates 0-1, 2,
@@ -45,6 +45,21 @@ def test_moments_of_a_gaussian_are_exact_but_for_those_of_several_coordinates(x6
     assert moments.tame.tolist() == [True, True, False, True, True, True, True]
     np.testing.assert_allclose([part[6] for part in moments[:3]], [7.0, 0.3, 2 * 0.3**2])
     np.testing.assert_allclose(moments.sd[:2], [np.sqrt(0.5), 2.0])
+
+
+def test_covariances_of_draws_have_their_standard_errors_and_those_of_a_law_none():
+    of_draws = moments_of(None, SITES, VALUES)
+    found, se = covariance(VALUES, of_draws, None)
+    centred = VALUES - VALUES.mean(axis=0)
+    products = centred[:, :, None] * centred[:, None, :]
+    np.testing.assert_allclose(found, products.mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(se, products.std(axis=0) / np.sqrt(len(VALUES)), rtol=1e-6)
+    law = LocationScale(LOC, np.diag(VARIANCE) + 0.01)
+    found, se = covariance(VALUES, moments_of(law, SITES, VALUES), law)
+    coordinates = np.ix_([0, 1, 6], [0, 1, 6])
+    np.testing.assert_allclose(found[coordinates], law.cov[np.ix_([0, 1, 5], [0, 1, 5])], rtol=1e-6)
+    assert not se[coordinates].any()
+    np.testing.assert_allclose(found[2, 3], products[:, 2, 3].mean())
 
 
 def test_exponentials_of_heavy_tails_have_no_moments():
