@@ -1,5 +1,6 @@
 """The guide that starts at the prior."""
 
+import inspect
 import itertools
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from conftest import tiered
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.initialization import init_to_median
 from scipy import integrate, stats
 
 import numpyro_tempered as nt
@@ -59,6 +61,21 @@ def test_pack_inverts_unpack():
     guide = set_up(several, 0.5)
     flat = jnp.arange(float(guide.latent_dim))
     np.testing.assert_array_equal(guide.pack(guide._unpack_latent(flat)), flat)
+
+
+GUIDES = [getattr(nt.guides, name) for name in nt.guides.__all__ if name.startswith("Auto")]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_options_of_every_guide_reach_it(guide):
+    instance = guide(several, prefix="q", init_loc_fn=init_to_median)
+    assert (instance.prefix, instance.init_loc_fn) == ("q", init_to_median)
+    options = inspect.signature(guide).parameters
+    if "init_scale" in options:
+        kept = vars(guide(several, init_scale=0.07))
+        assert 0.07 in (kept.get("init_scale"), kept.get("_init_scale"))
+    if "create_plates" in options:
+        assert guide(several, create_plates=several).create_plates is several
 
 
 def test_the_parameters_of_svi_start_at_the_prior():

@@ -142,7 +142,7 @@ def test_priors_by_layer():
 
 
 def test_quick_noise_has_the_moments_of_noise():
-    count = 4_000_000
+    count = 2_000_000
     noise = np.asarray(nt.optim.quick_noise(jax.random.key(1), (count // 4, 4)), float)
     assert noise.shape == (count // 4, 4)
     assert abs(noise.mean()) < 5 / np.sqrt(count)

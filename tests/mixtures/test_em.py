@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
+from numpyro_tempered.mixtures.components.categorical import categorical
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.gaussian import gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
@@ -319,6 +320,14 @@ def test_without_end_of_pseudo_data_each_component_is_all_data():
     covariance = np.linalg.inv(result.parameters["precision"])
     np.testing.assert_allclose(result.parameters["loc"], np.tile(X.mean(axis=0), (3, 1)), atol=1e-4)
     np.testing.assert_allclose(covariance, np.tile(np.cov(X.T, bias=True), (3, 1, 1)), rtol=1e-4, atol=1e-4)
+
+
+def test_shares_of_levels_are_those_of_the_observed_codes(x64):
+    x = np.column_stack([LABELS, X[:, 0] > 0]).astype(float)
+    x[::4, 0], x[::3, 1] = np.nan, -1
+    result = fit(categorical([3, 2]), x, num_components=1, start=None)
+    shares = [np.bincount(column[column >= 0].astype(int), minlength=3) for column in x.T]
+    np.testing.assert_allclose(result.parameters["probs"][0], [row / row.sum() for row in shares], rtol=1e-12)
 
 
 def test_a_category_that_never_comes_is_an_error(x64):

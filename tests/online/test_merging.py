@@ -103,6 +103,8 @@ REFUSED = {
     "random walk": nt.online.ngvi(forget=nt.online.random_walk(0.1)),
     "box": nt.online.ngvi(box=Box(loc=1.0)),
     "standardised": nt.online.standardise(nt.online.ngvi()),
+    "clipped": nt.online.clip(nt.online.ngvi(), 2.0),
+    "robust": nt.online.robust(nt.online.ngvi(), 2.0),
 }
 
 

@@ -128,6 +128,16 @@ def test_what_draws_needs_a_key_beside_a_model_too():
         assert draws(predictor="eta", num_outputs=3).bind(two_sites()).needs_key == needs_key
 
 
+def test_the_loss_of_a_model_is_that_of_all_sites_by_row():
+    theta = jnp.asarray(make("MeanField", 6)[0].loc)
+    bound = ex.gauss_hermite(predictor="eta", num_outputs=3).bind(two_sites())
+    losses = bound.loss(theta, jnp.asarray(X), jnp.asarray(CLASSES))
+    predictors = X @ np.reshape(theta, (3, 2)).T
+    # Untempered: the weights are left out.
+    expected = [2 * float(cross_entropy(u, y)) for u, y in zip(predictors, CLASSES, strict=True)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
 def two_sites():
     """A model of two sites with one loss, of half the weight each."""
 

@@ -1,0 +1,119 @@
+"""The law that is read of a guide, and the fit that is read of a result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+import numpyro_tempered as nt
+from numpyro_tempered.select.check.fits import fit_of
+from numpyro_tempered.select.check.target import law_of_guide
+
+KEY = jax.random.key(0)
+LOC, SCALE, DF = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, 0.1]), 6.0
+TRIL = np.array([[0.5, 0.0, 0.0], [1.0, 2.0, 0.0], [0.3, -0.4, 0.1]])
+FACTOR = np.array([[1.0], [0.5], [-2.0]])
+# The guides have the sites in the order of the model, and what is told of a fit has them by name.
+BY_NAME = [2, 0, 1]
+
+
+def model(y):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(a + b.sum(), 1.0), obs=y)
+
+
+Y = np.zeros(4, np.float32)
+LAWS = {
+    "AutoNormal": (
+        AutoNormal,
+        {"b_auto_loc": LOC[:2], "b_auto_scale": SCALE[:2], "a_auto_loc": LOC[2], "a_auto_scale": SCALE[2]},
+        np.diag(SCALE**2),
+    ),
+    "AutoDiagonalNormal": (AutoDiagonalNormal, {"auto_loc": LOC, "auto_scale": SCALE}, np.diag(SCALE**2)),
+    "AutoMultivariateNormal": (AutoMultivariateNormal, {"auto_loc": LOC, "auto_scale_tril": TRIL}, TRIL @ TRIL.T),
+    "AutoLowRankMultivariateNormal": (
+        lambda m: AutoLowRankMultivariateNormal(m, rank=1),
+        {"auto_loc": LOC, "auto_cov_factor": FACTOR, "auto_scale": SCALE},
+        (SCALE[:, None] * FACTOR) @ (SCALE[:, None] * FACTOR).T + np.diag(SCALE**2),
+    ),
+    "AutoMultivariateStudentT": (
+        lambda m: nt.guides.AutoMultivariateStudentT(m, df=DF),
+        {"auto_loc": LOC, "auto_scale_tril": TRIL},
+        TRIL @ TRIL.T * DF / (DF - 2.0),
+    ),
+    "AutoDiagonalStudentT": (
+        lambda m: nt.guides.AutoDiagonalStudentT(m, df=DF),
+        {"auto_loc": LOC, "auto_scale": SCALE},
+        np.diag(SCALE**2) * DF / (DF - 2.0),
+    ),
+}
+
+
+def set_up(guide):
+    instance = guide(model)
+    with handlers.seed(rng_seed=0), handlers.block():
+        instance(Y)
+    return instance
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_law_of_a_guide_is_that_of_its_params(name):
+    guide, params, cov = LAWS[name]
+    law = law_of_guide(set_up(guide), {key: jnp.asarray(value, jnp.float32) for key, value in params.items()})
+    np.testing.assert_allclose(law.loc, LOC[BY_NAME], rtol=1e-6)
+    np.testing.assert_allclose(law.cov, cov[np.ix_(BY_NAME, BY_NAME)], rtol=1e-5, atol=1e-7)
+    assert law.is_joint == (name == "AutoMultivariateStudentT")
+    if "StudentT" in name:
+        np.testing.assert_allclose(law.df, DF)
+    else:
+        assert law.df is None
+
+
+def test_other_guides_have_no_law():
+    assert law_of_guide(AutoDelta(model), {}) is None
+    assert law_of_guide(model, {}) is None
+
+
+def test_the_fit_of_a_stream_is_that_of_its_state():
+    online = nt.OnlineVI(nt.temper(model, alpha=0.5), nt.guides.AutoOnlineDiagonalNormal)
+    state, _ = online.run(KEY, Y[:, None])
+    for given in ((online, state, Y), (state, online, Y)):
+        fit = fit_of(KEY, given[0], given[1:], {})
+        assert fit.model is online.model
+        assert fit.args[0].tolist() == Y.tolist()
+        law = law_of_guide(fit.guide, fit.params)
+        np.testing.assert_allclose(law.loc, np.asarray(state.posterior.loc)[BY_NAME], rtol=1e-6)
+        np.testing.assert_allclose(
+            np.diag(law.cov), np.square(state.posterior.scale)[jnp.array(BY_NAME)], rtol=1e-5
+        )
+
+
+def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
+    fit = nt.TemperedFit(model, model, {}, 1.0, None, None, {}, (Y,), {}, KEY)
+
+    class Choice:
+        pass
+
+    choice = Choice()
+    choice.fit = fit
+    assert fit_of(KEY, choice, (), {}) is fit
+    with pytest.raises(
+        TypeError, match=r"^check_fit takes a TemperedFit.*got int, which has no guide with a density\.$"
+    ):
+        fit_of(KEY, 3, (), {})
+    with pytest.raises(
+        ValueError, match=r"^a TemperedFit holds its data: .*without further values or options\.$"
+    ):
+        fit_of(KEY, fit, (Y,), {})
