@@ -83,6 +83,17 @@ def new_data(request, monkeypatch):
 
 
 @pytest.fixture
+def named_axes():
+    """Axes with data say what is on them, by a label or by words at their ticks; all are closed."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    yield
+    axes = [ax for number in plt.get_fignums() for ax in plt.figure(number).axes if ax.has_data()]
+    texts = [[axis.get_label(), *axis.get_ticklabels()] for ax in axes for axis in (ax.xaxis, ax.yaxis)]
+    plt.close("all")
+    assert all(any(map(str.isalpha, "".join(text.get_text() for text in each))) for each in texts)
+
+
+@pytest.fixture
 def x64():
     with enable_x64():
         yield

@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import numpyro_tempered as nt
-from numpyro_tempered.estimators import TemperedMixture, TemperedPCA
+from numpyro_tempered.estimators import TemperedMixture, TemperedPCA, base
 
 LABEL = np.repeat([0, 1], [30, 10])
 NAMES = ["height", "income"]
@@ -387,6 +387,18 @@ def test_a_weight_of_two_counts_as_a_row_twice(component):
         TypeError, match=r"sample_weight must be real numbers, got dtype datetime64.*the first date"
     ):
         TemperedMixture(2, **options).fit(X, sample_weight=DAYS)
+
+
+@pytest.mark.parametrize("make", base.FAMILIES)
+def test_components_are_pickled_with_their_form_for_missing_entries(make):
+    model, component = TemperedMixture(2), make(3)
+    model.n_features_in_ = 3
+    forms = [component] if component.with_missing is None else [component, component.with_missing()]
+    model.forms_ = tuple(form._replace(prior=component.prior) for form in forms)
+    loaded = pickle.loads(pickle.dumps(model)).forms_
+    for ours, theirs in zip(loaded, model.forms_, strict=True):
+        assert ours._replace(prior=None) == theirs._replace(prior=None)
+        jax.tree.map(np.testing.assert_array_equal, ours.prior, theirs.prior)
 
 
 @pytest.mark.full

@@ -131,6 +131,10 @@ def two_modes(y, centre=0.5):
     numpyro.sample("y", dist.Normal(theta**2, 1.0), obs=y)
 
 
+def test_optima_that_are_far_enough_apart_are_told_the_best_first():
+    assert settle.distinct([1.0, 5.0, np.nan, 4.9, -np.inf, 5.0], 0.5) == (5.0, 1.0)
+
+
 @pytest.mark.full
 def test_restarts_find_the_optima_and_return_the_best():
     fit = nt.fit_svi(KEY, two_modes, AutoNormal, jnp.asarray(9.0), num_restarts=6)

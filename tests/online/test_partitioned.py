@@ -228,6 +228,7 @@ def test_devices_of_an_axis_combine_by_collectives(x64):
     factors = [pvi.factor(server, k) for k in range(3)]
     stack = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
 
+    @jax.jit
     @partial(jax.vmap, in_axes=(None, 0, 0), axis_name="machines")
     def one_round(state, factor, data):
         factor = pvi.refit(factor, state, *data)

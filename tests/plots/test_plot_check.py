@@ -12,6 +12,7 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_tempered as nt
 
 KEY = jax.random.key(0)
+pytestmark = pytest.mark.usefixtures("named_axes")
 
 
 def regression(x, y):

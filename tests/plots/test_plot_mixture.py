@@ -21,10 +21,7 @@ CONCENTRATION, COUNTS = np.array([3.0, 6.0, 1.0], np.float32), np.array([2.0, 5.
 SHARES = CONCENTRATION / CONCENTRATION.sum()
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("named_axes")
 
 
 def mixture(component, posterior):

@@ -232,6 +232,7 @@ UNIT = [
     "sparse.LinearFit, noise and intercept",
     "mixtures.MixtureFit",
     "descent.Result",
+    "online.PartitionedRun",
 ]
 # A trace is a part of a result, a certificate a statement about one.
 PARTS = {"descent.Trace", "bounds.Certificate"}

@@ -148,7 +148,8 @@ def test_the_bandwidth_is_that_of_andrews():
         above += variance * 4 * r**2 / ((1 - r) ** 6 * (1 + r) ** 2)
         below += variance / (1 - r) ** 4
     want = int(1.5 * 1.1447 * (above / below * 500) ** (1 / 3))
-    assert int(bandwidth(Dependence(500, None, "auto"), jnp.asarray(series))) == want > 5
+    for unit in (1.0, 1e-3):
+        assert int(bandwidth(Dependence(500, None, "auto"), jnp.asarray(unit * series))) == want > 5
     # Of a random walk no longer than a quarter of the data.
     walk = np.cumsum(rng.normal(size=(40, 1)), axis=0)
     assert int(bandwidth(Dependence(40, None, "auto"), jnp.asarray(walk))) == 10

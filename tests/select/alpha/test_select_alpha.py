@@ -199,6 +199,8 @@ def test_the_plot(choice):
     left, right = nt.plots.plot_alpha(choice)
     assert left.get_legend_handles_labels()[1] == [f"chosen: {choice.alpha:.3g}"]
     assert len(right.lines[0].get_xdata()) == len(ALPHAS)
+    assert (left.get_xlabel(), left.get_xscale()) == ("alpha", "log")
+    assert all([left.get_ylabel(), right.get_xlabel(), right.get_ylabel()])
     with pytest.raises(ValueError, match="two axes"):
         nt.plots.plot_alpha(choice, axes=[left])
 

@@ -420,8 +420,10 @@ def test_vsbc_agrees_with_that_of_numpyro(exact_family):
     assert abs(nt.table(exact_family).loc["theta", "vsbc"] - distance) < 0.02
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("method", [NUTS, lambda m: nt.OnlineVI(m, nt.guides.AutoOnlineDiagonalNormal)])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(NUTS, marks=pytest.mark.full), lambda m: nt.OnlineVI(m, nt.guides.AutoOnlineDiagonalNormal)],
+)
 def test_ranks_of_chains_and_of_exact_streams_are_uniform(method):
     result = check(normal_mean, method, Y, num_warmup=200, num_draws=49)
     assert list(nt.table(result)["verdict"]) == ["no sign of error"] * 2
