@@ -201,6 +201,15 @@ def test_the_mode_is_that_of_scipy_and_its_curvature_is_exact():
     np.testing.assert_allclose(mode.scale, 1.0 / np.sqrt(np.diag(hessian)), rtol=0.02)
 
 
+def test_one_step_ends_at_the_mode_of_a_quadratic():
+    root = np.array([[1.0, 0.0], [30.0, 10.0]], np.float32)
+    mode = jax.jit(lambda start: find_mode(lambda z: 0.5 * jnp.sum((root @ (z - 1.0)) ** 2), start))(jnp.zeros(2))
+    np.testing.assert_allclose(mode.loc, 1.0, atol=1e-4)
+    assert bool(mode.is_mode)
+    # A second one may take out what the first has rounded.
+    assert int(mode.num_iterations) <= 2
+
+
 @pytest.mark.parametrize(
     "potential",
     [lambda z: z[0] ** 2 - z[1] ** 2, lambda z: jnp.sum(jnp.log(jnp.where(z > 0, z, jnp.nan)))],

@@ -35,10 +35,7 @@ NAMES = tuple(FAMILIES)
 # All functions of known variances agree with each other (``test_a_wrong_function_is_named``). The product of all
 # takes as long to compile as they.
 PREDICTED = tiered(ALL, unit=["bernoulli", "gaussian", "multinomial", "small_product"])
-EXPECTED = tiered(
-    ALL,
-    unit=[name for name in ALL if name not in ("known_variance", "product", "small_product")],
-)
+EXPECTED = tiered(ALL, unit=[name for name in ALL if name not in ("known_variance", "product", "small_product")])
 # Compiled in seconds each; the product of all families of independent columns in half a minute.
 QUICK = ("known_variance", "gaussian", "tied_gaussian", "exponential")
 CHECKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

@@ -54,6 +54,12 @@ def test_svas_minimiser_in_a_ball_is_that_of_another_solver(x64, radii, binds):
         assert (length > radius * (1 - 1e-9)) == touches
 
 
+@pytest.mark.parametrize("radius", [1e-3, 0.05])
+def test_minimisers_in_small_balls_are_inside(radius):
+    q = ball.kl_prox(MeanField(LOC, SCALE), np.ones(3), np.array([0.1, -0.1, 0.0]), 0.7, Ball(radius, radius))
+    np.testing.assert_allclose([np.linalg.norm(q.loc), np.linalg.norm(q.scale)], radius, rtol=1e-5)
+
+
 @pytest.mark.full
 def test_sva_keeps_its_sums_unprojected(x64):
     x, y = stream()

@@ -191,3 +191,12 @@ def test_standardised_is_checked():
     rule = nt.online.standardise(NGVI)
     with pytest.raises(TypeError, match=r"^a standardised rule changes.*use run or update.*not its parts"):
         rule.update(None, rule.init(make_prior()))
+
+
+@pytest.mark.parametrize("intercept", [None, 0])
+def test_before_any_row_the_original_scale_is_that_of_the_prior(intercept):
+    state = nt.online.standardise(NGVI, intercept=intercept).init(make_prior())
+    q = nt.online.original_scale(state)
+    np.testing.assert_array_equal(q.loc, 0.0)
+    spread = q.scale if isinstance(q, MeanField) else q.factor
+    np.testing.assert_allclose(spread, np.ones(5) if isinstance(q, MeanField) else np.eye(5), rtol=1e-6)

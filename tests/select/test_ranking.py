@@ -11,6 +11,7 @@ def test_the_criterion_is_elbo_plus_log_prior_and_its_softmax_the_weight():
     ranking = rank_models(elbo, log_prior)
     np.testing.assert_array_equal(ranking.criterion, elbo + log_prior)
     assert ranking.rank.tolist() == [0, 1, 2]
+    assert ranking.rank.dtype.kind == "i"
     assert ranking.best == 0
     weight = np.exp(elbo) * [0.5, 0.25, 0.125]
     np.testing.assert_allclose(ranking.weight, weight / weight.sum(), rtol=1e-12)

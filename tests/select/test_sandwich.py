@@ -24,6 +24,7 @@ from numpyro.optim import Adam
 from scipy.optimize import brentq, minimize
 
 import numpyro_tempered as nt
+from numpyro_tempered.select.sandwich import _root
 from numpyro_tempered.select.sandwich_report import advise
 
 KEY = jax.random.key(0)
@@ -549,3 +550,12 @@ def test_double_precision_agrees(errors):
     with enable_x64():
         double = nt.sandwich(jax.random.key(1), fit_regression(0.5))
     np.testing.assert_allclose(nt.table(double), nt.table(errors), rtol=1e-3, atol=1e-6)
+
+
+def test_the_coordinates_of_a_hessian_in_raw_units_make_it_the_identity():
+    units = np.array([1e-8, 1.0, 1e7])
+    hessian = (np.eye(3) + 0.4) * np.outer(units, units)
+    root = _root(hessian, float(np.finfo(np.float32).eps))
+    np.testing.assert_allclose(root.T @ hessian @ root, np.eye(3), atol=1e-10)
+    # Of one that is not definite they have one size.
+    np.testing.assert_allclose(_root(np.diag([4.0, -9.0, 0.0]), 1e-7), np.diag([0.5, 1.0 / 3.0, 1.0]))

@@ -19,7 +19,17 @@ from numpyro_tempered import sparse
 from numpyro_tempered.core.ascent import begin
 from numpyro_tempered.gaussian.families import SpikeSlab
 from numpyro_tempered.sparse import sweep
-from numpyro_tempered.sparse.ascent import PENALTIES, Start, best_of, check_end, lasso_path, unblock
+from numpyro_tempered.sparse.arguments import Regression
+from numpyro_tempered.sparse.ascent import (
+    PENALTIES,
+    Path,
+    Start,
+    best_of,
+    check_end,
+    lasso_path,
+    make_starts,
+    unblock,
+)
 
 ALPHAS = (0.25, 0.5, 1.0)
 LAMBDA, SLAB = 0.3, 1.2
@@ -666,3 +676,18 @@ def test_a_mean_that_no_column_explains_is_told():
     x, y = X, Y
     with pytest.warns(UserWarning, match=r"1e\+03 away from 0 on average.*intercept_scale=.*columns of x"):
         fit(x, y + 1000.0, noise_scale=None)
+
+
+def test_more_starts_than_points_have_the_points_again_in_other_orders():
+    rng = np.random.default_rng(0)
+    number, d = len(PENALTIES), 6
+    path = Path(jnp.asarray(rng.normal(size=(number, d))), jnp.asarray(rng.uniform(size=(number, d))))
+    regression = Regression(
+        jnp.ones((4, d)), jnp.ones(4), SpikeSlab(jnp.full(d, 0.5), None, None), np.zeros(d), None
+    )
+    starts = make_starts(jax.random.key(0), regression, path, 2 * number + 3)
+    mean, order = np.asarray(starts.mean), np.asarray(starts.order)
+    assert len(np.unique(mean[:number], axis=0)) == number
+    np.testing.assert_array_equal(mean[number:], np.resize(mean[:number], (number + 3, d)))
+    np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(d), (len(order), 1)))
+    assert not np.array_equal(order[number : 2 * number], order[:number])

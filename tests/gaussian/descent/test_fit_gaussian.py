@@ -750,6 +750,27 @@ class TestPremisesAreChecked:
         # By draws of z the scale of w is a mixture; taken as 0.1 for good, E[w] would be 2 / 101.
         assert fit.elbo.value > -10.0
 
+    @pytest.mark.parametrize(
+        ("likelihood", "is_convex"),
+        [
+            (lambda eta: dist.StudentT(4.0, eta, 1.0), False),
+            (lambda eta: dist.Normal(jnp.tanh(eta), 1.0), False),
+            (lambda eta: dist.Laplace(eta, 1.0), True),
+        ],
+        ids=["heavy tails", "a bounded mean", "a kink"],
+    )
+    def test_losses_are_convex_at_every_predictor_or_have_no_bound(self, x64, likelihood, is_convex):
+        def model(x, y):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+            eta = numpyro.deterministic("eta", theta * x)
+            with numpyro.plate("n", len(y)):
+                numpyro.sample("y", likelihood(eta), obs=y)
+
+        q = MeanField(np.zeros(1), np.ones(1))
+        data = np.ones(4), np.array([-4.0, -4.2, 5.0, 5.1])
+        objective, _ = objective_of(model, {"theta": ()}, q, *data, expectation=ETA)
+        assert (objective.precision is not None) == is_convex
+
     @pytest.mark.full
     def test_no_gap_bound_without_exact_derivatives_or_convexity(self, key):
         def heavy(x, y):

@@ -108,6 +108,8 @@ def test_the_diagnostics_are_the_closed_forms(choice):
         each = [float(dist.Normal(m, np.sqrt(1 + v)).log_prob(y)) for y, (m, v) in zip(Y, by_fold, strict=True)]
         # The means of 200 draws and of a short fit are off by some hundredths; a fold's score has slopes of tens.
         assert abs(table["elpd_held_out"][alpha] - sum(each)) < 1.5
+        spread = np.std(each, ddof=1) * np.sqrt(len(Y))
+        np.testing.assert_allclose(table["elpd_held_out_se"][alpha], spread, rtol=0.2)
     assert (table["pareto_k"] < 0.7).all()
 
 

@@ -62,7 +62,8 @@ def expected_kl(loc, cov, prior_loc, prior_cov):
 
 
 def test_the_certificate_is_that_of_its_parts(fit):
-    certificate = nt.certify_risk(KEY, fit, "y", num_draws=400, delta=0.1, grid_size=3)
+    options = {"num_draws": 400, "delta": 0.1, "grid_size": 3, "delta_draws": 0.03}
+    certificate = nt.certify_risk(KEY, fit, "y", **options)
     params = {name.removesuffix("_auto_loc"): value for name, value in fit.params.items()}
     loc = np.concatenate([np.ravel(params["intercept"]), params["weights"]]).astype(float)
     scales = [fit.params["intercept_auto_scale"], fit.params["weights_auto_scale"]]
@@ -75,9 +76,7 @@ def test_the_certificate_is_that_of_its_parts(fit):
     wrong = (draws[:, :1] + draws[:, 1:] @ X.T > 0) != Y
     se = wrong.mean(axis=1).std() / np.sqrt(400)
     np.testing.assert_allclose(certificate.empirical_risk, wrong.mean(), atol=5 * se)
-    again = nt.bounds.pac_bayes(
-        certificate.empirical_risk, certificate.kl, 120, delta=0.1, num_draws=400, grid_size=3
-    )
+    again = nt.bounds.pac_bayes(certificate.empirical_risk, certificate.kl, 120, **options)
     assert certificate.value == again.value > wrong.mean()
     assert not certificate.estimate
 
