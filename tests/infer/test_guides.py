@@ -13,7 +13,7 @@ from conftest import tiered
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.initialization import init_to_median
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.guides import NUM_PRIOR_DRAWS, AutoOnlineDiagonalNormal
@@ -61,6 +61,22 @@ def test_pack_inverts_unpack():
     guide = set_up(several, 0.5)
     flat = jnp.arange(float(guide.latent_dim))
     np.testing.assert_array_equal(guide.pack(guide._unpack_latent(flat)), flat)
+
+
+def test_a_full_covariance_starts_at_that_of_the_prior():
+    def model(y=None):
+        s = numpyro.sample("s", dist.Gamma(3.0, 2.0))
+        numpyro.sample("b", dist.Normal(jnp.log(s), 0.5))
+        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+    guide = nt.guides.AutoOnlineMultivariateNormal(model)
+    with pytest.warns(UserWarning, match=r"^the priors of \['b', 's'\] are not Normal.* mean and covariance, from "):
+        handlers.seed(guide, jax.random.key(1))(0.5)
+    mean, variance = special.digamma(3.0) - np.log(2.0), special.polygamma(1, 3.0)
+    covariance = np.array([[variance, variance], [variance, variance + 0.25]])
+    error = 5.0 / np.sqrt(NUM_PRIOR_DRAWS)
+    np.testing.assert_allclose(guide.prior.loc, [mean, mean], atol=error)
+    np.testing.assert_allclose(guide.prior.factor @ guide.prior.factor.T, covariance, atol=error)
 
 
 GUIDES = [getattr(nt.guides, name) for name in nt.guides.__all__ if name.startswith("Auto")]

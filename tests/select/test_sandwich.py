@@ -321,6 +321,22 @@ def test_the_advice_allows_for_the_number_of_comparisons():
     assert "its intervals of a are too narrow" in advice(columns, decided=["b", "c"])
 
 
+def test_the_advice_says_what_is_wrong_and_where_it_comes_from():
+    columns = {"ratio": np.array([2.0, 1.0, 0.5]), "ratio_se": np.full(3, 0.05)}
+    columns |= {"sd": np.ones(3), "curvature_sd": np.array([1.9, 1.0, 1.0])}
+    names = ["a", "b", "c"]
+    text = advise(names, columns, units=1000, num_latents=3, decided=[])
+    assert "; its intervals of a are too narrow; its intervals of c are too wide; for a that is the guide" in text
+    assert "are independent" not in text
+    right = columns | {"curvature_sd": np.ones(3)}
+    assert "the guide" not in advise(names, right, units=1000, num_latents=3, decided=[])
+    assert "; only 5 units are independent, so this is rough" in advise(names, right, 5, 3, [])
+    # What is not known, and what the prior decides on, is not looked at.
+    unknown = right | {"ratio": np.array([2.0, np.nan, 0.5])}
+    assert "varies 0.50 +- 0.05 (c) times as much" in advise(names, unknown, 1000, 3, ["a"])
+    assert advise(names, unknown, 1000, 3, ["a", "c"]).startswith("The prior decides on all numbers: ")
+
+
 def hand_written(x, y, scales=SCALES):
     loc = numpyro.param("loc", jnp.zeros(3))
     tril = numpyro.param("tril", jnp.diag(jnp.asarray(scales)), constraint=dist.constraints.lower_cholesky)

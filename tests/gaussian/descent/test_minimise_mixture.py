@@ -160,7 +160,6 @@ def test_weights_are_those_of_known_components():
     np.testing.assert_allclose(np.exp(q.logits), WEIGHTS, atol=1e-5)
 
 
-@pytest.mark.full
 def test_moments_and_draws_of_a_mixture():
     q = GaussianMixture(
         *(jnp.asarray(part) for part in (np.log(WEIGHTS), MEANS, np.linalg.cholesky(COVARIANCES)))
