@@ -1,7 +1,7 @@
 """The figures of the README and of the front page of the documentation, from the code that stands beside them.
 
 Run ``python examples/front_page.py``; a few minutes on two CPU cores. Writes figures and the numbers of their
-captions to a folder (``--output``). ``--small`` does the same with fewer samples and patients.
+captions to a folder (``--output``). ``--small`` does the same with fewer samples, patients and powers.
 """
 
 import argparse
@@ -186,7 +186,7 @@ def draw_choose():
     return {"flowers": len(x), "selected": best, "margin": float(values[best] - values.drop(best).max())}
 
 
-def draw_alpha(path):
+def draw_alpha(path, num_powers):
     """A slider: the rate of visits by a sample of 250 people and its 95% band, at powers from 1 down to 0.05."""
     x, y, names = doctor_visits()
     rows = np.random.default_rng(2019).choice(len(y), 250, replace=False)
@@ -195,7 +195,7 @@ def draw_alpha(path):
     design = np.zeros((len(at), x.shape[1]))
     design[:, 0], design[:, column] = 1.0, at
     frames = []
-    for alpha in np.round(np.geomspace(1.0, 0.05, 21), 3):
+    for alpha in np.round(np.geomspace(1.0, 0.05, num_powers), 3):
         fit = nt.fit_gaussian(
             jax.random.key(0), visits, AutoMultivariateNormal, x[rows], y[rows], alpha=float(alpha)
         )
@@ -222,14 +222,16 @@ def draw_alpha(path):
 def main():
     """Draw the three figures and write the numbers of their captions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="fewer samples and patients, to a temporary folder")
+    parser.add_argument(
+        "--small", action="store_true", help="a part of it, to a temporary folder"
+    )
     parser.add_argument("--output", type=Path, help="folder; docs/results, or a temporary one if small")
     options = parser.parse_args()
     output = options.output or (Path(tempfile.mkdtemp()) if options.small else DOCS / "results")
     output.mkdir(parents=True, exist_ok=True)
     plt.style.use("numpyro_tempered.plots.house")
     parts = {
-        "temper": lambda: draw_temper(4 if options.small else 60),
+        "temper": lambda: draw_temper(2 if options.small else 60),
         "stream": lambda: draw_stream(60 if options.small else 569),
         "choose": draw_choose,
     }
@@ -239,7 +241,7 @@ def main():
         plt.gcf().savefig(output / f"front_{name}.png")
         plt.close("all")
         print(name, numbers[name])
-    draw_alpha(output / "front_alpha.html")
+    draw_alpha(output / "front_alpha.html", 3 if options.small else 21)
     rows = [(part, name, value) for part, values in numbers.items() for name, value in values.items()]
     pd.DataFrame(rows, columns=["figure", "number", "value"]).to_csv(output / "front.csv", index=False)
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "numpyro", "numpyro_tempered"))

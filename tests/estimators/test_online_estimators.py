@@ -372,7 +372,7 @@ def test_scikit_learn_finds_no_fault(estimator, check):
 
 
 @pytest.mark.full
-@BOTH
+@pytest.mark.parametrize("kind", [pytest.param(OnlineClassifier, marks=pytest.mark.slow), OnlineRegressor])
 def test_river_finds_no_fault(kind):
     checks = pytest.importorskip("river.checks", reason="river is not installed")
     checks.check_estimator(kind())

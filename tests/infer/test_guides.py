@@ -70,7 +70,9 @@ def test_a_full_covariance_starts_at_that_of_the_prior():
         numpyro.sample("y", dist.Normal(0.0, s), obs=y)
 
     guide = nt.guides.AutoOnlineMultivariateNormal(model)
-    with pytest.warns(UserWarning, match=r"^the priors of \['b', 's'\] are not Normal.* mean and covariance, from "):
+    with pytest.warns(
+        UserWarning, match=r"^the priors of \['b', 's'\] are not Normal.* mean and covariance, from "
+    ):
         handlers.seed(guide, jax.random.key(1))(0.5)
     mean, variance = special.digamma(3.0) - np.log(2.0), special.polygamma(1, 3.0)
     covariance = np.array([[variance, variance], [variance, variance + 0.25]])

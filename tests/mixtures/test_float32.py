@@ -102,7 +102,13 @@ def test_the_objective_is_that_of_double_precision(name, offset):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", GAUSSIANS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each in ("gaussian", "tied_gaussian") else each
+        for each in GAUSSIANS
+    ],
+)
 def test_sources_and_steps_agree_with_double_precision(name):
     component = GAUSSIANS[name](D, FAR)
     key, chunks = jax.random.key(0), [X[:40] + FAR, X[40:] + FAR]

@@ -346,7 +346,13 @@ def hand_written(x, y, scales=SCALES):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "guide",
-    [AutoNormal, AutoLowRankMultivariateNormal, AutoLaplaceApproximation, AutoBNAFNormal, lambda _: hand_written],
+    [
+        AutoNormal,
+        AutoLowRankMultivariateNormal,
+        AutoLaplaceApproximation,
+        pytest.param(AutoBNAFNormal, marks=pytest.mark.slow),
+        lambda _: hand_written,
+    ],
     ids=["AutoNormal", "AutoLowRank", "AutoLaplace", "AutoBNAF", "hand-written"],
 )
 def test_it_is_the_same_for_all_guides(guide):
