@@ -103,21 +103,27 @@ def test_the_predictive_density_is_not_that_of_expected_logarithms(fit, x64):
 
 @pytest.mark.full
 def test_draws_have_the_moments_of_the_predictive(fit, x64):
-    rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 40_000)
+    rows, labels = nt.mixtures.sample(jax.random.key(1), fit, 10_000)
     a, q = np.asarray(fit.factors.concentration), fit.posterior
     share = a / a.sum()
-    np.testing.assert_allclose(np.bincount(labels, minlength=3) / 40_000, share, atol=5 * 0.5 / 200)
+    np.testing.assert_allclose(np.bincount(labels, minlength=3) / 10_000, share, atol=5 * 0.5 / 100)
     np.testing.assert_allclose(
-        rows.mean(axis=0), share @ np.asarray(q.loc), atol=5 * rows.std(axis=0).max() / 200
+        rows.mean(axis=0), share @ np.asarray(q.loc), atol=5 * rows.std(axis=0).max() / 100
     )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("fit", ["gaussian-labels", "gaussian-default"], indirect=True)
+@pytest.mark.parametrize(
+    "fit",
+    tiered(["known_variance-labels", "gaussian-labels", "gaussian-default"], unit=["known_variance-labels"]),
+    indirect=True,
+)
 def test_parameters_are_drawn_in_the_coordinates_of_the_data(fit, x64):
     draws = nt.mixtures.sample_parameters(jax.random.key(2), fit, 2000)
     assert draws["weights"].shape == (2000, 3)
-    assert draws["precision"].shape == (2000, 3, 2, 2)
+    if hasattr(fit.posterior, "df"):
+        assert draws["precision"].shape == (2000, 3, 2, 2)
+    a = np.asarray(fit.factors.concentration)
+    np.testing.assert_allclose(draws["weights"].mean(axis=0), a / a.sum(), atol=5 * 0.5 / np.sqrt(2000 * a.sum()))
     se = draws["loc"].std(axis=0) / np.sqrt(2000)
     np.testing.assert_array_less(np.abs(draws["loc"].mean(axis=0) - fit.posterior.loc), 5 * se)
     np.testing.assert_allclose(draws["weights"].sum(axis=1), 1.0, rtol=1e-10)
