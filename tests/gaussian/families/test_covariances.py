@@ -18,6 +18,7 @@ from numpyro_tempered.gaussian.families import (
     low_rank,
     rank_updates,
 )
+from numpyro_tempered.gaussian.families.base import Whitened
 from numpyro_tempered.infer.guides import LowRankPrecisionNormal
 
 D = 5
@@ -262,3 +263,22 @@ def test_functions_keep_float32(make):
 
     leaves = jax.tree.leaves(jax.eval_shape(results, q))
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
+
+
+def test_every_form_of_a_curvature_gives_the_derivative_in_the_factor(x64):
+    """Of E f for f = θ'Hθ/2 + g'θ at a mean of 0, whose derivative in the covariance is H/2."""
+    q, rng = full(11)._replace(loc=jnp.zeros(D)), np.random.default_rng(12)
+    rows = Rows(jnp.asarray(rng.normal(size=(4, D))), jnp.asarray([1.0, -0.3, 0.5, 2.0]))
+    half, slope = rows.dense(), jnp.asarray(rng.normal(size=D))
+
+    def expected(loc, factor):
+        lower = jnp.tril(factor)
+        return slope @ loc + loc @ half @ loc + jnp.trace(half @ lower @ lower.T)
+
+    of_loc, of_factor = jax.jit(jax.grad(expected, argnums=(0, 1)))(q.loc, q.factor)
+    whitened = Whitened(q.factor, q.factor.T @ half @ q.factor)
+    np.testing.assert_allclose(whitened.dense(), half, rtol=1e-10)
+    for curvature in (half, rows, whitened, whitened.scaled(1.0)):
+        found = family_of(q).gradient(q, slope, curvature)
+        np.testing.assert_allclose(found.loc, of_loc, rtol=1e-12)
+        np.testing.assert_allclose(found.factor, of_factor, rtol=1e-9, atol=1e-12)
