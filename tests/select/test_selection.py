@@ -129,6 +129,26 @@ def test_columns_are_those_of_the_fits(comparison, fits):
         np.testing.assert_array_equal(found[name], [getattr(fit.elbo, field) for fit in fits.values()])
 
 
+def test_certificates_are_those_of_the_elbos_and_their_prior(fits):
+    log_p0 = nt.bounds.known_density(-70.0)
+    data = nt.compare(fits, nt.dyadic, log_p0=log_p0, delta=0.1, num_samples=2)
+    group, elbos = data["model_comparison"], [fit.elbo for fit in fits.values()]
+    expected = nt.bounds.tempered_certificate(
+        np.array([elbo.value for elbo in elbos]),
+        log_p0,
+        NUM_DATA,
+        alpha=ALPHA,
+        delta=0.1,
+        elbo_se=np.array([elbo.se for elbo in elbos]),
+        log_prior=np.log([0.5, 0.25, 0.125]),
+    )
+    np.testing.assert_allclose(group["certificate"], expected.value, rtol=1e-12)
+    best = int(np.argmin(np.asarray(group["rank"])))
+    assert group.attrs["certificate"] == float(expected.value[best])
+    assert group.attrs["certificate_delta"] == 0.1
+    assert group.attrs["certificate_log_p0"] == log_p0.source
+
+
 def test_elbo_is_the_closed_form_log_evidence(comparison, data):
     x, y = data
     found = columns(comparison)
