@@ -62,9 +62,9 @@ def test_gpc_of_all_latents_together(task, counts, x64):
 
 
 def test_gpc_of_one_latent(task, counts, x64):
-    criterion = nt.alpha.gpc(0.8, num_bootstrap=NUM_BOOTSTRAP, of=lambda values: values["beta"][1])
+    criterion = nt.alpha.gpc(0.8, num_bootstrap=NUM_BOOTSTRAP, of=lambda values: values["beta"][0])
     verdict = criterion.decide(KEY, task, np.ones(1), None)
-    rows, threshold = np.array([[0.0, 1.0]]), chi2.ppf(0.8, 1)
+    rows, threshold = np.array([[1.0, 0.0]]), chi2.ppf(0.8, 1)
     np.testing.assert_allclose(np.quantile(distances(verdict.alpha, counts, rows), 0.8), threshold, rtol=1e-5)
     curve = list(zip(verdict.attrs["coverage_alphas"], verdict.attrs["coverage"], strict=True))
     assert len(curve) > 3
@@ -75,7 +75,7 @@ def test_gpc_of_one_latent(task, counts, x64):
     def limit(*data):
         j, i = oracle.moments(*data[:3], np.ones(NUM_DATA) if len(data) < 4 else data[3])
         inverse = np.linalg.inv(j)
-        return inverse[1, 1] / (inverse @ i @ inverse)[1, 1]
+        return inverse[0, 0] / (inverse @ i @ inverse)[0, 0]
 
     check_errors(verdict, limit)
 
