@@ -121,6 +121,28 @@ def test_of_classes_it_is_the_sum(x64):
         assert float(log_power_integral(fn, BETA)) == pytest.approx(both)
 
 
+SPDS = [[[1.0, 0.5], [0.5, 1.0]], [[2.0, 0.0], [0.0, 3.0]]]
+BATCHED = {
+    "half_cauchy": (dist.HalfCauchy, [0.5, 2.0]),
+    "soft_laplace": (lambda scale: dist.SoftLaplace(0.0, scale), [0.5, 2.0]),
+    "binomial": (lambda probs: dist.Binomial(7, probs), [0.2, 0.6]),
+    "poisson": (dist.Poisson, [0.5, 2.0]),
+    "categorical": (lambda probs: dist.Categorical(probs=probs), [[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]),
+    "gamma": (lambda shape: dist.Gamma(shape, 1.5), [2.0, 3.0]),
+    "multivariate_normal": (lambda cov: dist.MultivariateNormal(jnp.zeros(2), cov), SPDS),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_each_of_a_batch_has_its_own(name):
+    make, parameters = BATCHED[name][0], jnp.asarray(BATCHED[name][1])
+    of = jax.jit(lambda parameter: log_power_integral(make(parameter), BETA))
+    whole = of(parameters)
+    assert whole.shape == (2,)
+    np.testing.assert_allclose(whole, [float(of(parameter)) for parameter in parameters], rtol=1e-5)
+    assert whole[0] != whole[1]
+
+
 def test_independent_elements_multiply_and_masked_ones_count_for_nothing(x64):
     scales = jnp.array([1.0, 2.0, 3.0])
     each = log_power_integral(dist.Normal(0.0, scales), BETA)

@@ -1,6 +1,7 @@
 """The number of components by the penalised ELBO, and its path over alpha."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import matplotlib
@@ -12,6 +13,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures.comparison import criterion_columns
 from numpyro_tempered.report.arviz import group, group_names
 
 ORDERS = [1, 2, 3]
@@ -95,6 +97,22 @@ def test_the_result_is_arviz_data_of_the_selected_fit(choice):
 
 
 @pytest.mark.full
+def test_the_orders_of_labels_count_in_the_criterion():
+    bound = SimpleNamespace(value=-10.0, se=0.1)
+    same = {"bound": bound, "spread": 0.0, "kl": 1.0, "num_best": 2, "objective": -11.0, "alpha": 0.5}
+    fits = {
+        k: SimpleNamespace(num_components=k, num_occupied=n, converged=True, **same) for k, n in ((1, 1), (4, 2))
+    }
+    log_weights = np.log([0.5, 0.25])
+    plain, counted = (criterion_columns(fits, log_weights, labels) for labels in (False, True))
+    np.testing.assert_allclose(plain["criterion"], -10.0 + log_weights)
+    # Two of four components hold data: 4! / 2! orders.
+    np.testing.assert_allclose(counted["log_labels"], [0.0, np.log(12.0)])
+    np.testing.assert_allclose(counted["criterion"], plain["criterion"] + [0.0, np.log(12.0)])
+    assert (plain["rank"].tolist(), counted["rank"].tolist()) == ([0, 1], [1, 0])
+    np.testing.assert_allclose(plain["expected_log_lik"], -18.0)
+
+
 def test_uncertain_says_that_the_error_exceeds_the_margin(choice):
     table = nt.table(choice)
     assert table["num_best"].tolist() == [fit.num_best for fit in choice.fits.values()]

@@ -422,6 +422,8 @@ def assert_elbo_is_log_z(table, want):
 
 def test_the_elbo_is_the_evidence_of_a_conjugate_model(fitted_path):
     table = nt.table(fitted_path)
+    # A grid that starts above 0 has a 0 before it.
+    np.testing.assert_allclose(table.index, GRID)
     assert_elbo_is_log_z(table, exact_log_z(GRID))
     mean = [exact_moments(a)[0] for a in GRID]
     assert_within(table["expected_log_lik"], mean, table["expected_log_lik_se"])
@@ -709,6 +711,32 @@ def test_the_error_of_an_integral_of_elbos_is_that_of_its_start_too():
     columns = svi_columns(np.array([0.0, 0.5, 1.0]), np.zeros((1, 50, 3)), start + np.array([0.0, 1.0, 2.0]))
     np.testing.assert_allclose(columns["elbo_integral"], start.mean())
     np.testing.assert_allclose(columns["elbo_integral_se"], start.std(ddof=1) / np.sqrt(50))
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_error_of_an_integral_is_that_of_its_influence_functions(corrected):
+    """Of the weights of means and variances on a grid of unequal steps, found by moving one of them."""
+    grid, rng = np.array([0.0, 0.1, 0.4, 1.0]), np.random.default_rng(1)
+    # Means so far apart that the Riemann sums do not bind.
+    draws = rng.normal(size=(1, 400, 4)) * np.array([1.5, 1.2, 1.0, 0.8]) + np.array([0.0, 9.0, 20.0, 40.0])
+    n, size = draws.shape[1], 1e-5
+
+    def value(draws):
+        return integrate(grid, draws, corrected, no_se).value[-1]
+
+    variance = 0.0
+    for k in range(4):
+        # A draw more, of little weight, moves the mean and the variance by its influence.
+        influence = np.empty(n)
+        mean, var = draws[0, :, k].mean(), draws[0, :, k].var()
+        for i, draw in enumerate(draws[0, :, k]):
+            moved = draws.copy()
+            new_mean, new_var = mean + size * (draw - mean), var + size * ((draw - mean) ** 2 - var)
+            moved[0, :, k] = new_mean + (draws[0, :, k] - mean) * np.sqrt(new_var / var)
+            influence[i] = (value(moved) - value(draws)) / size
+        variance += influence.var() / n
+    found = integrate(grid, draws, corrected, lambda inner, k: float(inner.std() / np.sqrt(n))).se[-1]
+    np.testing.assert_allclose(found, np.sqrt(variance), rtol=1e-3)
 
 
 def test_every_estimate_of_a_constant_likelihood_is_exact():
