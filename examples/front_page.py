@@ -222,9 +222,7 @@ def draw_alpha(path, num_powers):
 def main():
     """Draw the three figures and write the numbers of their captions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--small", action="store_true", help="a part of it, to a temporary folder"
-    )
+    parser.add_argument("--small", action="store_true", help="a part of it, to a temporary folder")
     parser.add_argument("--output", type=Path, help="folder; docs/results, or a temporary one if small")
     options = parser.parse_args()
     output = options.output or (Path(tempfile.mkdtemp()) if options.small else DOCS / "results")
