@@ -144,7 +144,6 @@ def test_a_stream_is_the_conjugate_regression_too(alpha):
     np.testing.assert_allclose(sd, deviation, rtol=1e-4)
 
 
-@pytest.mark.full
 def test_dictionaries_are_rows_with_zeros_for_what_is_absent():
     by_name, table = OnlineClassifier(), OnlineClassifier(stream=True)
     # More names than the first row has, and than columns to spare.
@@ -167,7 +166,6 @@ def test_dictionaries_are_rows_with_zeros_for_what_is_absent():
     assert by_name.states_[0].posterior.loc.shape == (5,)
 
 
-@pytest.mark.full
 def test_classes_that_come_late_are_as_if_known_from_the_start():
     labels = np.repeat(["a", "b", "c"], 4)
     x = np.arange(12.0)[:, None] % 5 + np.repeat([0.0, 3.0, 6.0], 4)[:, None]

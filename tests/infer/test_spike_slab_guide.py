@@ -423,6 +423,7 @@ def test_a_subsampling_plate_keeps_factors_for_all(key):
     assert jnp.all(jnp.isfinite(found.losses))
 
 
+@pytest.mark.full
 def test_each_draw_counts_as_a_step_of_the_schedule(key):
     x, y = correlated_data()
     seen = []

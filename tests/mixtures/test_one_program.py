@@ -78,6 +78,7 @@ def test_what_fills_up_changes_nothing_in_em(name, monkeypatch):
     np.testing.assert_allclose(filled.entropy, exact.entropy, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.full
 def test_a_family_is_compiled_once():
     component, key = nt.components.known_variance(4, prior_scale=10.0), jax.random.key(0)
     others = [jax.random.key(number) for number in range(4)]

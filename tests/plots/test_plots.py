@@ -134,3 +134,21 @@ def test_a_path_takes_two_axes(path):
     _, ax = plt.subplots()
     with pytest.raises(ValueError, match="two axes, got 1"):
         nt.plots.plot_path(path, axes=ax)
+
+
+def test_a_band_of_regret_ends_at_a_tenth_of_it_where_it_would_reach_0():
+    rounds, regret = np.array([1, 10, 100]), np.array([[50.0, 20.0, -1.0]])
+    columns = {
+        "regret": regret,
+        "regret_se": np.array([[5.0, 15.0, 1.0]]),
+        "bound": np.array([[90.0, np.nan, np.nan]]),
+    }
+    of_rule = {name: (("rule", "round"), values) for name, values in columns.items()}
+    ledger = xr.Dataset(of_rule, {"rule": ["ngvi"], "round": rounds})
+    ax = nt.plots.plot_regret(assemble({"regret": ledger}, {}))
+    np.testing.assert_array_equal(lines(ax)["ngvi"].get_ydata(), [50.0, 20.0, np.nan])
+    assert lines(ax)["ngvi, bound"].get_marker() == "_"
+    (band,) = ax.collections
+    corners = {(x, y) for x, y in band.get_paths()[0].vertices.tolist()}
+    assert {(1.0, 40.0), (1.0, 60.0), (10.0, 2.0), (10.0, 50.0)} <= corners
+    assert (ax.get_xscale(), ax.get_yscale(), ax.get_ylabel()) == ("log", "log", "regret")
