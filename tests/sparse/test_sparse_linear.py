@@ -11,6 +11,7 @@ import pytest
 import sparse_oracles as oracle
 from conftest import enable_x64, tiered
 from hypothesis import given, settings
+from numpyro import handlers
 from scipy.optimize import minimize
 from scipy.special import expit
 
@@ -30,6 +31,7 @@ from numpyro_tempered.sparse.ascent import (
     make_starts,
     unblock,
 )
+from numpyro_tempered.sparse.base import tempered_model
 
 ALPHAS = (0.25, 0.5, 1.0)
 LAMBDA, SLAB = 0.3, 1.2
@@ -117,6 +119,13 @@ def test_as_a_tempered_fit_it_has_the_parts_of_its_elbo():
     tempered = nt.sparse_as_tempered_fit(KEY, found, x, y, num_particles=100)
     assert tempered.alpha == 0.5
     assert tempered.elbo[:4] == pytest.approx(found.as_elbo()[:4], rel=1e-10)
+    # With an intercept, coefficients are of the columns less their means.
+    centre = x.mean(axis=0) + 1.0
+    shifted = found._replace(centre=centre, prior=found.prior._replace(intercept_scale=1.0))
+    values = {"coef": np.arange(6.0), "intercept": 2.0}
+    seeded = handlers.seed(handlers.substitute(tempered_model(shifted), values), KEY)
+    trace = handlers.trace(seeded).get_trace(x, y)
+    np.testing.assert_allclose(trace["eta"]["value"], 2.0 + (x - centre) @ np.arange(6.0), rtol=1e-10)
 
 
 @pytest.mark.usefixtures("x64")
