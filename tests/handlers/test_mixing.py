@@ -82,6 +82,15 @@ def test_mixing_of_other_values_than_the_first_is_seen():
         density(nt.marginalize(model), GIVEN, jnp.asarray(Y))
 
 
+def test_elements_that_change_places_in_a_table_are_mixed():
+    def turned(z):
+        table = jnp.reshape(z, (*z.shape[:-1], 2, 2))
+        return jnp.reshape(jnp.swapaxes(table, -1, -2), z.shape)
+
+    with pytest.raises(ValueError, match=r"at one element of plate 'n' depends on \['z'\].*DiscreteHMCGibbs"):
+        density(nt.marginalize(model_of(turned)), GIVEN, jnp.asarray(Y[:4]))
+
+
 def test_a_latent_that_depends_on_another_plate_element_is_refused():
     def model(y):
         with numpyro.plate("n", len(y)):
