@@ -17,7 +17,8 @@ from numpyro.infer.autoguide import (
 
 import numpyro_tempered as nt
 from numpyro_tempered.select.check.fits import fit_of
-from numpyro_tempered.select.check.target import law_of_guide
+from numpyro_tempered.select.check.reference import _candidate
+from numpyro_tempered.select.check.target import law_of_guide, target_of_fit
 
 KEY = jax.random.key(0)
 LOC, SCALE, DF = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, 0.1]), 6.0
@@ -98,6 +99,20 @@ def test_the_fit_of_a_stream_is_that_of_its_state():
         np.testing.assert_allclose(
             np.diag(law.cov), np.square(state.posterior.scale)[jnp.array(BY_NAME)], rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("is_heavy", [False, True])
+def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
+    guide, params, cov = LAWS["AutoMultivariateNormal"]
+    params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
+    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    loc, cov = LOC[BY_NAME], cov[np.ix_(BY_NAME, BY_NAME)]
+    draws = _candidate(KEY, loc, cov, target_of_fit(fit), 4000, is_heavy=is_heavy).draws
+    np.testing.assert_allclose(draws.law.loc, loc)
+    sd = np.sqrt(np.diag(draws.law.cov))
+    # Of 7 degrees of freedom the standard error of a variance by 4000 draws is a twenty-fifth of it.
+    np.testing.assert_allclose(np.cov(draws.flat.T / sd[:, None]), draws.law.cov / np.outer(sd, sd), atol=0.16)
+    assert (draws.law.df is None) != is_heavy
 
 
 def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
