@@ -1,9 +1,13 @@
 """Settings and fixtures shared by the tests."""
 
 import contextlib
+import datetime
 import gc
+import importlib.util
 import resource
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import jax
 import pytest
@@ -17,6 +21,19 @@ def pytest_configure(config):
     """Keep compiled programs between runs and between workers."""
     caches = config.pluginmanager.hasplugin("cacheprovider")
     quick_compilation.keep_programs(config.cache.mkdir("jax") if caches else None)
+    if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None):
+        stamp_notice_of_arviz()
+
+
+def stamp_notice_of_arviz():
+    """ArviZ 0.23 stamps its notice of the day in a cache folder: workers that do so at once fail to import it."""
+    if importlib.util.find_spec("arviz") is None or not version("arviz").startswith("0."):
+        return
+    from platformdirs import user_cache_dir
+
+    folder = Path(user_cache_dir("arviz", "arviz"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "daily_warning").write_text(datetime.date.today().isoformat())
 
 
 def pytest_collection_finish():
