@@ -30,9 +30,8 @@ GROUPS = {
     "missing": {"numpyro_tempered.mixtures.array"},
     "matrices": {"numpyro_tempered.ppca.driver", "numpyro_tempered.sparse.ascent"},
 }
-# The dearest are made of what the others lower too.
-TIERS = {"online": (), **dict.fromkeys(("svi", "alpha", "families", "missing"), pytest.mark.slow)}
-CASES = [pytest.param(group, marks=TIERS.get(group, pytest.mark.full)) for group in GROUPS]
+UNIT = {"online"}
+CASES = [pytest.param(group, marks=() if group in UNIT else pytest.mark.full) for group in GROUPS]
 
 
 def lowered(group):

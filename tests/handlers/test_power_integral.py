@@ -174,7 +174,6 @@ def test_a_power_without_an_integral_is_infinite():
         dist.NegativeBinomial2(3.0, 2.0),
         dist.MixtureSameFamily(dist.Categorical(jnp.array([0.5, 0.5])), dist.Normal(jnp.array([0.0, 1.0]), 1.0)),
         dist.Dirichlet(jnp.ones(3)),
-        dist.Dirichlet(jnp.ones((3, 3))),
         dist.ZeroInflatedPoisson(0.5, 2.0),
         dist.TwoSidedTruncatedDistribution(dist.Laplace(0.0, 1.0)),
         dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.ExpTransform()),

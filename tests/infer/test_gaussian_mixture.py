@@ -193,7 +193,7 @@ def test_more_modes_than_components_warn():
     np.testing.assert_allclose(np.exp(fit.convergence.posterior.logits), 0.25, atol=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_density_without_a_mode_has_a_mixture_too():
     """The centred eight schools: the mixture is nearer to the funnel than one Gaussian is."""
     y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])

@@ -133,8 +133,10 @@ def clusters(kind):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", COVARIANCES)
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "kind", [each if each == "tied" else pytest.param(each, marks=pytest.mark.slow) for each in COVARIANCES]
+)
 def test_the_shape_of_the_clusters_is_selected(kind):
     x = clusters(kind)
     choice = select(x, shapes_of(x), num_components=range(1, 4))

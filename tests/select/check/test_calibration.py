@@ -343,7 +343,7 @@ def test_ranks_of_an_exact_family_are_uniform(exact_family):
         assert stats.chisquare(counts).pvalue > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ranks_of_a_full_covariance_are_uniform_and_those_of_a_mean_field_too_narrow():
     full = nt.table(check(correlated, AutoMultivariateNormal, np.zeros(2)))
     assert list(full["verdict"]) == ["no sign of error"] * 3

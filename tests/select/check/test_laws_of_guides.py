@@ -1,5 +1,7 @@
 """The law that is read of a guide, and the fit that is read of a result."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,12 +120,7 @@ def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
 def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
     fit = nt.TemperedFit(model, model, {}, 1.0, None, None, {}, (Y,), {}, KEY)
 
-    class Choice:
-        pass
-
-    choice = Choice()
-    choice.fit = fit
-    assert fit_of(KEY, choice, (), {}) is fit
+    assert fit_of(KEY, SimpleNamespace(fit=fit), (), {}) is fit
     with pytest.raises(
         TypeError, match=r"^check_fit takes a TemperedFit.*got int, which has no guide with a density\.$"
     ):
