@@ -26,8 +26,12 @@ def pytest_configure(config):
 
 
 def stamp_notice_of_arviz():
-    """ArviZ 0.23 stamps its notice of the day in a cache folder: workers that do so at once fail to import it."""
-    if importlib.util.find_spec("arviz") is None or not version("arviz").startswith("0."):
+    """ArviZ 0.23 stamps its notice of the day in a cache folder: workers that do so at once fail to import it.
+
+    Those of its releases that do so install platformdirs.
+    """
+    found = all(importlib.util.find_spec(name) for name in ("arviz", "platformdirs"))
+    if not (found and version("arviz").startswith("0.")):
         return
     from platformdirs import user_cache_dir
 
