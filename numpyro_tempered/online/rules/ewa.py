@@ -114,7 +114,7 @@ def ewa_grid(points: ArrayLike, step_size: rules.StepSize | None = None) -> rule
         def update(evaluation: Evaluation, state: rules.OnlineState) -> rules.OnlineState:
             return rules.advance(state, state.posterior)
 
-        return rules.Rule(init, update, curvature="none", name="point", point=True, calibrated=False)
+        return rules.Rule(init, update, curvature="none", name="point", calibrated=False)
 
     rule = aggregate(grid(constant, index=range(len(thetas))), learning_rate=step_size)
     return rule._replace(name="ewa_grid")

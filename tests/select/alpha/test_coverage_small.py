@@ -4,6 +4,7 @@ import math
 
 import alpha_oracles as oracle
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import enable_x64
@@ -12,6 +13,8 @@ from test_known_answers import KEY, PRIOR_SD, regression
 
 import numpyro_tempered as nt
 from numpyro_tempered.select.alpha.base import Draws, Task
+from numpyro_tempered.select.alpha.coverage import summarise
+from numpyro_tempered.select.alpha.coverage_report import _share
 from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage
 
@@ -132,3 +135,10 @@ def test_advice_on_coverage_names_the_parameter_that_is_covered_least():
     assert advise_on_coverage(0.31, powers).endswith("there is no better power for coverage.")
     alone = Powers(*(part[:1] for part in powers[:5]), powers.joint)
     assert "those of" not in advise_on_coverage(0.5, alone).split(":")[0]
+
+
+def test_the_sd_of_a_fit_is_that_of_a_sample():
+    draws = {"theta": jnp.array([[1.0], [2.0], [6.0], [3.0]])}
+    refits = summarise(draws, None, np.array([0.5]))
+    np.testing.assert_allclose(refits.sd, [np.std([1.0, 2.0, 6.0, 3.0], ddof=1)], rtol=1e-6)
+    assert _share(np.array([0.9]), np.array([0.3]), 0) == "90% +- 30.0%"

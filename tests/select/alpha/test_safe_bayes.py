@@ -11,6 +11,7 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_tempered as nt
 from numpyro_tempered.select.alpha.base import Task
 from numpyro_tempered.select.alpha.dependence import Dependence
+from numpyro_tempered.select.alpha.online import Streams
 from numpyro_tempered.select.alpha.safe_bayes import block_edges, judge, places
 
 ALPHAS = np.array([0.1, 0.5, 1.0])
@@ -159,6 +160,29 @@ def test_an_online_rule_is_refitted_at_every_datum(key, alphas):
     assert choice.fit.count == len(y)
     # The state handed over is that of the chosen alpha, in the order of the data.
     np.testing.assert_allclose(choice.fit.posterior.loc, posterior(y, choice.alpha)[0], rtol=1e-4)
+
+
+def test_all_that_a_round_takes_is_put_in_its_order(key):
+    """A regression on rows of two features: the stream in another order is that of data in this order."""
+    y = location_data()[:12]
+    x = np.random.default_rng(0).normal(size=(12, 2))
+
+    def of_rows(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        eta = numpyro.deterministic("eta", x @ theta)
+        with numpyro.plate("n", len(y)):
+            numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+
+    def online(model):
+        exact = nt.expectations.gauss_hermite(predictor="eta")
+        return nt.OnlineVI(model, nt.guides.AutoOnlineDiagonalNormal, nt.online.ngvi(), exact)
+
+    def losses(order, *data):
+        task = Task(of_rows, key, tuple(jnp.asarray(part, jnp.float32) for part in data), {})
+        return Streams(key, task, online, online(of_rows), np.ones(1)).losses(order).expected
+
+    order = np.roll(np.arange(12)[::-1], 3)
+    np.testing.assert_array_equal(losses(order, x, y), losses(np.arange(12), x[order], y[order]))
 
 
 @pytest.mark.full

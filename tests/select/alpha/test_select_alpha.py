@@ -144,7 +144,6 @@ def test_what_no_criterion_looks_at_is_not_fitted(key):
     assert len(nt.table(choice.data)) == 11
 
 
-@pytest.mark.full
 def test_nuts_with_an_alpha_that_is_named(key):
     choice = nt.select_alpha(
         key,

@@ -19,7 +19,7 @@ from numpyro.infer.autoguide import (
 
 import numpyro_tempered as nt
 from numpyro_tempered.select.check.fits import fit_of
-from numpyro_tempered.select.check.reference import _candidate
+from numpyro_tempered.select.check.reference import _candidate, cover
 from numpyro_tempered.select.check.target import law_of_guide, target_of_fit
 
 KEY = jax.random.key(0)
@@ -129,3 +129,18 @@ def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
         ValueError, match=r"^a TemperedFit holds its data: .*without further values or options\.$"
     ):
         fit_of(KEY, fit, (Y,), {})
+
+
+def test_a_cover_of_draws_alone_begins_at_their_moments():
+    """Of a fit without a law, such as one by hand, at a mean that has no curvature."""
+    guide, params, cov = LAWS["AutoMultivariateNormal"]
+    params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
+    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    target = target_of_fit(fit)
+    # The posterior, a Gaussian whose precision is that of the prior and of four sums.
+    exact = np.linalg.inv(np.eye(3) + 4.0 * np.ones((3, 3)))
+    start = _candidate(KEY, np.zeros(3), exact, target, 1000, is_heavy=False).draws._replace(law=None)
+    covers = cover(KEY, start, target, None)
+    # Twice the standard error of draws.
+    np.testing.assert_allclose(covers.draws.law.loc, np.zeros(3), atol=2.0 / np.sqrt(1000))
+    assert covers.divergences.pareto_k < 0.5
