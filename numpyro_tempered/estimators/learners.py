@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.precision import double_precision, matmul
-from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.typing import Array, PyTree
 from numpyro_tempered.core.warn import warn_caller
 from numpyro_tempered.estimators.base import on_host
@@ -44,10 +43,9 @@ BLOCK = 4096
 LOGISTIC = logistic()
 # Of weight 1/2 that of Gaussian noise, without its constant, beside which small residuals have no digits.
 GAUSSIAN = squared()
-running = one_for_equal(partial(standardise, intercept=0))
+running = partial(standardise, intercept=0)
 
 
-@one_for_equal
 def weighted(expectation: Expectation) -> Expectation:
     """Return the expectation on data ``(x, weight, y)``: the weight of a row is a power on its likelihood."""
     of_u: PredictorLoss = expectation.of_predictor  # type: ignore[assignment]

@@ -9,7 +9,6 @@ import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_record, describe, key_first
 from numpyro_tempered.core.display import add_repr
-from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike
 from numpyro_tempered.gaussian.expectations.base import Expectation, Predictors, PredictorsAt, standard_deviation
@@ -206,7 +205,6 @@ class Answer(NamedTuple):
         return draw_of(self.at, rng_key, state, *inputs, features=self.features)  # type: ignore[arg-type]
 
 
-@one_for_equal
 def predictors_of(expectation: Expectation) -> PredictorsOf:
     """The predictors of inputs, which have features on their last axis, for a bare loss.
 

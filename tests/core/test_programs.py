@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import numpyro_tempered as nt
 from numpyro_tempered.core import operations, programs
 from numpyro_tempered.core.batching import compiled_map
 from numpyro_tempered.core.programs import compile_once, run_program, share_trace, trace_once
@@ -291,6 +292,24 @@ def test_a_traced_function_compiles_ahead_in_its_own_time():
     COMPILED.clear()
     np.testing.assert_array_equal(again(np.ones(5, np.float32)), first)
     assert not COMPILED
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nt.online.oga(0.1),
+        lambda: nt.online.oga_el(0.1, box=nt.online.Box(20.0, 1.0)),
+        lambda: nt.online.sva(0.1),
+        lambda: nt.online.svb(0.1),
+        lambda: nt.online.ngvi(),
+        lambda: nt.online.rvga(),
+        lambda: nt.expectations.logistic(30),
+        lambda: nt.expectations.gauss_hermite(predictor="eta", num_nodes=9),
+        lambda: nt.online.ewa(0.1),
+    ],
+)
+def test_what_is_made_anew_from_equal_arguments_is_the_same_and_compiles_nothing(make):
+    assert make() is make()
 
 
 def test_equal_arguments_without_functions_make_one_value():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import numpyro_tempered as nt
 from numpyro_tempered.estimators import OnlineClassifier, OnlineRegressor
-from numpyro_tempered.estimators.scales import Scales
+from numpyro_tempered.estimators.scales import Scales, move
 
 BOTH = pytest.mark.parametrize("kind", [OnlineClassifier, OnlineRegressor])
 NAMES = ["height", "income"]
@@ -112,6 +113,38 @@ def test_the_scales_of_a_row_do_not_depend_on_how_rows_are_cut(most):
     one_by_one = of_each(1)
     np.testing.assert_array_equal(of_each(most), one_by_one)
     assert len(np.unique(one_by_one[:, 1], axis=0)) == 4
+
+
+def test_rows_that_go_past_the_first_ones_are_all_counted():
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    whole = Scales.start(3).add(rows)
+    for stops in ([5], [5, 16], [15, 17, 30]):
+        scales = Scales.start(3)
+        for piece in np.split(rows, stops):
+            scales = scales.add(piece)
+        for ours, expected in zip(scales, whole, strict=True):
+            np.testing.assert_array_equal(ours, expected)
+    assert whole.count == 40
+
+
+def test_a_diagonal_posterior_moves_to_other_scales_coefficient_by_coefficient():
+    """Evidence and precision times mean change as the coefficient does; the intercept is at the new location."""
+    old, new = (
+        SimpleNamespace(loc=np.array(loc), scale=np.array(scale))
+        for loc, scale in (([0.0, 1.0, -2.0], [1.0, 2.0, 0.5]), ([0.0, 4.0, 1.0], [1.0, 5.0, 0.2]))
+    )
+    loc, root = np.array([0.7, -1.5, 0.3]), np.array([0.3, 0.2, 0.9])
+    before, after = np.array([10.0, 1.0, 2.0]), np.array([9.0, 3.0, 1.0])
+    ours = move(loc, root, before, after, old, new)
+    evidence = 1 / root**2 - 1 / before**2
+    slopes = []
+    for j, factor, offset in ((1, 2.0 / 5.0, 3.0 / 5.0), (2, 0.5 / 0.2, 3.0 / 0.2)):
+        precision = 1 / after[j] ** 2 + factor**2 * evidence[j] + offset**2 * evidence[0]
+        slopes.append(factor * loc[j] / root[j] ** 2 / precision)
+        np.testing.assert_allclose(ours.root[j], precision**-0.5, rtol=1e-12)
+    np.testing.assert_allclose(ours.root[0], (1 / after[0] ** 2 + evidence[0]) ** -0.5, rtol=1e-12)
+    np.testing.assert_allclose(ours.loc, [0.7 + slopes[0] * 3 / 5 + slopes[1] * 3 / 0.2, *slopes], rtol=1e-12)
+    assert ours.energy == 0.0
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])

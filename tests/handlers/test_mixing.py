@@ -16,6 +16,7 @@ from scipy import stats
 from tempered_models import density, trace_of
 
 import numpyro_tempered as nt
+from numpyro_tempered.handlers.mixing import _may_mix
 
 pytest.importorskip("funsor")
 
@@ -80,6 +81,28 @@ def test_mixing_of_other_values_than_the_first_is_seen():
         ValueError, match=r"^the log-probability.*at other elements.*the latents by DiscreteHMCGibbs"
     ):
         density(nt.marginalize(model), GIVEN, jnp.asarray(Y))
+
+
+@pytest.mark.parametrize(
+    ("function", "may_mix"),
+    [
+        (lambda z: jnp.exp(-jnp.sqrt(z)) * 2.0, False),
+        (jnp.sum, True),
+        (jax.jit(lambda z: z * 2.0), False),
+        (lambda z: jax.jit(jnp.cumsum)(z)[0], True),
+        (lambda z: z + jax.jit(jnp.sum)(jnp.arange(3.0)), False),
+        (lambda z: jax.jit(lambda a, b: a + jnp.sum(b))(z, jnp.arange(3.0)), False),
+        (lambda z: jax.jit(lambda a, b: a + jnp.sum(b))(jnp.arange(3.0), z), True),
+        (lambda z: jnp.arange(9.0)[z.astype(int)], False),
+        (lambda z: z[jnp.array([2, 0, 1])], True),
+        (lambda z: z[:, None] * jnp.ones((1, 2)), False),
+        (lambda z: jnp.reshape(z, (3, 1)), False),
+        (lambda z: jnp.reshape(jnp.broadcast_to(z, (2, 3)), (3, 2)), True),
+    ],
+)
+def test_what_works_by_element_is_not_looked_at_further(function, may_mix):
+    jaxpr = jax.make_jaxpr(function)(jnp.ones(3)).jaxpr
+    assert _may_mix(jaxpr, jaxpr.invars) == may_mix
 
 
 def test_elements_that_change_places_in_a_table_are_mixed():

@@ -1141,6 +1141,8 @@ def test_which_losses_depend_on_the_predictor_of_another(n, outputs):
     verdicts = jax.jit(lambda u: [_depend_on_others(losses, u) for losses in (own, felt_by_the_next)])
     u = np.random.default_rng(0).normal(size=(n, *outputs)).astype(np.float32)
     assert [bool(verdict) for verdict in verdicts(u)] == [False, True]
+    # Each pair of few data; of many no square matrix.
+    assert (f"[1,{n},{n}" in str(jax.make_jaxpr(verdicts)(u))) == (n == 6)
 
 
 def test_pandas_arguments(x64):

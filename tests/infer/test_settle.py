@@ -1,6 +1,7 @@
 """fit_svi from the mode, in coordinates of the curvature there, until its ELBO has settled."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from scipy import optimize
 import numpyro_tempered as nt
 from numpyro_tempered.infer import settle
 from numpyro_tempered.infer.antithetic import Antithetic, mirror
+from numpyro_tempered.infer.averaged_adam import Settled
 from numpyro_tempered.infer.coordinates import Coordinates, at_the_mode, frame_of
 from numpyro_tempered.infer.mode import Mode, find_mode
 from numpyro_tempered.infer.settle import Convergence, warn_unless_settled
@@ -210,6 +212,18 @@ def test_one_step_ends_at_the_mode_of_a_quadratic():
     assert int(mode.num_iterations) <= 2
 
 
+def test_the_best_run_is_the_lowest_of_those_that_ended():
+    def run(value):
+        start = SimpleNamespace(
+            guide=value, at_mode=False, coordinates=SimpleNamespace(to_params=lambda z: {"z": z})
+        )
+        return start, Settled(jnp.array(value), np.array(value), np.ones(9), True, *[np.array(0.1)] * 4)
+
+    guide, params, _, evidence = settle._best_of([run(value) for value in (np.nan, 7.0, 5.0, 5.001)], 0.05)
+    assert guide == params["z"] == 5.0
+    assert evidence.optima == (-5.0, -7.0)
+
+
 def test_steps_end_where_they_move_by_rounding():
     """In float32, far from 0: the gradient does not fall further, and the value is as low as it can be."""
     y = jnp.asarray(2000.0 + np.random.default_rng(0).normal(size=50), jnp.float32)
@@ -356,6 +370,41 @@ def test_a_model_may_take_objects():
     y = jnp.asarray(rng.normal(np.repeat([0.0, 5.0, 9.0], 10), 1.0), float)
     fit = nt.fit_svi(KEY, levels, AutoNormal, y, group, {"sd": 1.0, "what": object()})
     np.testing.assert_allclose(fit.params["means_auto_loc"], np.array(y).reshape(3, 10).mean(1), atol=0.2)
+
+
+def test_the_second_start_too_has_the_loss_that_was_asked_for(monkeypatch):
+    """Where the mode is not worth its steps."""
+    losses = []
+
+    def descent_of(*_, loss, num_steps):
+        losses.append(loss)
+        if len(losses) == 4:
+            raise StopIteration
+        return None, None
+
+    def start_of(key, model, guide, args, kwargs, *, loss, at_mode=True):
+        losses.append(loss)
+        return settle.Start(guide, None, at_mode=at_mode)
+
+    monkeypatch.setattr(settle, "start_of", start_of)
+    monkeypatch.setattr(settle, "_descent", descent_of)
+    monkeypatch.setattr(settle, "is_worth_its_steps", lambda *_: [False])
+    for of_fit in (None, Antithetic(3)):
+        losses.clear()
+        with pytest.raises(StopIteration):
+            settle.settle(
+                KEY,
+                None,
+                lambda: None,
+                (),
+                {},
+                loss=of_fit,
+                num_steps=9,
+                num_restarts=1,
+                tolerance=0.05,
+                progress_bar=False,
+            )
+        assert losses == [of_fit] * 4
 
 
 @pytest.mark.full

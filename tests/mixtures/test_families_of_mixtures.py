@@ -14,6 +14,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures import orders
 from numpyro_tempered.mixtures.comparison import comparison_dataset
 from numpyro_tempered.mixtures.measure import measures_of
 from numpyro_tempered.report.arviz import assemble, group
@@ -227,6 +228,25 @@ def test_prior_weights_of_pairs_are_a_probability():
         check_pair_prior(names, numbers, {("a", 1): -1.0})
     with pytest.raises(ValueError, match=r"^the prior weights.*sum to 6.*pass logarithms"):
         check_pair_prior(names, numbers, dict.fromkeys(by_pair, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("families", "log_prior", "weights"),
+    [
+        (["a", "b"], {("a", 1): -2.0, ("a", 2): -3.0, ("b", 1): -4.0, ("b", 2): -5.0}, [-2.0, -3.0, -4.0, -5.0]),
+        (["a", "b"], nt.dyadic, np.log([1 / 4, 1 / 8, 1 / 4, 1 / 8])),
+        ([None], {1: -2.0, 2: -3.0}, [-2.0, -3.0]),
+    ],
+    ids=["pairs", "shared", "one family"],
+)
+def test_the_prior_is_one_of_pairs_where_families_are_several(families, log_prior, weights, monkeypatch):
+    monkeypatch.setattr(
+        orders, "fit_orders", lambda key, x, component, numbers, **_: (dict.fromkeys(numbers), None)
+    )
+    components = {name: nt.components.gaussian(1) for name in families}
+    found = orders.fit_models(KEY, None, components, {}, [1, 2], log_prior, label_multiplicity=False)
+    assert found[0] == {name: {1: None, 2: None} for name in families}
+    np.testing.assert_allclose(found[1], weights)
 
 
 def test_a_table_has_the_pairs_that_there_are():

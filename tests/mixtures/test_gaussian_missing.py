@@ -14,7 +14,7 @@ from scipy.special import digamma, logsumexp, softmax
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.components import gaussian_missing
-from numpyro_tempered.mixtures.components.gaussian import gaussian
+from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 
 ALPHA, A = 0.5, 0.75
@@ -183,6 +183,18 @@ def test_e1_is_above_the_objective_and_that_of_draws_by_scipy():
     values = ALPHA * np.array(values) - kl
     se = np.hypot(values.std(ddof=1) / np.sqrt(len(values)), ours.bound.se)
     assert abs(values.mean() - ours.bound.value) < 5 * se
+
+
+def test_the_density_of_a_row_is_the_marginal_of_what_it_has(x64):
+    m, kappa, df = np.array([[1.0, -0.5, 0.0], [0.0, 2.0, 1.0]]), np.array([0.5, 7.0]), np.array([6.0, 4.5])
+    psi = np.stack([PSI, PSI[::-1, ::-1]])
+    x = X[np.unique(np.isnan(X), axis=0, return_index=True)[1]]
+    freedom = df - D + 1
+    scale = psi * ((1 + 1 / kappa) / freedom)[:, None, None]
+    expected = observed_log_density(x, m, scale, stats.multivariate_t.logpdf, df=freedom)
+    found = jax.jit(gaussian_missing.log_predictive)(NormalWishart(m, kappa, df, psi), x.T)
+    assert len(x) > 5
+    np.testing.assert_allclose(found, expected.T, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.full

@@ -74,9 +74,12 @@ def test_each_batch_is_a_step_from_the_factors_before_it(kind, key, x64):
         first, density = rule.update(start, one, weight)
         second, last = rule.update(first, two)
         held_out = rule.log_density(second, one, weight)
-        return rule.factors(first), rule.factors(second), second, (density, last, held_out)
+        others = [
+            rule.update(second, batch, weight)[0] for batch, weight in ((one, 0.0 * weight), (two / 0.0, weight))
+        ]
+        return rule.factors(first), rule.factors(second), second, others, (density, last, held_out)
 
-    *factors, state, densities = run(key, *BATCHES, WEIGHT)
+    *factors, state, others, densities = run(key, *BATCHES, WEIGHT)
     after = averages(BATCHES[0], WEIGHT, np.eye(2)[LABELS])
     expected = []
     for k, weight in enumerate((WEIGHT, np.ones(8))):
@@ -87,6 +90,10 @@ def test_each_batch_is_a_step_from_the_factors_before_it(kind, key, x64):
     expected.append(np.average(logsumexp(last, axis=1), weights=WEIGHT))
     np.testing.assert_allclose(densities, expected, rtol=1e-9)
     assert (int(state.num_steps), int(state.rejected)) == (2, 0)
+    # A batch without a row, and one that is not finite, leave what there is; the second is counted.
+    for other, rejected in zip(others, (0, 1), strict=True):
+        assert int(other.rejected) == rejected
+        jax.tree.map(np.testing.assert_array_equal, other._replace(rejected=state.rejected), state)
     np.testing.assert_allclose(state.total_weight.value, WEIGHT.sum() + 8.0, rtol=1e-12)
 
 

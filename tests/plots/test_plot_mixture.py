@@ -11,7 +11,7 @@ from numpyro_tempered.mixtures.components.known_variance import NormalMean
 from numpyro_tempered.mixtures.components.poisson import GammaRate
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
 from numpyro_tempered.mixtures.result import MixtureFit
-from numpyro_tempered.report.arviz import assemble
+from numpyro_tempered.report.arviz import assemble, group
 
 matplotlib.use("agg")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -171,6 +171,10 @@ def test_a_path_shows_the_numbers_selected_and_the_criterion_over_alpha(path):
     assert curves["0.1"].get_color() != curves["1"].get_color()
     assert right.get_ylim() == (-60.0, 3.0)
     assert right.get_legend().get_title().get_text() == "alpha"
+    alone = group(path, "num_components_path").isel(alpha=[1])
+    alone = alone.to_dataset() if hasattr(alone, "to_dataset") else alone
+    _, right = nt.plots.plot_num_components_path(assemble({"num_components_path": alone}, {}))
+    assert [line.get_label() for line in right.get_lines()] == ["1"]
 
 
 def test_a_path_takes_its_own_result_and_two_axes(path):

@@ -14,15 +14,16 @@ import pandas as pd
 import pytest
 from conftest import enable_x64, tiered
 from hypothesis import given, settings
+from numpyro.infer.util import log_density
 from scipy.integrate import quad
 from scipy.special import digamma, gammaln, logsumexp
-from scipy.stats import gamma, multivariate_normal
+from scipy.stats import gamma, multivariate_normal, norm
 
 from numpyro_tempered import ppca
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.ppca import base, bound, driver, updates
 from numpyro_tempered.ppca.base import Target, as_rows, in_double
-from numpyro_tempered.ppca.model import exact_log_density
+from numpyro_tempered.ppca.model import exact_log_density, numpyro_model
 
 ALPHAS = (0.1, 0.5, 1.0)
 N, D, K = 8, 3, 2
@@ -1004,3 +1005,26 @@ def test_selections_tracers_and_one_number_are_refused(key, fitted):
         ppca.select_num_factors(key, GOOD, 4)
     with pytest.raises(TypeError, match=r"x is traced, and nt\.ppca reads it on the host.*vmap and grad"):
         jax.jit(lambda x: ppca.fit(key, x, num_factors=1).elbo)(GOOD)
+
+
+@pytest.mark.parametrize("ard", [True, False])
+def test_the_numpyro_model_is_the_one_of_the_formulas(ard, x64):
+    """Its joint density at some values, by scipy, with entries missing."""
+    rng = np.random.default_rng(0)
+    prior = ppca.prior(scale=3.0)._replace(mean=np.array([1.0, -2.0, 0.5]), loading_precision=0.3)
+    x = rng.normal(size=(4, D))
+    x[0, 1] = x[2, 0] = np.nan
+    values = {"noise_precision": 0.7, "loadings": rng.normal(size=(D, K)), "mean": rng.normal(size=D)}
+    precision = np.full(K, 0.3)
+    expected = gamma.logpdf(0.7, prior.noise_shape, scale=1 / prior.noise_rate)
+    if ard:
+        values["loading_precision"] = precision = np.array([0.4, 2.0])
+        expected += gamma.logpdf(precision, prior.ard_shape, scale=1 / prior.ard_rate).sum()
+    expected += norm.logpdf(values["loadings"], 0.0, precision**-0.5).sum()
+    expected += norm.logpdf(values["mean"], prior.mean, prior.mean_scale).sum()
+    covariance = values["loadings"] @ values["loadings"].T + np.eye(D) / 0.7
+    for row in x:
+        o = ~np.isnan(row)
+        expected += multivariate_normal.logpdf(row[o], values["mean"][o], covariance[np.ix_(o, o)])
+    found, _ = log_density(numpyro_model(prior, K, ard, missing=True), (jnp.asarray(x),), {}, values)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)

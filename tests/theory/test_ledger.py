@@ -132,6 +132,12 @@ def test_the_standard_error_over_rounds_covers():
     assert abs(np.mean(inside) - 0.9545) < 5 * np.sqrt(0.9545 * 0.0455 / 2000)
 
 
+def test_the_standard_error_of_large_differences_keeps_its_digits():
+    differences = 1e8 + np.random.default_rng(0).normal(size=(1, 1, 200))
+    _, se = _paired(differences, np.ones(differences.shape, bool))
+    np.testing.assert_allclose(se[0, -1], np.sqrt(200) * differences.std(ddof=1), rtol=1e-6)
+
+
 def test_rejected_rounds_count_for_nobody_and_void_the_bound():
     at_mean = np.array([1.0, np.nan, 2.0, np.inf])
     losses = {"a": Losses(at_mean, np.array([2.0, 7.0, 3.0, 7.0])), "b": Losses(np.ones(4), np.ones(4))}

@@ -1,6 +1,7 @@
 """Rényi divergences against integrals and sums, and the inequalities between them."""
 
 import math
+from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,15 @@ def test_close_gaussians_keep_their_digits(order):
     in_plane = bounds.renyi_gaussian(order, [shift, 0.0], cov, [0.0, 0.0], np.eye(2))
     np.testing.assert_allclose(in_plane, 0.5 * order * (shift**2 + 4 * widen**2), rtol=1e-5)
     assert bounds.renyi_normal(order, 0.3, 2.0, 0.3, 2.0) == 0.0
+
+
+@pytest.mark.parametrize(("order", "sd"), [(1e-9, 1e-8), (1e9, math.sqrt(1.0 - 1e-12))])
+def test_orders_far_from_1_keep_their_digits(order, sd):
+    a, shift = Decimal(order), Decimal(1)
+    variance = Decimal(sd) ** 2
+    mixed = a + (1 - a) * variance
+    exact = (a * shift**2 / mixed + mixed.ln() / (1 - a) - variance.ln()) / 2
+    np.testing.assert_allclose(bounds.renyi_normal(order, 1.0, sd, 0.0, 1.0), float(exact), rtol=1e-11)
 
 
 def test_orders_above_1_are_infinite_where_the_tails_are():

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_tempered.core.checks import check_count, check_number, check_record, is_traced
-from numpyro_tempered.core.programs import one_for_equal
 from numpyro_tempered.core.rows import stream_arrays
 from numpyro_tempered.core.typing import Array, ArrayLike, PyTree, Scalar
 from numpyro_tempered.gaussian.descent import Method, natural_gradient
@@ -53,7 +52,6 @@ class Partitioned(NamedTuple):
     damping: Scalar
 
 
-@one_for_equal
 def partitioned(
     expectation: Expectation,
     *,

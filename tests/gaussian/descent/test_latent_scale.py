@@ -164,8 +164,13 @@ def test_more_scales_than_a_product_rule_takes_are_drawn(x64):
     assert np.all(np.abs(draws.mean(axis=0) - exact) < 4.0 * spread + 1e-9)
     # The residuals are integrated: draws of all five coordinates would be noisier by far.
     assert np.all(spread < 0.02 * np.abs(exact).max())
-    z, _ = shared_nodes(np.arange(3), 10).nodes(KEY)
-    np.testing.assert_allclose(jnp.sum(z, axis=0), 0.0, atol=1e-12)
+
+
+def test_draws_of_many_scales_are_antithetic_and_weigh_the_same():
+    z, weights = shared_nodes(np.arange(3), 10).nodes(KEY)
+    assert z.shape == (10, 3)
+    np.testing.assert_allclose(weights, np.full(10, 0.1), rtol=1e-6)
+    np.testing.assert_array_equal(z[5:], -z[:5])
 
 
 def optimum(energy, d):

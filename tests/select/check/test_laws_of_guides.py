@@ -133,7 +133,7 @@ def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
 
 def test_a_cover_of_draws_alone_begins_at_their_moments():
     """Of a fit without a law, such as one by hand, at a mean that has no curvature."""
-    guide, params, cov = LAWS["AutoMultivariateNormal"]
+    guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
     fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
     target = target_of_fit(fit)
