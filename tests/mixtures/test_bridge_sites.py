@@ -1,5 +1,7 @@
 """The NumPyro model, guide and polish of mixtures, whose factors are given: against SciPy's densities."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,9 @@ import numpyro_tempered as nt
 from numpyro_tempered.mixtures.bridges import polish as polish_module
 from numpyro_tempered.mixtures.components.gaussian import NormalWishart
 from numpyro_tempered.mixtures.components.known_variance import NormalMean
+from numpyro_tempered.mixtures.components.product import _parameters_of
 from numpyro_tempered.mixtures.factors import Factors, MixtureProblem
-from numpyro_tempered.mixtures.result import MixtureFit
+from numpyro_tempered.mixtures.result import MixtureFit, _dims
 
 ALPHA, WEIGHT = 0.4, np.array([1.0, 2.0, 0.0, 0.5, 3.0, 1.5])
 SHARES, CONCENTRATION = np.array([0.3, 0.7]), np.array([0.75, 1.5])
@@ -92,6 +95,36 @@ def sites_of(guide, values):
         return {site: {n: getattr(fn, n) for n in names if hasattr(fn, n)} for site, fn in bases.items()}
 
     return arguments(values), shapes
+
+
+@pytest.mark.parametrize(
+    ("component", "x", "expected"),
+    [
+        (
+            nt.components.gaussian(3),
+            X[[0, 2, 5]],
+            {"loc": ["component", "feature"], "precision": ["component", "feature", "other_feature"]},
+        ),
+        (nt.components.known_variance(3), X[[0, 2, 5]], {"loc": ["component", "feature"]}),
+        (
+            nt.components.categorical([4, 4]),
+            np.array([[0.0, 3.0], [1.0, 2.0]]),
+            {"probs": ["component", "feature", "level"]},
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_dimensions_of_sites_have_names(component, x, expected):
+    model = nt.mixtures.numpyro_model(component, 2)
+    fit = SimpleNamespace(model=model, rng_key=jax.random.key(0), args=(jnp.asarray(x, jnp.float32),), kwargs={})
+    assert _dims(fit) == {"weights": ["component"], "x": ["row", "feature"], **expected}
+
+
+def test_names_of_sites_are_those_of_the_part_they_begin_with():
+    parts = tuple(SimpleNamespace(name=name) for name in ("a", "a_b", "c"))
+    parameters = {"a_loc": 1, "a_b_loc": 2, "c_loc": 3, "a_b_scale": 4}
+    found = [_parameters_of(parameters, part, parts) for part in parts]
+    assert found == [{"loc": 1}, {"loc": 2, "scale": 4}, {"loc": 3}]
 
 
 def test_polish_moves_locations_by_spreads_and_the_rest_by_factors(x64):

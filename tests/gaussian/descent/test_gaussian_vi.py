@@ -556,6 +556,17 @@ class TestTargetsThatAreNotLogConcave:
                 assert bool(result.converged), (start, name)
 
 
+def test_a_loss_by_draws_is_drawn_by_the_key_of_the_objective(key, x64):
+    prior, q, at = standard("full", 2, 3.0), standard("full", 2, 0.5), np.array([1.0, -1.0])
+    f = vi.objective(_two_modes(), prior, at, alpha=0.5)
+    assert f.needs_key
+    ours, loss = f(q, key), _two_modes().evaluate(q, at, rng_key=key)
+    # The rest is minus the log density of the prior, averaged over q.
+    expected = 0.5 * np.array(loss.expected) + np.log(2 * np.pi * 9.0) + 0.5 * 2 * 0.5**2 / 9.0
+    np.testing.assert_allclose(ours.value, expected, rtol=1e-10)
+    np.testing.assert_allclose(ours.grad, 0.5 * loss.grad_loc, rtol=1e-10, atol=1e-12)
+
+
 @functools.cache
 def _two_modes():
     def loss(theta, centre):
