@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import numpyro_tempered as nt
 from numpyro_tempered.estimators import OnlineClassifier, OnlineRegressor
+from numpyro_tempered.estimators.learners import Learners
 from numpyro_tempered.estimators.scales import Scales, move
 
 BOTH = pytest.mark.parametrize("kind", [OnlineClassifier, OnlineRegressor])
@@ -125,6 +126,18 @@ def test_rows_that_go_past_the_first_ones_are_all_counted():
         for ours, expected in zip(scales, whole, strict=True):
             np.testing.assert_array_equal(ours, expected)
     assert whole.count == 40
+
+
+def test_the_far_row_by_which_others_were_forgotten_has_no_weight():
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    scales = Scales.start(3).add(rows)
+    learners = Learners(None, None, [], scales)
+    near, weight = learners._forget(rows[3], 2.0)
+    np.testing.assert_array_equal(near, rows[3])
+    assert weight == 2.0
+    far, weight = learners._forget(np.array([0.1, 1e7, -0.2]), 2.0)
+    assert far[1] < 1e3
+    assert weight == 0.0
 
 
 def test_a_diagonal_posterior_moves_to_other_scales_coefficient_by_coefficient():

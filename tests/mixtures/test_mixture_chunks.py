@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures.array import ArraySource
 from numpyro_tempered.mixtures.chunks import add_block, chunk_source
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.known_variance import known_variance
@@ -102,6 +103,30 @@ def test_what_starts_see_does_not_depend_on_the_cut(cuts, seed):
     np.testing.assert_array_equal(result.data.rows, expected.data.rows)
     assert len(result.data.rows) == 12
     assert (result.num_rows, result.data.total, float(result.data.weight.sum())) == (40, 40.0, 12.0)
+
+
+def test_rows_are_moved_to_the_mean_of_all_chunks_where_the_family_moves():
+    rows, weight = X[:40].copy(), np.arange(1.0, 41.0) / 16.0
+    rows[3, 0] = np.nan
+    chunks = [(rows[:25], weight[:25]), (rows[25:], weight[25:])]
+    options = {"num_start_rows": 10, "size": 64, "num_together": 1}
+    source = chunk_source(jax.random.key(0), chunks, diagonal_gaussian(2), **options)
+    mean = [np.average(column[~np.isnan(column)], weights=weight[~np.isnan(column)]) for column in rows.T]
+    np.testing.assert_allclose(source.data.centre, mean, rtol=1e-12)
+    assert source.data.total == pytest.approx(weight.sum())
+    counts = chunk_source(jax.random.key(0), [np.ones((9, 2))], poisson(2), **options)
+    assert counts.data.centre is None
+    np.testing.assert_array_equal(counts.data.rows, np.ones((9, 2)))
+
+
+def test_starts_side_by_side_are_of_one_size():
+    groups = {
+        fill: ArraySource(None, None, fill).groups(num) for fill, num in ((True, 10), (False, 10), (None, 3))
+    }
+    assert [g.tolist() for g in groups[True]] == [list(range(8)), [8, 9] + 6 * [-1]]
+    assert [g.tolist() for g in groups[False]] == [list(range(5)), list(range(5, 10))]
+    assert [g.tolist() for g in groups[None]] == [[0, 1, 2]]
+    assert [g.tolist() for g in ArraySource(None, None, fill=True).groups(3)] == [[0, 1, 2, -1]]
 
 
 @pytest.mark.full

@@ -170,8 +170,10 @@ def test_all_that_a_round_takes_is_put_in_its_order(key):
     def of_rows(x, y):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         eta = numpyro.deterministic("eta", x @ theta)
+        # Another deterministic site, which is no predictor.
+        noise = numpyro.deterministic("noise", jnp.ones(2))
         with numpyro.plate("n", len(y)):
-            numpyro.sample("y", dist.Normal(eta, 1.0), obs=y)
+            numpyro.sample("y", dist.Normal(eta, noise[0]), obs=y)
 
     def online(model):
         exact = nt.expectations.gauss_hermite(predictor="eta")
