@@ -19,7 +19,7 @@ from numpyro_tempered.mixtures.components import special
 from numpyro_tempered.mixtures.components.base import broadcast_prior
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
 from numpyro_tempered.mixtures.components.categorical import categorical
-from numpyro_tempered.mixtures.components.checking import _draw_with_ratio, check_component
+from numpyro_tempered.mixtures.components.checking import _draw_with_ratio, _missing_identities, check_component
 from numpyro_tempered.mixtures.components.diagonal_gaussian import diagonal_gaussian
 from numpyro_tempered.mixtures.components.exponential import exponential
 from numpyro_tempered.mixtures.components.gaussian import gaussian
@@ -198,6 +198,26 @@ def test_a_wrong_log_base_is_named(key):
         ValueError, match=r"known_variance: distribution and coefficients_at.*with statistics and"
     ):
         check_component(key, wrong, some_data("known_variance"))
+
+
+@pytest.mark.parametrize("wrong", [None, "log_base", "statistics"])
+def test_a_form_for_missing_entries_is_held_to_its_component(wrong, x64):
+    component = poisson(1, concentration=2.0)
+    form = component.with_missing()
+    functions = {
+        "log_base": lambda x: form.log_base(x) + 0.1 * jnp.any(jnp.isnan(x), axis=0),
+        "statistics": lambda x: form.statistics(jnp.where(jnp.isnan(x), 2.0, x)),
+    }
+    if wrong:
+        component = component._replace(with_missing=lambda: form._replace(**{wrong: functions[wrong]}))
+    prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), component.prior)
+    pairs = _missing_identities(component._replace(prior=None), prior, jnp.array([[0.0, 3.0, 1.0]]))
+    differ = [
+        names
+        for names, both in pairs.items()
+        if not all(map(functools.partial(np.allclose, rtol=1e-9), *map(jax.tree.leaves, both)))
+    ]
+    assert differ == (["with_missing on a row of NaN and 0"] if wrong else [])
 
 
 @pytest.mark.parametrize("name", PREDICTED)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -14,7 +15,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import numpyro_tempered as nt
-from numpyro_tempered.mixtures import orders
+from numpyro_tempered.mixtures import baselines, orders
 from numpyro_tempered.mixtures.comparison import comparison_dataset
 from numpyro_tempered.mixtures.measure import measures_of
 from numpyro_tempered.report.arviz import assemble, group
@@ -247,6 +248,29 @@ def test_the_prior_is_one_of_pairs_where_families_are_several(families, log_prio
     found = orders.fit_models(KEY, None, components, {}, [1, 2], log_prior, label_multiplicity=False)
     assert found[0] == {name: {1: None, 2: None} for name in families}
     np.testing.assert_allclose(found[1], weights)
+
+
+def test_maximum_likelihood_beside_the_fits_is_by_family_and_number(monkeypatch):
+    calls = []
+
+    def em(key, x, component, *, num_components, **settings):
+        calls.append((component.name, num_components, settings))
+        if num_components == 2:
+            raise FloatingPointError
+        return SimpleNamespace(
+            log_likelihood=-num_components, bic=10.0 * num_components, icl=20.0 * num_components
+        )
+
+    monkeypatch.setattr(baselines, "em", em)
+    families = {"a": nt.components.gaussian(1), "b": nt.components.gaussian(1)._replace(maximum_likelihood=None)}
+    fits = {"a": dict.fromkeys((1, 2, 3)), "b": {1: None}}
+    options = {"num_restarts": 4, "sample_weight": "w", "alpha": 0.5}
+    columns = baselines.baseline_columns(KEY, None, families, fits, options)
+    np.testing.assert_array_equal(columns["log_lik"], [-1.0, np.nan, -3.0, np.nan])
+    np.testing.assert_array_equal(columns["bic"], [10.0, np.nan, 30.0, np.nan])
+    np.testing.assert_array_equal(columns["icl"], [20.0, np.nan, 60.0, np.nan])
+    assert [number for _, number, _ in calls] == [1, 2, 3]
+    assert all(settings == {"num_restarts": 4, "sample_weight": "w"} for *_, settings in calls)
 
 
 def test_a_table_has_the_pairs_that_there_are():

@@ -14,6 +14,7 @@ from scipy.special import digamma, logsumexp, softmax
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.components import gaussian_missing
+from numpyro_tempered.mixtures.components.checking import _completion_identities
 from numpyro_tempered.mixtures.components.gaussian import NormalWishart, gaussian
 from numpyro_tempered.mixtures.components.tied_gaussian import tied_gaussian
 
@@ -490,6 +491,19 @@ WRONG = [
 def test_wrong_data_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_completed_rows_are_held_to_the_derivatives_of_their_likelihood(factor, x64):
+    component = gaussian(2, df=5.0)
+    form = component.with_missing()
+    right = form.location.completed
+    form = form._replace(location=form.location._replace(completed=lambda *each: factor * right(*each)))
+    columns = np.array([[0.3, -1.0, np.nan, 2.0], [np.nan, 0.5, 1.5, -0.5]])
+    prior = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), component.prior)
+    ((ours, slopes),) = _completion_identities(form._replace(prior=None), prior, columns).values()
+    np.testing.assert_allclose(ours, factor * slopes, rtol=1e-9)
+    assert np.all(np.abs(slopes) > 1e-6)
 
 
 @pytest.mark.full

@@ -1,5 +1,7 @@
 """A move of components and what they share, written out in NumPy with the random numbers of its key."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,15 @@ import pytest
 from scipy.special import digamma, softmax
 
 import numpyro_tempered as nt
+from numpyro_tempered.mixtures import climb
 from numpyro_tempered.mixtures.components.known_variance import NormalMean
-from numpyro_tempered.mixtures.factors import Factors, MixtureProblem, coefficients
+from numpyro_tempered.mixtures.factors import (
+    Factors,
+    MixtureProblem,
+    coefficients,
+    common_coefficients,
+    common_sizes,
+)
 from numpyro_tempered.mixtures.moves import affinities, propose
 from numpyro_tempered.mixtures.starts import draw_row
 from numpyro_tempered.mixtures.sweep import make_blocks
@@ -102,3 +111,49 @@ def test_components_share_the_products_of_their_responsibilities(x64):
     omega = softmax(joint(), axis=1)
     np.testing.assert_allclose(shared[:K, :K], omega.T @ (WEIGHT[:, None] * omega), rtol=1e-9)
     np.testing.assert_array_equal(shared[K], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_common"),
+    [
+        ({}, True),
+        ({"is_large": False}, False),
+        ({"objective": np.array([-1.0, -np.inf])}, False),
+        ({"fall": np.array([0.0, 1e-3])}, False),
+        ({"size": 1e4}, False),
+    ],
+)
+def test_sums_about_0_serve_large_data_that_keep_their_digits(change, is_common, monkeypatch):
+    given = {"is_large": True, "objective": np.array([-1.0, -2.0]), "fall": np.zeros(2), "size": 100.0} | change
+    state = SimpleNamespace(
+        objective=given["objective"], fall=given["fall"], point=SimpleNamespace(update=None), active=None
+    )
+    asked = []
+
+    def ascend(algorithm, problem, factors, limits):
+        asked.append(algorithm)
+        return state
+
+    component = nt.components.known_variance(2)
+    source = SimpleNamespace(data=SimpleNamespace(component=component), is_large=given["is_large"], ascend=ascend)
+    sizes = np.array([[1.0, given["size"]]], np.float32)
+    monkeypatch.setattr(climb, "for_restarts", lambda *_: sizes)
+    assert climb.ascend(source, None, None, None) is state
+    assert asked[-1] is (climb.COMMON_CAVI if is_common else climb.TEMPERED_CAVI)
+    assert len(asked) == 1 + (given["is_large"] and not is_common)
+
+
+def test_coefficients_about_0_have_the_density_of_those_about_the_centres(x64):
+    component, problem, factors = components()
+    at_zero, at_centres = common_coefficients(component, factors), coefficients(component, factors)
+    assert at_zero.centres is None
+    from_zero = at_zero.constant + component.statistics(ROWS.T).T @ at_zero.weights.T
+    for k in range(K):
+        moved = (ROWS - np.asarray(at_centres.centres)[k]).T
+        from_centre = at_centres.constant[k] + component.statistics(moved).T @ at_centres.weights[k]
+        np.testing.assert_allclose(from_zero[:, k], from_centre, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(at_zero.log_weights, at_centres.log_weights)
+    # Of the place that is kept free there is no size.
+    sizes = common_sizes(component, problem, factors)
+    terms = np.abs(at_zero.weights * component.statistics(np.asarray(factors.posterior.loc).T).T).sum(axis=1)
+    np.testing.assert_allclose(sizes, np.where(np.arange(K + 1) < K, np.abs(at_zero.constant) + terms, 0.0))

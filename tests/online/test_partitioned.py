@@ -242,6 +242,37 @@ def test_devices_of_an_axis_combine_by_collectives(x64):
     np.testing.assert_array_equal(together.shares, [1.0, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("each", [1, 2], ids=["one machine a device", "two"])
+def test_a_sum_over_devices_is_that_of_the_changes_that_count(each):
+    """Of six changes one is not finite, one came before, and one is of another prior."""
+    pvi = nt.online.partitioned(LOGISTIC, alpha=ALPHA)
+    server = pvi.init(prior_of("full rank"), 6)
+    rng = np.random.default_rng(0)
+    roots = rng.normal(size=(6, D, D)).astype(np.float32)
+    one = pvi.factor(server, 0).change
+    changes = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (6, *leaf.shape)), one)._replace(
+        linear=jnp.asarray(rng.normal(size=(6, D)), jnp.float32).at[1, 0].set(jnp.nan),
+        precision=roots @ np.swapaxes(roots, 1, 2),
+        part=jnp.arange(6),
+        round=jnp.array([1, 1, 1, 0, 1, 1]),
+        prior=jnp.where(jnp.arange(6) == 4, one.prior + 1, one.prior),
+    )
+    groups = jax.tree.map(lambda leaf: jnp.reshape(leaf, (6 // each, each, *leaf.shape[1:])), changes)
+    if each == 1:
+        groups = jax.tree.map(lambda leaf: leaf[:, 0], groups)
+    over = jax.vmap(partial(pvi.combine_over, axis_name="machines"), in_axes=(None, 0), axis_name="machines")
+    after = jax.jit(over)(server, groups)
+    counted = [0, 2, 5]
+    linear = np.asarray(changes.linear)[counted].sum(axis=0)
+    precision = np.asarray(changes.precision)[counted].sum(axis=0)
+    for device in range(6 // each):
+        np.testing.assert_allclose(after.linear[device] - server.linear, linear, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(after.precision[device] - server.precision, precision, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(after.rounds[device], [1, 1, 1, 0, 0, 1])
+        np.testing.assert_array_equal(after.shares[device], [1, 0, 1, 0, 0, 1])
+        assert (int(after.duplicates[device]), int(after.rejected[device])) == (1, 2)
+
+
 def test_no_change_leaves_an_improper_posterior(x64):
     pvi = nt.online.partitioned(LOGISTIC)
     server = pvi.init(prior_of("full rank"), 3)
