@@ -212,6 +212,57 @@ def test_one_step_ends_at_the_mode_of_a_quadratic():
     assert int(mode.num_iterations) <= 2
 
 
+@pytest.mark.parametrize("guide", ["mean field", "diagonal", "full", "diagonal t", "full t"])
+def test_coordinates_of_a_guide_are_round_at_the_mode(guide):
+    """Means m + R u, scales s exp(v), or a root L B with L Lᵀ = R Rᵀ and B triangular with diagonal exp(v)."""
+
+    def of_three(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(z.sum(), 1.0), obs=y)
+
+    make = {
+        "mean field": AutoNormal,
+        "diagonal": AutoDiagonalNormal,
+        "full": AutoMultivariateNormal,
+        "diagonal t": partial(nt.guides.AutoDiagonalStudentT, df=None),
+        "full t": partial(nt.guides.AutoMultivariateStudentT, df=None),
+    }[guide]
+    frame = frame_of(KEY, of_three, make(of_three), (0.5,), {})
+    loc, scale = np.array([1.0, -2.0, 0.5]), np.array([0.2, 3.0, 1.0])
+    root = np.array([[0.1, 2.0, 0.3], [-1.0, 0.5, 0.7], [0.2, -0.3, 1.5]])
+    axes = frame.axes(Mode(*(jnp.asarray(a, jnp.float32) for a in (loc, root, scale)), jnp.array(True), 3))
+    z = jax.tree.map(jnp.zeros_like, frame.start) | {
+        key: frame.start[key] for key in ("df",) if key in frame.start
+    }
+    u, v, lower = (
+        np.array([0.3, -1.0, 2.0]),
+        np.array([0.1, -0.2, 0.3]),
+        np.array([[9, 9, 9], [0.5, 9, 9], [-1, 2, 9]]),
+    )
+    at_mode = frame.to_params(axes, z)
+    moved = {"loc": u, "log_scale": v, "lower": lower}
+    there = frame.to_params(axes, z | {key: jnp.asarray(moved[key], jnp.float32) for key in moved if key in z})
+    names = {"mean field": ("z_auto_loc", "z_auto_scale"), "full": ("auto_loc", "auto_scale_tril")}
+    names |= {"diagonal": ("auto_loc", "auto_scale"), "diagonal t": ("auto_loc", "auto_scale")}
+    of_loc, of_root = names.get(guide, names["full"])
+    np.testing.assert_allclose(at_mode[of_loc], loc, rtol=1e-6)
+    np.testing.assert_allclose(there[of_loc], loc + root @ u, rtol=1e-5)
+    if "full" in guide:
+        factor = np.linalg.cholesky(root @ root.T)
+        np.testing.assert_allclose(at_mode[of_root], factor, rtol=1e-4, atol=1e-5)
+        inner = np.tril(lower, -1) + np.diag(np.exp(v))
+        np.testing.assert_allclose(there[of_root], factor @ inner, rtol=1e-4, atol=1e-4)
+    else:
+        np.testing.assert_allclose(at_mode[of_root], scale, rtol=1e-6)
+        np.testing.assert_allclose(there[of_root], scale * np.exp(v), rtol=1e-6)
+    assert ("auto_df" in at_mode) == guide.endswith("t")
+    if guide.endswith("t"):
+        np.testing.assert_allclose(at_mode["auto_df"], np.full(np.shape(at_mode["auto_df"]), 7.0), rtol=1e-5)
+        # However far down they are learned, there is a variance.
+        least = frame.to_params(axes, z | {"df": jnp.full_like(z["df"], -50.0)})["auto_df"]
+        np.testing.assert_allclose(least, np.full(np.shape(least), 2.1), rtol=1e-3)
+
+
 def test_the_best_run_is_the_lowest_of_those_that_ended():
     def run(value):
         start = SimpleNamespace(

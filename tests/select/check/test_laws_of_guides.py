@@ -117,6 +117,21 @@ def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
     assert (draws.law.df is None) != is_heavy
 
 
+def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
+    guide, params, _ = LAWS["AutoMultivariateNormal"]
+    params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
+    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    target = target_of_fit(fit)
+    exact = np.linalg.inv(np.eye(3) + 4.0 * np.ones((3, 3)))
+    off, wide = np.array([0.8, -0.6, 0.7]), exact + 0.5 * np.eye(3)
+    start = _candidate(KEY, off, wide, target, 4000, is_heavy=False).draws._replace(law=None)
+    covers = cover(KEY, start, target, None)
+    assert covers.name == "gaussian"
+    # Of 4000 draws a tenth counts.
+    np.testing.assert_allclose(covers.draws.law.loc, np.zeros(3), atol=4.0 / np.sqrt(400))
+    np.testing.assert_allclose(np.diag(covers.draws.law.cov), np.diag(exact), rtol=0.4)
+
+
 def test_the_fit_of_a_choice_is_the_one_that_was_chosen():
     fit = nt.TemperedFit(model, model, {}, 1.0, None, None, {}, (Y,), {}, KEY)
 
