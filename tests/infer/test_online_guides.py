@@ -1,6 +1,7 @@
 """Guides of every family, and the runs of models with them."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from scipy import stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField, family_of
+from numpyro_tempered.handlers.likelihood import Layout
 from numpyro_tempered.infer.elbo import bind
 from numpyro_tempered.infer.guides import (
     NUM_PRIOR_DRAWS,
@@ -24,6 +26,8 @@ from numpyro_tempered.infer.guides import (
     AutoOnlineLowRankNormal,
     AutoOnlineMultivariateNormal,
 )
+from numpyro_tempered.infer.guides.prior import PriorMoments
+from numpyro_tempered.infer.online_prior import reorder
 
 KEY = jax.random.key(3)
 ETA = nt.expectations.gauss_hermite(predictor="eta", num_nodes=8)
@@ -542,6 +546,37 @@ def test_a_run_from_a_posterior_has_its_prior_already(x64):
     second = online.init(KEY, np.ones(1), prior=MeanField(np.ones(1), np.ones(1)))
     with pytest.raises(ValueError, match="counted twice"):
         online.with_prior(second, np.ones(1))
+
+
+@pytest.mark.parametrize("singular", [False, True])
+def test_a_full_guide_starts_at_the_covariance_of_what_was_drawn(singular):
+    """Of sites that are drawn together; where they determine each other, at their variances alone."""
+    guide = SimpleNamespace(layout=Layout((("a", ()), ("b", (2,)), ("c", ()))), latent_dim=4)
+    rng = np.random.default_rng(0)
+    b = rng.normal(size=(NUM_PRIOR_DRAWS, 2)) * [2.0, 1.0]
+    c = b[:, 0] if singular else b.sum(axis=1) + rng.normal(size=NUM_PRIOR_DRAWS)
+    draws = {"c": c, "b": b}
+    loc, scale = jnp.arange(4.0), jnp.array([0.5, 2.0, 1.0, 3.0])
+    q = AutoOnlineMultivariateNormal.start_at(guide, loc, scale, PriorMoments({}, draws))
+    expected = np.diag(np.square([0.5, 2.0, 1.0, 3.0]))
+    if not singular:
+        expected[1:, 1:] = np.cov(np.column_stack([b, c]).T, bias=True)
+    np.testing.assert_allclose(q.factor @ q.factor.T, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(q.loc, loc)
+
+
+def test_coordinates_of_a_posterior_take_the_order_of_a_guide():
+    old, new = Layout((("a", ()), ("b", (2,)), ("c", ()))), Layout((("c", ()), ("b", (2,)), ("a", ())))
+    order = [3, 1, 2, 0]
+    root = np.tril(np.arange(16.0).reshape(4, 4) + 1.0)
+    loc = jnp.arange(4.0)
+    moved = reorder(FullRank(loc, jnp.asarray(root, jnp.float32)), old, new)
+    np.testing.assert_array_equal(moved.loc, order)
+    np.testing.assert_allclose(moved.factor @ moved.factor.T, (root @ root.T)[np.ix_(order, order)], rtol=1e-5)
+    assert np.all(np.triu(moved.factor, 1) == 0)
+    narrow = MeanField(loc, loc + 1.0)
+    np.testing.assert_array_equal(reorder(narrow, old, new).scale, [4.0, 2.0, 3.0, 1.0])
+    assert reorder(narrow, old, old) is narrow
 
 
 @pytest.mark.full

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_tempered.online import StreamWarning
 from numpyro_tempered.online.drivers import _any_finite
+from numpyro_tempered.online.parts.run import _warn
 from numpyro_tempered.online.streams.findings import _common_outcome
 from numpyro_tempered.online.streams.load import _other_arguments
 
@@ -45,3 +47,27 @@ def test_rows_that_are_off_are_not_looked_at():
     assert _any_finite(leaf, None)
     assert _any_finite(leaf, jnp.array([False, True]))
     assert not _any_finite(leaf, jnp.array([True, False]))
+
+
+@pytest.mark.parametrize(
+    ("elbo", "changes", "words"),
+    [
+        (
+            [-5.0, -4.0, -4.5],
+            {},
+            ", and the ELBO fell: the last moved the posterior by 0.3 nats.*a smaller damping,",
+        ),
+        ([-5.0, -4.0, -4.0], {}, " rounds did not converge: the last.*take more num_rounds,"),
+        ([-5.0, -4.5], {}, "^2 rounds did not converge: "),
+        ([-5.0, -4.0, -4.0], {"halved": 1}, "did not converge: .*take a smaller damping"),
+        ([-5.0, -4.0], {"rejected": 2}, "; 2 changes were refused, since they leave no Gaussian"),
+    ],
+)
+def test_a_partitioned_run_says_how_it_ended(elbo, changes, words):
+    state = SimpleNamespace(**{"halved": 0, "rejected": 0, "linear": jnp.zeros(2)} | changes)
+    ended = SimpleNamespace(
+        converged=False, elbo=np.array(elbo), move=np.full(len(elbo), 0.3), state=state, skipped=np.array([0, 3])
+    )
+    with pytest.warns(StreamWarning, match=words) as caught:
+        _warn(ended, 1e-3)
+    assert str(caught[0].message).endswith("; 3 rows are not finite and were left out.")
