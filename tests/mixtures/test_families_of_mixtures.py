@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures import baselines, orders
+from numpyro_tempered.mixtures import select as selection
 from numpyro_tempered.mixtures.comparison import comparison_dataset
 from numpyro_tempered.mixtures.measure import measures_of
 from numpyro_tempered.report.arviz import assemble, group
@@ -282,3 +283,72 @@ def test_a_table_has_the_pairs_that_there_are():
     assert table["rank"].tolist() == [0, 1, 2]
     assert [kind.kind for kind in table.dtypes] == ["i", "b"]
     assert table[table["converged"]].index.tolist() == [("b", 2), ("a", 1)]
+
+
+CHOICES = {
+    # Ranks and errors by K or family and K: what is selected, whether an error matters, whether it is the last.
+    "in the middle": ({None: [1, 2, 3]}, [1, 0, 2], [False, False, True], (2, None, False, False)),
+    "at the end": ({None: [1, 2]}, [1, 0], [False, False], (2, None, False, True)),
+    "a runner-up with an error": ({None: [1, 2, 3]}, [0, 1, 2], [False, True, False], (1, None, True, False)),
+    "of families": (
+        {"a": [1, 2], "b": [1, 2, 3]},
+        [4, 3, 1, 0, 2],
+        [True] * 2 + [False] * 3,
+        (2, "b", False, False),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_the_best_rank_is_selected_with_what_is_known_of_it(case, monkeypatch):
+    orders_of, ranks, errors, expected = CHOICES[case]
+    fits = {name: {k: SimpleNamespace(alpha=0.5, name=(name, k)) for k in ks} for name, ks in orders_of.items()}
+    stopped = {name: f"{name} ends" for name in fits if name == "b"}
+    log_weights = np.log(np.full(len(ranks), 1.0 / len(ranks)))
+    asked = []
+    monkeypatch.setattr(selection, "check_families", lambda components, x, named: {})
+    monkeypatch.setattr(
+        selection,
+        "fit_models",
+        lambda *args, **options: asked.append((args, options)) or (fits, log_weights, stopped),
+    )
+    columns = {"rank": np.array(ranks), "uncertain": np.array(errors)}
+    monkeypatch.setattr(selection, "criterion_columns", lambda *_: dict(columns))
+    monkeypatch.setattr(selection, "baseline_columns", lambda *_: {"bic": np.arange(float(len(ranks)))})
+    family = nt.components.gaussian(1)
+    component = family if None in fits else dict.fromkeys(fits, family)
+    choice = nt.mixtures.select_num_components(
+        KEY, None, component, num_components=[1, 2, 3], alpha=0.5, num_restarts=3, max_iter=7
+    )
+    number, name, uncertain, at_end = expected
+    assert (choice.num_components, choice.family, choice.uncertain, choice.at_end) == expected
+    assert choice.fit.name == (name, number)
+    assert list(choice.fits) == [(n, k) if None not in fits else k for n, each in fits.items() for k in each]
+    assert (choice.stopped or {}) == stopped
+    (args, options), prior = asked[0], choice.attrs["prior_weights"]
+    assert (args[0] is KEY, list(args[4])) == (True, [1, 2, 3])
+    options = {key: options[key] for key in ("alpha", "num_restarts", "max_iter")}
+    assert options == {"alpha": 0.5, "num_restarts": 3, "max_iter": 7}
+    np.testing.assert_allclose(prior, np.full(len(ranks), 1.0 / len(ranks)))
+    attrs = {key: choice.attrs.get(key) for key in ("selected", "selected_family", "uncertain", "at_end")}
+    assert attrs == {
+        "selected": number,
+        "selected_family": name,
+        "uncertain": int(uncertain),
+        "at_end": int(at_end),
+    }
+    table = nt.table(choice.comparison)
+    assert table["rank"].idxmin() == ((name, number) if name else number)
+    assert table["bic"].notna().all()
+
+
+def test_the_end_of_the_default_numbers_is_told(monkeypatch):
+    fits = {None: {k: SimpleNamespace(alpha=1.0) for k in selection.ORDERS}}
+    monkeypatch.setattr(selection, "fit_models", lambda *_, **__: (fits, np.log(np.full(8, 1 / 8)), {}))
+    columns = {"rank": np.arange(8)[::-1], "uncertain": np.zeros(8, bool)}
+    monkeypatch.setattr(selection, "criterion_columns", lambda *_: columns)
+    with pytest.warns(
+        UserWarning, match=r"^K = 8, the largest that was compared, is selected.*num_components=None"
+    ):
+        choice = nt.mixtures.select_num_components(KEY, None, nt.components.gaussian(1), baselines=False)
+    assert choice.at_end

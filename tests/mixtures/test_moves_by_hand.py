@@ -9,7 +9,10 @@ import pytest
 from scipy.special import digamma, softmax
 
 import numpyro_tempered as nt
+from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.mixtures import climb
+from numpyro_tempered.mixtures.array import ArraySource
+from numpyro_tempered.mixtures.ascent import Limits, Visit
 from numpyro_tempered.mixtures.components.known_variance import NormalMean
 from numpyro_tempered.mixtures.factors import (
     Factors,
@@ -157,3 +160,44 @@ def test_coefficients_about_0_have_the_density_of_those_about_the_centres(x64):
     sizes = common_sizes(component, problem, factors)
     terms = np.abs(at_zero.weights * component.statistics(np.asarray(factors.posterior.loc).T).T).sum(axis=1)
     np.testing.assert_allclose(sizes, np.where(np.arange(K + 1) < K, np.abs(at_zero.constant) + terms, 0.0))
+
+
+@pytest.mark.parametrize("is_array", [True, False])
+def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(is_array, monkeypatch):
+    """A rise of .3 nats is taken, one of .1 is none where the tolerance is .2; rows in chunks make no moves."""
+
+    def state(objectives, name):
+        objectives, size = np.array(objectives), len(objectives)
+        factors = {"of": np.array([f"{name}{i}" for i in range(size)])}
+        return Ascent(
+            Visit(factors, factors),
+            objectives,
+            objectives[None],
+            *(np.ones(size, int),) * 2,
+            *[np.ones(size, bool), np.arange(size) / 10.0, np.array(1)],
+        )
+
+    states = [state([-9.0, -5.0], "start"), state([-4.7, -6.0], "first"), state([-8.0, -4.6], "second")]
+    parents, given = [], iter(states)
+    monkeypatch.setattr(climb, "ascend", lambda *_: next(given))
+    monkeypatch.setattr(
+        climb,
+        "for_keys",
+        lambda function, component, keys, problem, parent, blocks: (
+            parents.append((len(keys), str(parent["of"]))) or None
+        ),
+    )
+    data = SimpleNamespace(component=SimpleNamespace(name="any"), total=20.0, rows=np.zeros((20, 1)))
+    source = ArraySource(data, None, fill=False) if is_array else SimpleNamespace(data=data)
+    limits = Limits(num_restarts=2, max_iter=9, tolerance=0.01, progress_bar=False)
+    outcome = climb.climb(jax.random.key(0), source, None, None, limits, num_moves=2)
+    assert outcome.tolerance == pytest.approx(0.2)
+    np.testing.assert_array_equal(outcome.history.objectives, [-9.0, -5.0])
+    if is_array:
+        assert parents == [(2, "start1"), (2, "first0")]
+        assert (outcome.num_moves, str(outcome.factors["of"]), outcome.history.trace[-1]) == (1, "first0", -4.7)
+    else:
+        assert parents == []
+        assert (outcome.num_moves, str(outcome.factors["of"]), outcome.history.trace[-1]) == (0, "start1", -5.0)
+    assert outcome.fall == pytest.approx(0.1)
+    assert outcome.fallen[0] == 1
