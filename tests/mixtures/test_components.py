@@ -16,7 +16,7 @@ from scipy.special import digamma, gammaln
 from numpyro_tempered.mixtures import fit, shard_rows
 from numpyro_tempered.mixtures.bridges import sites
 from numpyro_tempered.mixtures.components import special
-from numpyro_tempered.mixtures.components.base import broadcast_prior
+from numpyro_tempered.mixtures.components.base import broadcast_prior, move_parameters
 from numpyro_tempered.mixtures.components.bernoulli import bernoulli
 from numpyro_tempered.mixtures.components.categorical import categorical
 from numpyro_tempered.mixtures.components.checking import _draw_with_ratio, _missing_identities, check_component
@@ -198,6 +198,18 @@ def test_a_wrong_log_base_is_named(key):
         ValueError, match=r"known_variance: distribution and coefficients_at.*with statistics and"
     ):
         check_component(key, wrong, some_data("known_variance"))
+
+
+def test_parameters_move_with_the_data_and_the_others_stay():
+    parameters = {"loc": np.ones((5, 2, 3), np.float32), "precision": np.full((5, 2, 3), 2.0, np.float32)}
+    prior, shift = diagonal_gaussian(3).prior, np.array([[1e3, -2.0, 0.0], [5.0, 0.25, 1.0]])
+    component = diagonal_gaussian(3)._replace(prior=None)
+    moved = move_parameters(component, prior, parameters, shift)
+    np.testing.assert_allclose(moved["loc"], np.broadcast_to(1.0 + shift, (5, 2, 3)))
+    np.testing.assert_array_equal(moved["precision"], parameters["precision"])
+    assert moved["loc"].dtype == np.float64
+    stayed = move_parameters(component, prior, parameters, None)
+    np.testing.assert_array_equal(stayed["loc"], parameters["loc"])
 
 
 @pytest.mark.parametrize("wrong", [None, "log_base", "statistics"])

@@ -10,7 +10,13 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer import settle_many
-from numpyro_tempered.infer.fixed_steps import full_size_steps
+from numpyro_tempered.infer.fixed_steps import (
+    adam_in_units,
+    default_optim,
+    full_size_steps,
+    judge_losses,
+    late_fall,
+)
 from numpyro_tempered.select.alpha.base import Plan, Query, Task
 from numpyro_tempered.select.alpha.guides import GuideOptions, build_settler, check_converged
 from numpyro_tempered.select.alpha.model_data import build_method, check_alphas
@@ -148,3 +154,46 @@ def test_a_row_between_the_alphas_of_the_grid():
     assert grid.tolist() == [0.5, 0.7, 1.0]
     np.testing.assert_array_equal(columns["criterion"], [1.0, np.nan, 2.0])
     assert columns["mean"].tolist() == [3.0, 9.0, 4.0]
+
+
+def moves_of(optim, gradients, start, num_steps):
+    """How far each step of an optimiser moves, by name."""
+
+    def step(state, _):
+        before, (_, after) = optim.get_params(state), (None, optim.update(gradients, state))
+        return after, jax.tree.map(lambda a, b: a - b, before, optim.get_params(after))
+
+    return jax.lax.scan(step, optim.init(start), length=num_steps)[1]
+
+
+def test_the_default_step_size_falls_by_a_hundred_from_three_fifths_of_the_steps_on():
+    """Adam moves by its step size where the gradient is constant."""
+    moves = moves_of(default_optim(50), {"a": jnp.ones(())}, {"a": jnp.zeros(())}, 50)["a"]
+    shares = np.maximum(np.arange(50) / 50 - 0.6, 0.0) / 0.4
+    np.testing.assert_allclose(moves, 0.05 * 0.01**shares, rtol=1e-3)
+
+
+def test_steps_in_units_are_those_of_parameters_in_units():
+    optim = adam_in_units(lambda _: 0.1, {"a": jnp.array([10.0, 0.01])})
+    gradients = {"a": jnp.array([0.3, -200.0]), "b": jnp.array(-2.0)}
+    start = {"a": jnp.array([5.0, 1.0]), "b": jnp.array(3.0)}
+    np.testing.assert_array_equal(optim.get_params(optim.init(start))["a"], start["a"])
+    moves = moves_of(optim, gradients, start, 3)
+    np.testing.assert_allclose(moves["a"], np.tile([1.0, -0.001], (3, 1)), rtol=1e-3)
+    np.testing.assert_allclose(moves["b"], np.full(3, -0.1), rtol=1e-3)
+
+
+def test_what_losses_tell_of_a_run():
+    noise = 0.1 * np.random.default_rng(0).normal(size=1000)
+    flat, falls = 5.0 + noise, 5.0 + noise - 0.02 * np.arange(1000)
+    assert late_fall(flat) == 0.0
+    assert late_fall(falls) == pytest.approx(2.0, abs=0.05)
+    # A tenth of 19 losses is one, which has no variance.
+    assert late_fall(falls[:19]) == 0.0
+    # Of the default optimiser the first three fifths are looked at.
+    late = np.where(np.arange(1000) < 600, flat, falls)
+    assert judge_losses(late, None).converged is None
+    assert judge_losses(late, "given").converged is False
+    falls[7] = np.nan
+    assert judge_losses(falls, "given")[-3:-2] == judge_losses(falls, None)[-3:-2]
+    assert judge_losses(falls, None).rejected == 1

@@ -1,19 +1,24 @@
 """Criteria of coverage on few rows, by the closed forms of a regression whose noise depends on a covariate."""
 
 import math
+from types import SimpleNamespace
 
 import alpha_oracles as oracle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from conftest import enable_x64
+from numpyro import handlers
+from numpyro.infer.autoguide import AutoNormal
 from scipy.stats import chi2, norm
 from test_known_answers import KEY, PRIOR_SD, regression
 
 import numpyro_tempered as nt
 from numpyro_tempered.select.alpha.base import Draws, Task
-from numpyro_tempered.select.alpha.coverage import summarise
+from numpyro_tempered.select.alpha.coverage import _median, summarise
 from numpyro_tempered.select.alpha.coverage_report import _share
 from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage
@@ -142,3 +147,16 @@ def test_the_sd_of_a_fit_is_that_of_a_sample():
     refits = summarise(draws, None, np.array([0.5]))
     np.testing.assert_allclose(refits.sd, [np.std([1.0, 2.0, 6.0, 3.0], ddof=1)], rtol=1e-6)
     assert _share(np.array([0.9]), np.array([0.3]), 0) == "90% +- 30.0%"
+
+
+def test_the_centre_of_a_guide_is_in_the_order_of_the_numbers():
+    def two_sites(y):
+        numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    guide = AutoNormal(two_sites)
+    handlers.seed(guide, KEY)(0.5)
+    params = {"a_auto_loc": 1.0, "b_auto_loc": jnp.array([2.0, 3.0]), "a_auto_scale": 1.0, "b_auto_scale": 1.0}
+    np.testing.assert_array_equal(_median(SimpleNamespace(latents=["b", "a"]), guide, params), [1.0, 2.0, 3.0])
+    assert _median(None, lambda y: None, params) is None
