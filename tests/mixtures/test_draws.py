@@ -39,7 +39,6 @@ def z_scores(draws, mean, variance):
 
 
 # One family for each kind of distribution: gammas and normals given them, a Wishart matrix, betas, a Dirichlet.
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["diagonal_gaussian", "gaussian", "bernoulli", "multinomial"])
 def test_moments_of_draws(name):
     with enable_x64():

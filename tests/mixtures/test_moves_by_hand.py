@@ -201,3 +201,14 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(is_array, mo
         assert (outcome.num_moves, str(outcome.factors["of"]), outcome.history.trace[-1]) == (0, "start1", -5.0)
     assert outcome.fall == pytest.approx(0.1)
     assert outcome.fallen[0] == 1
+
+
+def test_random_responsibilities_are_a_dirichlet_over_the_active(key):
+    assign = nt.mixtures.starts.random_responsibilities(2.0).assign
+    active = np.arange(4) < 3
+    shares = np.asarray(assign(key, None, jnp.zeros((4000, 1)), None, active))
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-5)
+    assert np.all(shares[:, 3] == 0.0)
+    # Of concentrations 2, 2, 2: mean 1/3, variance (1/3)(2/3)/7.
+    np.testing.assert_allclose(shares[:, :3].mean(axis=0), 1 / 3, atol=5 * np.sqrt(2 / 63 / 4000))
+    np.testing.assert_allclose(shares[:, :3].var(axis=0), 2 / 63, rtol=0.15)

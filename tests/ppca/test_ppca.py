@@ -23,7 +23,7 @@ from numpyro_tempered import ppca
 from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.ppca import base, bound, driver, updates
 from numpyro_tempered.ppca.base import Target, as_rows, in_double
-from numpyro_tempered.ppca.model import exact_log_density, numpyro_model
+from numpyro_tempered.ppca.model import Draws, Row, exact_log_density, numpyro_model
 
 ALPHAS = (0.1, 0.5, 1.0)
 N, D, K = 8, 3, 2
@@ -1028,3 +1028,17 @@ def test_the_numpyro_model_is_the_one_of_the_formulas(ard, x64):
         expected += multivariate_normal.logpdf(row[o], values["mean"][o], covariance[np.ix_(o, o)])
     found, _ = log_density(numpyro_model(prior, K, ard, missing=True), (jnp.asarray(x),), {}, values)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_rows_that_the_model_draws_have_its_mean_and_covariance(key):
+    loadings = np.array([[1.0, 0.5], [-2.0, 0.3], [0.2, -1.0]], np.float32)
+    draw = Draws(np.array([5.0, -1.0, 0.0], np.float32), loadings, np.float32(4.0))
+    rows = np.asarray(Row(draw, 5000, False).sample(key, (4,))).reshape(-1, 3)
+    assert rows.shape == (20_000, 3)
+    covariance = loadings @ loadings.T + np.eye(3) / 4.0
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((rows.mean(axis=0) - draw.mean) / sd, 0.0, atol=5 / np.sqrt(20_000))
+    found = np.cov(rows.T) / np.outer(sd, sd)
+    np.testing.assert_allclose(found, covariance / np.outer(sd, sd), atol=5 * np.sqrt(2 / 20_000))
+    # Rows share nothing.
+    assert abs(np.corrcoef(rows[:-1, 0], rows[1:, 0])[0, 1]) < 5 / np.sqrt(20_000)

@@ -1,11 +1,16 @@
 """What a check says, in words, of numbers that are given."""
 
 import math
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from numpyro_tempered.infer.settle import Convergence
+from numpyro_tempered.select.alpha.guides import shortfall, unconverged
 from numpyro_tempered.select.check.bars import ErrorBars
+from numpyro_tempered.select.check.calibration import _advise, _list
 from numpyro_tempered.select.check.divergence import Divergences
 from numpyro_tempered.select.check.location_scale import LocationScale
 from numpyro_tempered.select.check.missed import Missed
@@ -102,3 +107,46 @@ def test_modes_that_are_missed_are_told_with_three_numbers(number, modes):
     assert "the heaviest at a = 1, b = -2.5, c = 3: weights of draws say nothing of it" in text
     more = advise_of_modes(Missed(number, 0.5, np.arange(4.0)), [*NAMES, "d"])
     assert "at a = 0, b = 1, c = 2, ...: weights" in more
+
+
+@pytest.mark.parametrize(
+    ("p_values", "alpha", "converged", "expected"),
+    [
+        (
+            [0.9, 0.06, np.nan],
+            1.0,
+            4,
+            "no sign of error; of 2 scalars in 4 simulations, at the level 0.05 adjusted",
+        ),
+        ([0.05, 0.9, 0.01], 1.0, 4, "a, c too low; of 3 scalars in 4 simulations"),
+        ([0.9, 0.9, 0.9], 0.25, 4, " even an exact tempered posterior is not.*between 1 and 0.5, and only"),
+        ([0.9, 0.9, 0.9], 1.0, 3, r"number\. 1 of the 4 fits did not converge, and are among the ranks\.$"),
+    ],
+)
+def test_a_calibration_names_what_is_wrong_and_how_it_was_judged(p_values, alpha, converged, expected):
+    judgement = SimpleNamespace(p_value=np.array(p_values), verdict=np.array(["too low"] * 3))
+    text = _advise(NAMES, judgement, alpha, np.arange(4) < converged)
+    assert re.search(expected, text)
+    assert ("tempered" in text) == (alpha != 1.0)
+    assert ("converge" in text) == (converged < 4)
+
+
+def test_of_many_names_the_first_six_are_listed():
+    assert _list(list("abcdef")) == "a, b, c, d, e, f"
+    assert _list(list("abcdefgh")) == "a, b, c, d, e, f and 2 others"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        ({"gap": 0.25, "fall": 1.0}, "70 steps, 0.25 nats by estimate"),
+        ({"gap": np.inf, "fall": 1.5}, "70 steps, and the loss still fell by 1.5 nats"),
+        ({"gap": np.inf, "fall": 0.0}, "70 steps, too few to judge"),
+        ({"gap": np.nan, "fall": np.inf}, "70 steps, too few to judge"),
+    ],
+)
+def test_a_fit_says_by_how_much_it_misses_its_optimum(evidence, expected):
+    fit = Convergence(False, evidence["gap"], 0.1, 0.1, evidence["fall"], 0.01, 70)
+    assert shortfall(fit) == expected
+    others = [fit, fit._replace(converged=True), fit._replace(converged=None)]
+    assert unconverged(others).tolist() == [True, False, True]
