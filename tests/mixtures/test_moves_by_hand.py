@@ -22,8 +22,10 @@ from numpyro_tempered.mixtures.factors import (
     common_sizes,
 )
 from numpyro_tempered.mixtures.moves import affinities, propose
+from numpyro_tempered.mixtures.result import MixtureFit
 from numpyro_tempered.mixtures.starts import draw_row
 from numpyro_tempered.mixtures.sweep import make_blocks
+from numpyro_tempered.mixtures.warm import with_weights_of
 
 ALPHA, NOISE, PRIOR_SCALE, PRIOR_CONCENTRATION = 0.5, 0.7, 10.0, 0.75
 # Three components that overlap, and a place that is kept free.
@@ -212,3 +214,23 @@ def test_random_responsibilities_are_a_dirichlet_over_the_active(key):
     # Of concentrations 2, 2, 2: mean 1/3, variance (1/3)(2/3)/7.
     np.testing.assert_allclose(shares[:, :3].mean(axis=0), 1 / 3, atol=5 * np.sqrt(2 / 63 / 4000))
     np.testing.assert_allclose(shares[:, :3].var(axis=0), 2 / 63, rtol=0.15)
+
+
+def test_a_fit_takes_the_form_of_the_weights_of_a_problem_by_its_counts():
+    """Of a Dirichlet and of sticks, whose second number counts what is left behind."""
+    counts = np.array([5.0, 3.0, 2.0])
+    dirichlet, sticks = np.full(3, 0.75), np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 0.0]])
+    of_sticks = sticks + np.stack([counts, [5.0, 2.0, 0.0]], axis=1)
+
+    def fit(concentration, prior):
+        return MixtureFit(
+            None, ALPHA, Factors(concentration, None), MixtureProblem(None, prior, ALPHA, 0.0), *[None] * 13
+        )
+
+    given = fit(dirichlet + counts, dirichlet)
+    found = with_weights_of(MixtureProblem(None, sticks, ALPHA, 0.0), given)
+    np.testing.assert_allclose(found.factors.concentration, of_sticks)
+    np.testing.assert_allclose(found.problem.concentration, sticks)
+    back = with_weights_of(given.problem, fit(of_sticks, sticks))
+    np.testing.assert_allclose(back.factors.concentration, dirichlet + counts)
+    assert with_weights_of(given.problem, given) is given

@@ -154,3 +154,32 @@ def test_a_band_of_regret_ends_at_a_tenth_of_it_where_it_would_reach_0():
     corners = {(x, y) for x, y in band.get_paths()[0].vertices.tolist()}
     assert {(1.0, 40.0), (1.0, 60.0), (10.0, 2.0), (10.0, 50.0)} <= corners
     assert (ax.get_xscale(), ax.get_yscale(), ax.get_ylabel()) == ("log", "log", "regret")
+
+
+@pytest.mark.parametrize("has_criterion", [True, False])
+def test_a_choice_of_alpha_is_drawn_by_its_criterion_or_by_the_fit(has_criterion):
+    columns = {
+        "selected": [False, True, False],
+        "expected_log_lik": [-9.0, -7.0, -6.5],
+        "expected_log_lik_se": [0.3, 0.2, 0.1],
+        "effective_parameters": [1.0, 2.0, 2.5],
+    }
+    if has_criterion:
+        columns |= {"criterion": [5.0, 3.0, np.nan], "criterion_se": [0.5, 0.25, 0.1]}
+    group = xr.Dataset({name: ("alpha", values) for name, values in columns.items()}, {"alpha": [0.1, 0.3, 1.0]})
+    left, right = nt.plots.plot_alpha(assemble({"alpha_selection": group}, {}))
+    heights, lengths = bars(left.containers[0])
+    if has_criterion:
+        np.testing.assert_allclose(heights, [2.0, 0.0])
+        np.testing.assert_allclose(lengths, [1.0, 0.5])
+        assert left.get_ylabel() == "criterion above its least"
+    else:
+        np.testing.assert_allclose(heights, [-2.5, -0.5, 0.0])
+        np.testing.assert_allclose(lengths, [0.6, 0.4, 0.2])
+        assert left.get_ylabel() == "expected log-likelihood below its largest (nats)"
+    assert left.get_xscale() == "log"
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["chosen: 0.3"]
+    path, chosen = right.get_lines()
+    np.testing.assert_allclose(path.get_xydata(), [[1.0, -9.0], [2.0, -7.0], [2.5, -6.5]])
+    np.testing.assert_allclose(chosen.get_xydata(), [[2.0, -7.0]])
+    assert sorted(text.get_text() for text in right.texts) == ["0.1", "0.3", "1"]
