@@ -135,7 +135,7 @@ def _bound(
 
         draws = family.sample(rng_key, q, (num_particles // 2 if antithetic else num_particles,))
         if antithetic:
-            draws = jnp.concatenate([draws, 2.0 * q.loc - draws])
+            draws = jnp.concatenate([draws, 2.0 * q.loc[None] - draws])
         (tempered, unweighted), grads, second = jax.vmap(one)(draws)
         if isinstance(second, Rows):
             # The rows of all particles, each with its share of the weight.

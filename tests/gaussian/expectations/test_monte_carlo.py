@@ -61,6 +61,34 @@ def test_unbiased(x64, key, curvature, num_particles):
         assert np.all(error > 0)
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_an_evaluation_is_the_mean_over_its_draws(antithetic, x64, key):
+    """With the draws in hand, and one row of three that is off."""
+    expectation = nt.expectations.monte_carlo(logistic, num_particles=4, antithetic=antithetic)
+    q, mask = family(), np.array([True, False, True])
+    found = jax.jit(lambda key: expectation.evaluate(q, X, Y, rng_key=key, mask=mask))(key)
+    draws = np.asarray(nt.families.family_of(q).sample(key, q, (2 if antithetic else 4,)))
+    draws = np.concatenate([draws, 2 * LOC - draws]) if antithetic else draws
+    margin = (Y * (X @ draws.T).T)[:, mask]
+    p = 1 / (1 + np.exp(margin))
+    np.testing.assert_allclose(found.expected, np.log1p(np.exp(-margin)).sum(axis=1).mean(), rtol=1e-12)
+    np.testing.assert_allclose(found.grad_loc, -((p * Y[mask]) @ X[mask]).mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.grad_var, 0.5 * ((p * (1 - p)) @ X[mask] ** 2).mean(axis=0), rtol=1e-12)
+    at_mean = np.log1p(np.exp(-(Y * (X @ LOC))[mask])).sum()
+    np.testing.assert_allclose(found.at_mean, at_mean, rtol=1e-12)
+
+
+def test_at_a_kink_a_point_has_the_mean_of_both_slopes(key):
+    expectation = nt.expectations.monte_carlo(
+        lambda theta, y: jnp.abs(theta[0] - y) + jnp.maximum(theta[0] - y, 0.0)
+    )
+    point = nt.families.MeanField(jnp.array([2.0]), jnp.zeros(1))
+    found = jax.jit(lambda y: expectation.evaluate(point, y, rng_key=key, curvature="none"))(2.0)
+    np.testing.assert_allclose(found.grad_loc, [0.5], rtol=1e-5)
+    np.testing.assert_allclose(found.expected, 0.0, atol=1e-4)
+    assert not np.any(found.grad_var)
+
+
 def test_fisher_of_a_piecewise_linear_loss(x64, key):
     num_keys = 2000
     expectation = nt.expectations.monte_carlo(hinge)
