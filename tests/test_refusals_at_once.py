@@ -50,6 +50,36 @@ def of_ivon(order):
 
 
 CASES = {
+    "a mixture of complex numbers": (
+        lambda: nt.mixtures.fit(KEY, 1j * np.ones((4, 2)), GAUSSIAN, num_components=2),
+        TypeError,
+        "^gaussian: the data must be real numbers, got dtype complex128, such as '1j'. Pass real and imaginary",
+    ),
+    "PCA of complex numbers": (
+        lambda: nt.ppca.fit(KEY, 1j * np.ones((4, 2)), num_factors=1),
+        TypeError,
+        "^x must be real numbers, got dtype complex128, such as '1j'. Pass real and imaginary parts, or absolute",
+    ),
+    "a mixture of objects": (
+        lambda: nt.mixtures.fit(KEY, np.array([[object()], [2.0]]), GAUSSIAN, num_components=2),
+        TypeError,
+        r"^gaussian: the data must be real numbers, got dtype object, .*\. Encode them as real numbers\.$",
+    ),
+    "PCA of objects": (
+        lambda: nt.ppca.fit(KEY, np.array([[object()], [2.0]]), num_factors=1),
+        TypeError,
+        r"^x must be real numbers, got dtype object, .*\. Pass a float array, NaN where missing\.$",
+    ),
+    "PCA of keys": (
+        lambda: nt.ppca.fit(KEY, jax.random.split(KEY, (4, 2)), num_factors=1),
+        TypeError,
+        r"^x must be real numbers, got keys of random numbers\.$",
+    ),
+    "a grid of what is no rule": (
+        lambda: nt.online.grid(lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]),
+        TypeError,
+        r"^the factory must return an online rule, got str\.$",
+    ),
     "labels that are no integers": (
         lambda: STARTS([0.5, 1.0]),
         ValueError,
