@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import tiered
 
 import numpyro_tempered as nt
 from golden import trajectories
@@ -22,6 +23,22 @@ WITHOUT = {
     *("guides.init_by_fan_in", "guides.AutoGaussianMixture"),
 }
 WITHOUT_MODULES = ("plots", "processes", "tables")
+# Some tenths of a second each: of every room a few, whose bits no other test knows.
+QUICK = (
+    *("bounds", "ledger", "hindsight squared", "hindsight hinge", "hindsight absolute", "hindsight pinball"),
+    *("hindsight convex", "prescribed powers", "changes", "start of a network", "chunks, one by one"),
+    *("em, three passes", "mixture, three passes", "mixture, warm start", "mixture as a tempered fit"),
+    *("rows that are not finite", "masked rounds", "one round at a time", "rule rvga, mean field", "merge"),
+    *("rule rvga, full rank", "grid side by side", "predictions", "descent forward backward, mean field"),
+    *(
+        "gaussian forward backward",
+        "optimiser svb",
+        "optimiser ngvi",
+        "optimiser sva",
+        "optimiser natural gradient",
+    ),
+    *("estimator of numbers", "number of components", "number of components, path", "leave one out", "flow"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +54,7 @@ def record():
     return found["cases"], changed
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, unit=QUICK))
 def test_a_case_has_the_numbers_of_the_record(name, record):
     cases, changed = record
     if changed and name in trajectories.TIES:

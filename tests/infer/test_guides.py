@@ -96,6 +96,7 @@ def test_the_options_of_every_guide_reach_it(guide):
         assert guide(several, create_plates=several).create_plates is several
 
 
+@pytest.mark.full
 def test_the_parameters_of_svi_start_at_the_prior():
     guide = AutoOnlineDiagonalNormal(several, prefix="q")
     svi = SVI(several, guide, numpyro.optim.Adam(0.1), Trace_ELBO())

@@ -1152,7 +1152,6 @@ def test_pandas_arguments(x64):
     np.testing.assert_array_equal(ours.posterior.loc, theirs.posterior.loc)
 
 
-@pytest.mark.full
 def test_a_point_rule_needs_no_curvature(x64):
     def absolute(y):
         numpyro.sample("y", dist.Laplace(numpyro.sample("theta", dist.Normal(0.0, 1.0)), 1.0), obs=y)

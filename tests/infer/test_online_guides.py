@@ -514,7 +514,6 @@ def check_refusals(online, first):
         without_evidence.with_prior(first._replace(rule_state=rule.init(first.posterior)), np.ones(1))
 
 
-@pytest.mark.full
 def test_a_gamma_prior_is_put_in_the_place_of_its_gaussian_once(x64):
     online = nt.OnlineVI(gamma_rate, AutoOnlineDiagonalNormal, NGVI)
     with pytest.warns(UserWarning, match="rate"):

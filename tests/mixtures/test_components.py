@@ -180,8 +180,7 @@ def test_a_wrong_function_is_named(name, key):
         check_marked(key, np.where(np.array(list(FUNCTIONS)) == name, 1.01, 1.0))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["linear", "sums"])
+@pytest.mark.parametrize("name", tiered(["linear", "sums"], unit=["sums"]))
 def test_a_wrong_function_of_a_location_is_named(name, key):
     component = component_of("known_variance")
     right = getattr(component.location, name)
@@ -403,7 +402,9 @@ def test_data_on_the_device_are_refused_as_well(name):
         component_of(name).check(jnp.asarray(bad))
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, unit=["gaussian", "poisson", "categorical", "multinomial"]))
+@pytest.mark.parametrize(
+    "name", tiered(NAMES, unit=["gaussian", "poisson", "categorical", "multinomial", "product"])
+)
 def test_coordinates_are_finite_without_a_spread_and_without_entries(name):
     x, coordinates = some_data(name), jax.jit(component_of(name).coordinates)
     for rows in (x, np.repeat(x[:1], N, axis=0), np.full_like(x, np.nan) if FAMILIES[name].missing else x):

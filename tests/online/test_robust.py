@@ -120,7 +120,6 @@ def test_losses_without_curvature_need_their_least_value():
     np.testing.assert_allclose(squares, 2.0)
 
 
-@pytest.mark.full
 def test_a_prior_far_from_the_data_is_told():
     x, y = make_rows(60)
     rule = nt.online.robust(NGVI, 1.0)
@@ -218,7 +217,9 @@ NESTED = {
 
 
 @pytest.mark.filterwarnings("ignore::numpyro_tempered.online.StreamWarning")
-@pytest.mark.parametrize("name", tiered(NESTED, unit=["robust clipped skipping", "standardised robust"]))
+@pytest.mark.parametrize(
+    "name", tiered(NESTED, unit=["robust clipped skipping", "skipping clipped robust", "standardised robust"])
+)
 def test_wrappers_compose(name, x64):
     x, y = make_rows(200)
     state, losses = run(NESTED[name], "mean field", rows=(x, y))

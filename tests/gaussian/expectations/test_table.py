@@ -212,7 +212,7 @@ def test_float32_mapped_over_data(name, family):
     np.testing.assert_array_equal(np.isnan(missing.expected), np.arange(len(X)) == 1)
 
 
-@pytest.mark.parametrize("name", tiered(sorted(CASES.keys() - ALIKE), unit=["poisson"]))
+@pytest.mark.parametrize("name", tiered(sorted(CASES.keys() - ALIKE), unit=["poisson", "softmax"]))
 def test_without_spread(x64, name):
     case = CASES[name]
     q, m, _ = make("FullRank", dimension(case))
