@@ -70,11 +70,6 @@ CASES = {
         TypeError,
         r"^x must be real numbers, got dtype object, .*\. Pass a float array, NaN where missing\.$",
     ),
-    "PCA of keys": (
-        lambda: nt.ppca.fit(KEY, jax.random.split(KEY, (4, 2)), num_factors=1),
-        TypeError,
-        r"^x must be real numbers, got keys of random numbers\.$",
-    ),
     "a grid of what is no rule": (
         lambda: nt.online.grid(lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]),
         TypeError,

@@ -60,8 +60,6 @@ def as_array(value: object, name: str, advice: str = "") -> Numbers:
         # Scalars of Arrow's have no such method.
         value = value.to_pandas() if hasattr(value, "to_pandas") else value.as_py()  # type: ignore[attr-defined]
     if isinstance(value, jax.Array) and not jnp.iscomplexobj(value):
-        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            raise TypeError(f"{name} must be real numbers, got keys of random numbers.")
         return value
     array = value if isinstance(value, jax.Array | np.ndarray) else _plain(value, name)
     if _is_real(array.dtype):
