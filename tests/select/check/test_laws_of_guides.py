@@ -117,6 +117,24 @@ def test_the_law_of_a_reference_is_that_of_its_draws(is_heavy):
     assert (draws.law.df is None) != is_heavy
 
 
+def test_the_cover_of_a_mixture_has_its_modes_with_heavier_tails():
+    guide, params, _ = LAWS["AutoMultivariateNormal"]
+    params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
+    fit = nt.TemperedFit(nt.temper(model), set_up(guide), params, 1.0, None, None, {}, (Y,), {}, KEY)
+    target = target_of_fit(fit)
+    loc, root = jnp.array([[3.0, 0.0, 0.0], [-3.0, 0.0, 0.0]]), jnp.stack([0.5 * jnp.eye(3)] * 2)
+    mixture = nt.families.GaussianMixture(jnp.log(jnp.array([0.25, 0.75])), loc, root)
+    start = _candidate(KEY, np.zeros(3), np.eye(3), target, 4000, is_heavy=False).draws._replace(mixture=mixture)
+    covers = cover(KEY, start, target, None)
+    assert (covers.name, covers.is_mixture) == ("student_t", True)
+    flat = covers.draws.flat
+    left = flat[:, 0] < 0
+    assert np.mean(left) == pytest.approx(0.75, abs=5 * np.sqrt(0.19 / 4000))
+    # Student's t of 7 degrees of freedom has 7/5 of the variance.
+    np.testing.assert_allclose(flat[left].mean(axis=0), [-3.0, 0.0, 0.0], atol=0.06)
+    np.testing.assert_allclose(flat[left].var(axis=0), 0.25 * 7 / 5, rtol=0.2)
+
+
 def test_a_cover_that_is_far_off_moves_to_the_moments_of_its_weighted_draws():
     guide, params, _ = LAWS["AutoMultivariateNormal"]
     params = {key: jnp.asarray(value, jnp.float32) for key, value in params.items()}
