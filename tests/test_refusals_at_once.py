@@ -70,6 +70,16 @@ CASES = {
         TypeError,
         r"^x must be real numbers, got dtype object, .*\. Pass a float array, NaN where missing\.$",
     ),
+    "rows of another number of columns": (
+        lambda: GAUSSIAN.check(np.ones((4, 3))),
+        ValueError,
+        r"^gaussian: the data have shape \(4, 3\); \(n, 2\) with n >= 1 is needed\.$",
+    ),
+    "rows of a family of one column": (
+        lambda: nt.components.gaussian(1).check(np.ones((4, 3))),
+        ValueError,
+        r"; \(n, 1\) or \(n,\) with n >= 1 is needed\.$",
+    ),
     "a grid of what is no rule": (
         lambda: nt.online.grid(lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]),
         TypeError,

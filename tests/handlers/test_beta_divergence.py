@@ -386,6 +386,23 @@ def test_the_value_far_out_is_the_limit(make):
     assert np.all(np.isfinite(jax.grad(lambda y: jnp.sum(robust.log_prob(y)))(far)))
 
 
+def test_a_far_vector_of_a_batch_leaves_the_others_as_they_are(x64):
+    fn = dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)).expand([3])
+    value = np.array([[0.3, -1.0], [1e8, 0.0], [2.0, 0.5]])
+
+    @jax.jit
+    def at(value):
+        log_prob = BetaLikelihood(fn, BETA, jnp.log(1.0)).log_prob
+        return log_prob(value), jax.grad(lambda y: jnp.sum(log_prob(y)))(value), fn.log_prob(value)
+
+    found, slope, log_prob = at(value)
+    density = np.exp(log_prob)
+    # The integral of a power of a normal density in two dimensions.
+    size = (2 * np.pi) ** -BETA / (1.0 + BETA)
+    np.testing.assert_allclose(found, (density**BETA - 1.0) / BETA - (size - 1.0) / (1.0 + BETA), rtol=1e-10)
+    np.testing.assert_allclose(slope, -np.where(value > 1e7, 0.0, value) * density[:, None] ** BETA, atol=1e-12)
+
+
 def test_rows_that_are_one_event_are_refused():
     def model(x, y):
         b = numpyro.sample("b", dist.Normal(0.0, 10.0))

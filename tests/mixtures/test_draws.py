@@ -101,7 +101,6 @@ def test_gammas_of_small_shape_do_not_underflow():
         assert np.abs(scores).max() < 5.0
 
 
-@pytest.mark.full
 def test_a_gamma_whose_shape_is_drawn_is_drawn_on_the_device():
     poisson = nt.components.poisson(1)
 

@@ -19,7 +19,7 @@ from test_known_answers import KEY, PRIOR_SD, regression
 import numpyro_tempered as nt
 from numpyro_tempered.select.alpha.base import Draws, Task
 from numpyro_tempered.select.alpha.coverage import _median, summarise
-from numpyro_tempered.select.alpha.coverage_report import _share
+from numpyro_tempered.select.alpha.coverage_report import _share, advise
 from numpyro_tempered.select.alpha.data_weights import resamples
 from numpyro_tempered.select.alpha.powers import Powers, advise_on_coverage
 
@@ -160,3 +160,49 @@ def test_the_centre_of_a_guide_is_in_the_order_of_the_numbers():
     params = {"a_auto_loc": 1.0, "b_auto_loc": jnp.array([2.0, 3.0]), "a_auto_scale": 1.0, "b_auto_scale": 1.0}
     np.testing.assert_array_equal(_median(SimpleNamespace(latents=["b", "a"]), guide, params), [1.0, 2.0, 3.0])
     assert _median(None, lambda y: None, params) is None
+
+
+ADVICE = {
+    # Of 200 resamples 95% intervals of one number cover 92 to 98% by chance; of two 91.5 to 98.5%.
+    "by chance": (["a"], [0.93], [1.1], "cover 93% +- 1.0%: no more from 95% than resampling explains."),
+    "one too narrow": (
+        ["a"],
+        [0.8],
+        [2.0],
+        "cover 80% +- 1.0%: too narrow. The centre varies 2 times as much as its sd says; where widths go as "
+        "1/sqrt(alpha), alpha = 0.12 would equal the two.",
+    ),
+    "one too wide": (["a"], [1.0], [0.5], "cover 100% +- 1.0%: too wide. The centre varies 0.5 times as much"),
+    "two that agree": (
+        ["a", "b"],
+        [0.8, 0.85],
+        [1.9, 1.8],
+        "cover 80% +- 1.0% (a) to 85% +- 1.0% (b): too narrow for a, b. The centre of a varies 1.9 times as much "
+        "as its sd says; where widths go as 1/sqrt(alpha), alpha = 0.15 would equal the two.",
+    ),
+    # Ratios differ by chance by e^(4/20) at most.
+    "two that do not": (
+        ["a", "b"],
+        [0.8, 0.93],
+        [1.9, 1.3],
+        "(b): too narrow for a. The centre of a varies 1.9 times as much as its sd says; no one power would equal "
+        "the two for all numbers: see nt.sandwich.",
+    ),
+    "both ways": (
+        ["a", "b"],
+        [1.0, 0.8],
+        [0.6, 1.9],
+        "too narrow for b, and too wide for a. The centre of b varies 1.9",
+    ),
+    "no ratio": (["a"], [0.8], [0.0], "varies 0 times as much as its sd says; no one power would equal the two"),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_advice_on_the_coverage_of_intervals(case):
+    names, covers, ratio, expected = ADVICE[case]
+    levels, other = np.array([0.5, 0.95]), np.full(len(names), 0.5)
+    coverage = np.stack([other, covers], axis=1)
+    text = advise(names, coverage, np.full(coverage.shape, 0.01), np.array(ratio), levels, 0.5, num=200)
+    assert text.startswith("In 200 resamples 95% intervals at alpha = 0.5 cover ")
+    assert expected in text
