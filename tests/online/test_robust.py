@@ -9,6 +9,7 @@ import pytest
 from conftest import tiered
 
 import numpyro_tempered as nt
+from numpyro_tempered.core.precision import CompensatedSum
 from numpyro_tempered.gaussian.expectations.base import Options
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
 from numpyro_tempered.online import base
@@ -184,6 +185,20 @@ def test_skipped_rounds_leave_no_trace(x64, threshold):
     taken = np.asarray(others.expected)
     np.testing.assert_allclose(state.memory.mean.value, taken.mean(), rtol=1e-10)
     np.testing.assert_allclose(state.memory.squares.value, len(taken) * taken.var(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("count", "excess", "is_skipped"), [(20, 5.9, False), (20, 6.1, True), (9, 6.1, False)])
+def test_a_round_is_skipped_beyond_three_deviations_of_the_losses_so_far(x64, count, excess, is_skipped):
+    """Of 20 losses with mean 3 and variance 4, in units of nats; of 9 nothing is known."""
+    rule = nt.online.skip(NGVI, max_deviations=3.0, warm_up=10)
+    state = rule.init(PRIORS["mean field"])
+    mean, squares = (CompensatedSum.start(jnp.asarray(value)) for value in (3.0, 4.0 * count))
+    memory = state.memory._replace(mean=mean, squares=squares)
+    y = np.sqrt(2.0 * NOISE**2 * (3.0 + excess - LEAST))
+    state = state._replace(count=jnp.asarray(count, state.count.dtype), memory=memory)
+    after, losses = nt.online.update(rule, SQUARED, state, np.zeros(D), y)
+    assert float(losses.expected) == pytest.approx(3.0 + excess)
+    assert (int(after.count) - count, int(after.memory.skipped)) == ((0, 1) if is_skipped else (1, 0))
 
 
 @pytest.mark.full

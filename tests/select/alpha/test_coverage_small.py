@@ -185,7 +185,7 @@ ADVICE = {
         ["a", "b"],
         [0.8, 0.93],
         [1.9, 1.3],
-        "(b): too narrow for a. The centre of a varies 1.9 times as much as its sd says; no one power would equal "
+        "too narrow for a. The centre of a varies 1.9 times as much as its sd says; no one power would equal "
         "the two for all numbers: see nt.sandwich.",
     ),
     "both ways": (
