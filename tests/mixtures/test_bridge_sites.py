@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 
 import numpyro_tempered as nt
 from numpyro_tempered.mixtures.bridges import polish as polish_module
+from numpyro_tempered.mixtures.components import derived
 from numpyro_tempered.mixtures.components.gaussian import NormalWishart
 from numpyro_tempered.mixtures.components.known_variance import NormalMean
 from numpyro_tempered.mixtures.components.product import _parameters_of
@@ -270,3 +271,26 @@ def test_what_a_product_has_is_of_all_its_parts(product, x64):
     # A vote has no place that moves.
     np.testing.assert_allclose(product.location.of(product.prior), [-1.0, 0.0, 3.0, 0.5])
     assert product.location.columns == (0, 2, 3)
+
+
+def test_a_product_completes_the_columns_of_the_parts_that_do(x64):
+    """A part whose entries depend on each other by its own function, the others by their sums."""
+    parts = {"size": nt.components.gaussian(2), "votes": nt.components.poisson(1)}
+    form = nt.components.product(parts, {"size": [2, 0], "votes": [1]}).with_missing()
+    size, votes = (part.with_missing() for part in parts.values())
+    rng = np.random.default_rng(0)
+    deviations = rng.normal(size=(2, 3, 5))
+    deviations[:, 1] = rng.poisson(2.0, 5)
+    deviations[:, 0, 2] = deviations[:, 2, 1] = deviations[:, 1, 3] = np.nan
+    omega = rng.dirichlet(np.ones(2), size=5).T
+    roots = rng.normal(size=(2, 2, 2))
+    q = NormalWishart(np.zeros((2, 2)), np.ones(2), np.full(2, 5.0), roots @ np.swapaxes(roots, 1, 2) + np.eye(2))
+    of_size = jax.jit(derived.coefficients, static_argnums=0)(size._replace(prior=None), q)[1]
+    of_votes = rng.normal(size=(2, len(votes.statistics(np.ones((1, 1))))))
+    found = jax.jit(form.location.completed)(np.concatenate([of_size, of_votes], axis=1), omega, deviations)
+    expected = [
+        jax.jit(size.location.completed)(of_size, omega, deviations[:, [2, 0]]),
+        omega @ votes.statistics(deviations[0, [1]]).T,
+    ]
+    np.testing.assert_allclose(found, np.concatenate(expected, axis=1), rtol=1e-10)
+    assert nt.components.product({"votes": parts["votes"]}, {"votes": [0]}).location is None

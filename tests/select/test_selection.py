@@ -20,6 +20,7 @@ import numpyro_tempered as nt
 from numpyro_tempered.handlers.likelihood import get_trace
 from numpyro_tempered.infer.elbo import TemperedELBO, improper_sites
 from numpyro_tempered.infer.svi import finish
+from numpyro_tempered.select.compare import _check_certifiable
 
 ALPHA, PRIOR_SD, NOISE_SD, NUM_DATA = 0.5, 2.0, 1.5, 24
 COLUMNS = ["elbo", "se", "log_prior", "criterion", "rank", "weight", "expected_log_lik", "kl"]
@@ -402,3 +403,55 @@ def test_fits_say_that_a_prior_is_flat_and_that_the_loss_still_fell():
         )
     assert fit.elbo.improper == ("theta",)
     assert fit.convergence.fall > 1.0
+
+
+def certified(y, *, also=lambda: None, masked=False, rows=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    also()
+    with numpyro.plate("n", 4 if rows is None else rows):
+        fn = dist.Normal(theta, 1.0)
+        numpyro.sample("y", fn.mask(np.arange(4) < 2) if masked else fn, obs=y)
+
+
+def with_scale(y):
+    with handlers.scale(scale=2.0):
+        certified(y)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            with_scale,
+            "^site 'y' of fits\\['a'\\] is a factor or has a scale beside alpha, and certificates are for",
+        ),
+        (
+            lambda y: certified(y, also=lambda: numpyro.factor("f", 1.0)),
+            "^site 'f' of fits\\['a'\\] is a factor or",
+        ),
+        (
+            lambda y: certified(y, also=lambda: numpyro.param("w", 1.0)),
+            "^the model of fits\\['a'\\] has params \\['w'\\], chosen by the data, and a certificate needs a",
+        ),
+        (
+            nt.robust(certified, 0.3, unit=1.0),
+            "^fits\\['a'\\] has divergences at \\['y'\\], and certificates are for",
+        ),
+    ],
+)
+def test_what_is_no_tempered_density_has_no_certificate(model, words):
+    y = np.arange(4.0)
+    with pytest.raises(ValueError, match=words + ".*leave out log_p0\\.$"):
+        _check_certifiable("a", get_trace(handlers.seed(model, 0), (y,), {}), {"y": y})
+
+
+def test_the_number_of_data_is_read_where_it_is_clear():
+    def of(model, observed):
+        return _check_certifiable("a", get_trace(handlers.seed(model, 0), (observed,), {}), {"y": observed})
+
+    y = np.arange(4.0)
+    assert of(certified, y) == 4
+    assert of(lambda y: certified(y, masked=True), y) is None
+    assert of(certified, np.array([1.0, np.nan, 2.0, 3.0])) is None
+    assert of(lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0).expand([4]).to_event(1), obs=y), y) is None
+    assert of(lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y), np.ones((2, 2))) is None
