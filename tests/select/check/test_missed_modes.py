@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
+from numpyro_tempered.select.check import missed
 from numpyro_tempered.select.check.missed import missed_modes
 from numpyro_tempered.select.check.moments import of_draws
 from numpyro_tempered.select.check.target import Draws, target_of
@@ -53,3 +54,22 @@ def test_what_draws_spread_over_or_a_hundredth_is_nothing_missed(target):
     assert missed_modes(KEY, wide, LOG_DATUM + np.log(WEIGHTS[:2].sum()), target) is None
     # It is a tenth of a posterior of which there is ten times as much.
     assert missed_modes(KEY, draws_about([0, 1]), LOG_DATUM + np.log(10.0), target) is None
+
+
+@pytest.mark.parametrize(
+    ("gradient", "hessians", "expected"),
+    [
+        (lambda z: z, [np.eye(2)] * 3, True),
+        # Slopes that fall from the first point on, as between two modes.
+        (lambda z: z * (z**2 - 1.0), [np.eye(2)] * 3, False),
+        (lambda z: z, [np.eye(2), np.diag([1.0, -0.5]), np.eye(2)], False),
+        (lambda z: z, [np.eye(2), np.full((2, 2), np.nan), np.eye(2)], False),
+        # Narrow in one direction, and flat in another but for rounding.
+        (lambda z: z, [np.diag([1e8, 1.0])] * 3, True),
+        (lambda z: z, [np.diag([1.0, -1e-12])] * 3, False),
+    ],
+)
+def test_what_bends_upwards_everywhere_is_looked_at_no_further(gradient, hessians, expected, monkeypatch):
+    points = np.array([[0.1, 0.0], [2.0, 1.0], [-1.5, 0.3]])
+    monkeypatch.setattr(missed, "curvatures", lambda target, points: hessians)
+    assert missed.bends_upwards(None, lambda z: (0.0, gradient(np.asarray(z))), points) == expected
