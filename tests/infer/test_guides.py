@@ -17,6 +17,7 @@ from scipy import integrate, special, stats
 
 import numpyro_tempered as nt
 from numpyro_tempered.infer.guides import NUM_PRIOR_DRAWS, AutoOnlineDiagonalNormal
+from numpyro_tempered.infer.guides.network import _start_scale
 
 
 def several(y=None):
@@ -252,3 +253,22 @@ def test_a_masked_prior_is_no_start(key):
 
     with pytest.raises(ValueError, match=r"^the prior of.*is masked.*cannot start at it"):
         handlers.seed(AutoOnlineDiagonalNormal(model), key)(0.5)
+
+
+@pytest.mark.parametrize(
+    ("prior", "scale"),
+    [
+        (lambda: dist.Normal(jnp.full((2, 3, 5), 4.0), 10.0), 6**-0.5),
+        (lambda: dist.Normal(jnp.zeros(9), 10.0), 1 / 3),
+        (lambda: dist.Normal(0.0, 10.0), 1.0),
+        (lambda: dist.Normal(jnp.zeros((2, 3, 5)), 0.1), 0.1),
+        (lambda: dist.Normal(jnp.zeros((4, 5)), 10.0).to_event(2), 0.5),
+        (lambda: dist.Cauchy(jnp.zeros((4, 5)), 1.0), 0.5),
+        (lambda: dist.Gamma(jnp.ones(3), 1.0), None),
+    ],
+)
+def test_weights_start_in_the_size_that_their_inputs_ask_for(prior, scale):
+    found = _start_scale({"fn": prior()})
+    assert (found is None) == (scale is None)
+    if scale is not None:
+        np.testing.assert_allclose(found, np.full(np.shape(found), scale), rtol=1e-6)

@@ -12,6 +12,7 @@ from scipy.special import expit
 
 import numpyro_tempered as nt
 from numpyro_tempered.gaussian.families import FullRank, LowRank, MeanField
+from numpyro_tempered.online.parts.run import _record
 
 SQUARED = nt.expectations.squared()
 LOGISTIC = nt.expectations.logistic()
@@ -271,6 +272,35 @@ def test_a_sum_over_devices_is_that_of_the_changes_that_count(each):
         np.testing.assert_array_equal(after.rounds[device], [1, 1, 1, 0, 0, 1])
         np.testing.assert_array_equal(after.shares[device], [1, 0, 1, 0, 0, 1])
         assert (int(after.duplicates[device]), int(after.rejected[device])) == (1, 2)
+
+
+@pytest.mark.parametrize("family", ["full rank", "mean field"])
+def test_the_record_of_a_round_is_its_elbo_and_how_far_it_moved(family, x64):
+    """One undamped change from the prior, to a posterior that is known."""
+    pvi = nt.online.partitioned(LOGISTIC, alpha=ALPHA)
+    server = pvi.init(prior_of(family), 1)
+    sd = np.array([0.7, 1.5])
+    precision = np.array([[2.0, 0.5], [0.5, 1.0]]) if family == "full rank" else np.array([2.0, 1.0])
+    change = pvi.factor(server, 0).change._replace(
+        linear=jnp.array([0.3, -0.4]),
+        precision=jnp.asarray(precision),
+        round=jnp.array(1),
+        expected_loss=jnp.array(9.0),
+    )
+    after = pvi.combine(server, change)
+    first = _record(server, after, jax.tree.map(lambda leaf: leaf[None], change))
+    matrix = precision if family == "full rank" else np.diag(precision)
+    linear = np.array([0.3, -0.4])
+    # At the prior's mean the slope is the change's, and the curvature that of prior and change.
+    spread = np.diag(sd) @ (matrix + np.diag(sd**-2)) @ np.diag(sd) - np.eye(2)
+    expected = 0.5 * np.sum((sd * linear) ** 2) + 0.25 * np.sum(spread**2)
+    assert float(first.move) == pytest.approx(expected, rel=1e-9)
+    assert float(first.elbo) == pytest.approx(-9.0)
+    # From the posterior on, nothing moves, and its divergence from the prior counts.
+    second = _record(after, after, jax.tree.map(lambda leaf: leaf[None], change))
+    assert float(second.move) < 1e-20
+    kl = nt.families.family_of(after.posterior).kl(after.posterior, server.prior)
+    assert float(second.elbo) == pytest.approx(-9.0 - float(kl))
 
 
 def test_no_change_leaves_an_improper_posterior(x64):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import re
 import warnings
+from types import SimpleNamespace
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
@@ -1042,3 +1043,11 @@ def test_rows_that_the_model_draws_have_its_mean_and_covariance(key):
     np.testing.assert_allclose(found, covariance / np.outer(sd, sd), atol=5 * np.sqrt(2 / 20_000))
     # Rows share nothing.
     assert abs(np.corrcoef(rows[:-1, 0], rows[1:, 0])[0, 1]) < 5 / np.sqrt(20_000)
+
+
+def test_draws_of_a_selection_are_those_of_the_selected_fit():
+    asked = []
+    fit = SimpleNamespace(as_run=lambda *data, **options: asked.append((data, options)) or "run")
+    selection = ppca.FactorSelection(*[None] * 7, 2, 1.0, {1: None, 2: fit})
+    assert selection.as_run("x", num_samples=7, rng_key="key") == "run"
+    assert asked == [(("x",), {"num_samples": 7, "rng_key": "key"})]

@@ -50,6 +50,10 @@ def test_nodes_have_the_moments_of_a_normal_distribution():
     # Fourth moments, and a number that is no power of two.
     assert np.mean(normal_nodes(1, 4000, 2) ** 4) == pytest.approx(3.0, abs=0.05)
     assert normal_nodes(1, 10, 2).shape == (10, 2)
+    # Too few to have all second moments: those of each coordinate.
+    few = normal_nodes(0, 8, 5)
+    np.testing.assert_allclose(np.mean(few**2, axis=0), 1.0, atol=1e-12)
+    np.testing.assert_allclose(normal_nodes(0, 20, 5).T @ normal_nodes(0, 20, 5) / 20, np.eye(5), atol=1e-12)
 
 
 @pytest.mark.parametrize("diagonal", [False, pytest.param(True, marks=pytest.mark.full)])

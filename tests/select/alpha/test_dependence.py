@@ -370,6 +370,10 @@ def test_copies_of_vectors_that_the_model_holds_are_noticed():
         (np.random.default_rng(8).normal(size=(200, 3))[np.r_[:200, :4]], 0),
         (np.column_stack([np.repeat(np.random.default_rng(8).normal(size=60), 2), np.tile([0.0, 1.0], 60)]), 0),
         (np.random.default_rng(8).normal(size=(300, 1)).astype(np.float32)[np.arange(900) % 300], 600),
+        # Five pairs are as many as it takes, if they are a twentieth.
+        (np.random.default_rng(8).normal(size=(95, 3))[np.r_[:95, :5]], 5),
+        (np.random.default_rng(8).normal(size=(96, 3))[np.r_[:96, :5]], 0),
+        (np.random.default_rng(8).normal(size=(40, 3))[np.r_[:40, :4]], 0),
         # Zeros where nothing was measured.
         (np.random.default_rng(8).normal(size=(200, 2)) * (np.arange(200) < 120)[:, None], 0),
     ],
