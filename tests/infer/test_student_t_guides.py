@@ -103,7 +103,6 @@ def test_the_multivariate_density_at_many_dimensions(df):
     np.testing.assert_allclose(value, stats.multivariate_t(np.zeros(60), cov, df).logpdf(x), rtol=1e-6, atol=5e-5)
 
 
-@pytest.mark.full
 def test_densities_to_double_precision(x64):
     x, levels = np.array([0.0, 0.5, 3.0, 30.0]), np.array([1e-12, 1e-4, 0.1, 0.75])
     np.testing.assert_allclose(StudentT(DFS[:, None]).log_prob(x), stats.t(DFS[:, None]).logpdf(x), rtol=1e-9)
