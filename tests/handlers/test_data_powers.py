@@ -72,6 +72,8 @@ def test_a_subsample_has_its_own_powers(x64):
     alpha = np.arange(12.0).reshape(2, 6) / 7.0
     trace = trace_of(nt.temper(model, alpha))
     np.testing.assert_allclose(trace["y"]["scale"], 2.0 * alpha[:, trace["n"]["value"]], rtol=1e-12)
+    # Powers of the subsample are taken as they are.
+    np.testing.assert_allclose(trace_of(nt.temper(model, alpha[:, :3]))["y"]["scale"], 2.0 * alpha[:, :3])
     # Inside of the plates their indices are not known to it.
     with pytest.raises(ValueError, match=r"alpha has shape \(2, 6\), and site 'y' has data of shape \(2, 3\)"):
         trace_of(lambda: inside_plates(alpha))

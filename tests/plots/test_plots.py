@@ -115,6 +115,7 @@ def test_a_path_shows_the_log_likelihood_and_the_evidence_with_two_standard_erro
     np.testing.assert_allclose(drawn["by stepping stones"][0], [0.0, -1.1, -6.1])
     assert right.get_ylabel() == "log evidence (nats)"
     assert "not to be maximised" in right.get_title()
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["0", "0.0001", "0.01", "0.1", "0.3", "1"]
     # A margin of .03 at each end on the scale of fifth roots.
     np.testing.assert_allclose(left.get_xlim(), [-(0.03**5), 1.03**5], rtol=1e-6)
     left.figure.canvas.draw()

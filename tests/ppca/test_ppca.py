@@ -25,6 +25,7 @@ from numpyro_tempered.core.ascent import Ascent
 from numpyro_tempered.ppca import base, bound, driver, updates
 from numpyro_tempered.ppca.base import Target, as_rows, in_double
 from numpyro_tempered.ppca.model import Draws, Row, exact_log_density, numpyro_model
+from numpyro_tempered.ppca.predict import _average
 
 ALPHAS = (0.1, 0.5, 1.0)
 N, D, K = 8, 3, 2
@@ -625,6 +626,11 @@ def test_densities_are_those_of_a_gaussian(either, key):
             seen = ~np.isnan(row)
             expected = multivariate_normal.logpdf(row[seen], mean[seen], cov[np.ix_(seen, seen)])
             assert float(value[i]) == pytest.approx(expected, abs=1e-4)
+    # The average of densities, and the standard error of its logarithm.
+    found, densities = _average(Draws(*draws), rows), np.exp(np.asarray(values, np.float64))
+    mean = densities.mean(axis=0)
+    np.testing.assert_allclose(found.value, np.log(mean), atol=1e-4)
+    np.testing.assert_allclose(found.se, densities.std(axis=0, ddof=1) / mean / np.sqrt(3), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.full
