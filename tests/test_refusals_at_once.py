@@ -80,6 +80,26 @@ CASES = {
         ValueError,
         r"; \(n, 1\) or \(n,\) with n >= 1 is needed\.$",
     ),
+    "a mixture of numbers of eight bits": (
+        lambda: GAUSSIAN.check(jnp.ones((4, 2), jnp.float8_e4m3fn)),
+        TypeError,
+        r"^gaussian: the data must be real numbers, got dtype float8_e4m3fn\. Encode them as real numbers\.$",
+    ),
+    "PCA of numbers of eight bits": (
+        lambda: nt.ppca.fit(KEY, jnp.ones((4, 2), jnp.float8_e4m3fn), num_factors=1),
+        TypeError,
+        r"^x must be real numbers, got dtype float8_e4m3fn\. Pass a float array, NaN where missing\.$",
+    ),
+    "a Lipschitz constant of batches": (
+        lambda: nt.bounds.lipschitz(np.ones((2, 3, 4))),
+        ValueError,
+        r"^x must have shape \(d,\) or \(T, d\), got \(2, 3, 4\)\.$",
+    ),
+    "a Lipschitz constant of batches, of squared losses": (
+        lambda: nt.bounds.lipschitz_squared(np.ones((2, 3, 4)), np.ones(3), nt.online.Box(loc=1.0, scale=1.0)),
+        ValueError,
+        r"^x must have shape \(d,\) or \(T, d\), got \(2, 3, 4\)\.$",
+    ),
     "a grid of what is no rule": (
         lambda: nt.online.grid(lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]),
         TypeError,

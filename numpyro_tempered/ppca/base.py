@@ -177,6 +177,7 @@ def as_matrix(x: ArrayLike, num_columns: int | None = None) -> np.ndarray:
     if checks.is_traced(x):
         raise TypeError("x is traced, and nt.ppca reads it on the host: call it outside of jit, vmap and grad.")
     table = to_host(as_array(x, "x", "Pass a float array, NaN where missing."))
+    checks.check_real(table.dtype, "x", hint="Pass a float array, NaN where missing.")
     if table.ndim != 2 or table.shape[1] == 0:
         raise ValueError(f"x must have shape (n, d) with d > 0, got {table.shape}.")
     if num_columns is not None and table.shape[1] != num_columns:

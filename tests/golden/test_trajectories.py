@@ -23,7 +23,7 @@ WITHOUT = {
     *("guides.init_by_fan_in", "guides.AutoGaussianMixture"),
 }
 WITHOUT_MODULES = ("plots", "processes", "tables")
-# Some tenths of a second each: of every room a few, whose bits no other test knows.
+# Some tenths of a second each, from every part of the package: numbers that no other quick test holds.
 QUICK = """
 bounds; ledger; merge; flow; predictions; support; changes; masked rounds; one round at a time; leave one out
 hindsight squared; hindsight hinge; hindsight absolute; hindsight pinball; hindsight convex; prescribed powers

@@ -185,9 +185,7 @@ def test_moves_go_on_from_what_is_better_by_more_than_the_tolerance(is_array, mo
     monkeypatch.setattr(
         climb,
         "for_keys",
-        lambda function, component, keys, problem, parent, blocks: (
-            parents.append((len(keys), str(parent["of"]))) or None
-        ),
+        lambda function, component, keys, problem, parent, blocks: parents.append((len(keys), str(parent["of"]))),
     )
     data = SimpleNamespace(component=SimpleNamespace(name="any"), total=20.0, rows=np.zeros((20, 1)))
     source = ArraySource(data, None, fill=False) if is_array else SimpleNamespace(data=data)

@@ -167,6 +167,14 @@ def test_a_step_that_no_weight_shortens_is_rejected(x64):
     np.testing.assert_array_equal(after.posterior.loc, far.posterior.loc)
 
 
+def test_a_datum_at_the_threshold_counts():
+    rule = nt.online.robust(NGVI, 1.0, hard=True)
+    state = rule.init(MeanField(jnp.zeros(1), jnp.ones(1)))
+    # A residual of one noise scale, without rounding.
+    state, _ = nt.online.run(rule, nt.expectations.squared(noise_scale=1.0), state, np.ones((1, 1)), np.ones(1))
+    np.testing.assert_allclose(state.posterior.loc, [0.5])
+
+
 # Skip
 
 

@@ -160,7 +160,7 @@ def moves_of(optim, gradients, start, num_steps):
     """How far each step of an optimiser moves, by name."""
 
     def step(state, _):
-        before, (_, after) = optim.get_params(state), (None, optim.update(gradients, state))
+        before, after = optim.get_params(state), optim.update(gradients, state)
         return after, jax.tree.map(lambda a, b: a - b, before, optim.get_params(after))
 
     return jax.lax.scan(step, optim.init(start), length=num_steps)[1]
@@ -195,5 +195,4 @@ def test_what_losses_tell_of_a_run():
     assert judge_losses(late, None).converged is None
     assert judge_losses(late, "given").converged is False
     falls[7] = np.nan
-    assert judge_losses(falls, "given")[-3:-2] == judge_losses(falls, None)[-3:-2]
-    assert judge_losses(falls, None).rejected == 1
+    assert [judge_losses(falls, optim).rejected for optim in (None, "given")] == [1, 1]

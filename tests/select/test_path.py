@@ -480,12 +480,12 @@ def test_the_default_grid_leaves_no_discretisation_error(method):
 # Compilation.
 
 
-def test_a_shorter_grid_runs_the_model_as_often(path_and_runs, kernel):
+@pytest.mark.parametrize("first", [[], [0.0]], ids=["0 is put before", "0 is there"])
+def test_a_shorter_grid_runs_the_model_as_often(path_and_runs, kernel, first):
     """Once compiled, the model is not run at any alpha."""
     before = len(RUNS)
-    path = temper_path(KEY, model, kernel, Y, alphas=[0.0, *ALPHAS[2:]], **LONG)
+    path = temper_path(KEY, model, kernel, Y, alphas=[*first, *ALPHAS[2:]], **LONG)
     assert len(RUNS) - before == path_and_runs[1] > 0
-    # A 0 that is there has no other before it.
     np.testing.assert_allclose(nt.table(path).index, [0.0, *ALPHAS[2:]])
 
 

@@ -405,10 +405,10 @@ def test_fits_say_that_a_prior_is_flat_and_that_the_loss_still_fell():
     assert fit.convergence.fall > 1.0
 
 
-def certified(y, *, also=lambda: None, masked=False, rows=None):
+def certified(y, *, also=lambda: None, masked=False):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     also()
-    with numpyro.plate("n", 4 if rows is None else rows):
+    with numpyro.plate("n", 4):
         fn = dist.Normal(theta, 1.0)
         numpyro.sample("y", fn.mask(np.arange(4) < 2) if masked else fn, obs=y)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_tempered.core.checks import check_count, check_number, check_numbers, is_traced
+from numpyro_tempered.core.checks import check_count, check_number, check_numbers, check_real, is_traced
 from numpyro_tempered.core.precision import double_precision
 from numpyro_tempered.core.rows import as_array
 from numpyro_tempered.core.typing import Array, ArrayLike
@@ -268,6 +268,7 @@ def floating_rows(
         TypeError: If the data are not real numbers.
     """
     array: Array = as_array(x, f"{name}: the data", "Encode them as real numbers.")  # type: ignore[assignment]
+    check_real(array.dtype, f"{name}: the data", hint="Encode them as real numbers.")
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim != 2 or 0 in array.shape or (dim is not None and array.shape[1] != dim):

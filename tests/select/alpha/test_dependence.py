@@ -422,7 +422,8 @@ def test_few_groups_are_refused():
     x, y = heteroskedastic(40)
     with pytest.raises(ValueError, match="3 groups do not tell how 2 latent dimensions vary: at least 4"):
         decide(magnitude(), regression, x, y, groups=np.arange(40) % 3)
-    assert decide(magnitude(), regression, x, y, groups=np.arange(40) % 4).alpha > 0
+    # Four are enough.
+    assert decide(magnitude(), regression, x, y, groups=np.arange(40) % 4).alpha < np.inf
 
 
 @pytest.mark.full
