@@ -64,7 +64,7 @@ def test_rows_that_are_off_are_not_looked_at():
     ],
 )
 def test_a_partitioned_run_says_how_it_ended(elbo, changes, words):
-    state = SimpleNamespace(**{"halved": 0, "rejected": 0, "linear": jnp.zeros(2)} | changes)
+    state = SimpleNamespace(**{"halved": 0, "rejected": 0, "linear": jnp.zeros(2, jnp.float32)} | changes)
     ended = SimpleNamespace(
         converged=False, elbo=np.array(elbo), move=np.full(len(elbo), 0.3), state=state, skipped=np.array([0, 3])
     )
