@@ -330,6 +330,7 @@ def test_a_component_is_a_name_a_component_or_a_function():
             TemperedMixture(component=components).fit(X)
 
 
+@pytest.mark.full
 def test_a_warm_start_goes_on_where_the_last_fit_ended():
     rows = load_iris().data[::4, 1:3]
     options = {"n_components": 3, "n_init": 1, "tol": 0.0, "random_state": 0}

@@ -25,7 +25,7 @@ WITHOUT = {
 WITHOUT_MODULES = ("plots", "processes", "tables")
 # Some tenths of a second each, from every part of the package: numbers that no other quick test holds.
 QUICK = """
-bounds; ledger; merge; flow; predictions; support; changes; masked rounds; one round at a time; leave one out
+bounds; ledger; merge; flow; predictions; support; changes; masked rounds; one round at a time
 hindsight squared; hindsight hinge; hindsight absolute; hindsight pinball; hindsight convex; prescribed powers
 rule rvga, mean field; rule rvga, full rank; grid side by side; rows that are not finite; chunks, one by one
 descent forward backward, mean field; gaussian forward backward; start of a network; estimator of numbers

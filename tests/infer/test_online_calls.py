@@ -133,6 +133,7 @@ def test_a_row_needs_a_leading_axis(online, state, name):
             call(state, *args, **kwargs)
 
 
+@pytest.mark.full
 def test_arguments_that_broadcast_may_lose_an_axis(online, state):
     wide = online.init(KEY, X[:1], Y[:1], offset=np.ones(1))
     after, _ = online.update(wide, X[:2], Y[:2], offset=np.float32(1.0))

@@ -107,7 +107,8 @@ def test_svi_takes_the_steps_of_the_rule_in_single_precision(name):
     compare_routes(name, 1e-5)
 
 
-@pytest.mark.parametrize("alpha", tiered([0.5, 1.0], unit=[0.5]))
+@pytest.mark.full
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_ngvi_ends_at_the_tempered_posterior(alpha, x64):
     x, y = stream()
     if alpha == 0.5:

@@ -113,6 +113,7 @@ def test_the_orders_of_labels_count_in_the_criterion():
     np.testing.assert_allclose(plain["expected_log_lik"], -18.0)
 
 
+@pytest.mark.full
 def test_uncertain_says_that_the_error_exceeds_the_margin(choice):
     table = nt.table(choice)
     assert table["num_best"].tolist() == [fit.num_best for fit in choice.fits.values()]

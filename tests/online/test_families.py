@@ -195,7 +195,7 @@ def test_vmap_over_streams_is_one_run_each(rule, family):
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    tiered([("ngvi", "FullRank"), ("ewa", "FullRank"), ("ngvi", "LowRank")], unit=[("ngvi", "LowRank")]),
+    tiered([("ngvi", "FullRank"), ("ewa", "FullRank"), ("ngvi", "LowRank")], unit=[("ngvi", "FullRank")]),
 )
 def test_conjugate_streams_end_at_the_exact_posterior(x64, many, name, family):
     rule = UNBOXED[name]

@@ -540,6 +540,7 @@ def grouped():
     return online, state, online.service(state, one, one, one)
 
 
+@pytest.mark.full
 def test_a_model_decides_which_arrays_are_integers(grouped):
     online, state, service = grouped
     one = np.ones(1, int)
