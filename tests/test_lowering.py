@@ -30,8 +30,6 @@ GROUPS = {
     "missing": {"numpyro_tempered.mixtures.array"},
     "matrices": {"numpyro_tempered.ppca.driver", "numpyro_tempered.sparse.ascent"},
 }
-UNIT = {"online"}
-CASES = [pytest.param(group, marks=() if group in UNIT else pytest.mark.full) for group in GROUPS]
 
 
 def lowered(group):
@@ -48,7 +46,8 @@ def lowered(group):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("group", CASES)
+@pytest.mark.full
+@pytest.mark.parametrize("group", GROUPS)
 def test_programs_lower_for_gpu_and_tpu(group):
     outcome = lowered(group)
     assert outcome["errors"] == {}
@@ -56,6 +55,7 @@ def test_programs_lower_for_gpu_and_tpu(group):
     assert all(any(name.startswith(module) for name in found) for module in GROUPS[group]), sorted(found)
 
 
+@pytest.mark.full
 def test_an_operation_of_the_cpu_alone_would_be_found():
     """The test's own test: programs with operations of one platform are reported."""
     outcome = lowered("cpu_alone")

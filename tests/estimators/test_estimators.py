@@ -52,6 +52,7 @@ def fitted(request, kind):
     return request.getfixturevalue("mixture" if kind is TemperedMixture else "pca")
 
 
+@pytest.mark.full
 def test_the_groups_come_out_in_raw_units(mixture):
     large = int(np.argmax(mixture.weights_))
     np.testing.assert_array_equal(mixture.predict(FRAME) == large, LABEL == 0)

@@ -88,6 +88,7 @@ VERBS = {
 QUICK = [name for name in VERBS if not name.endswith(("to_inference_data", "select_num_components"))]
 # Verbs that read rows as others do, by programs of their own.
 READ_ALIKE = {
+    "mixtures.fit_chunks",
     "mixtures.fit",
     "mixtures.em",
     "mixtures.as_tempered_fit",

@@ -193,10 +193,8 @@ def test_vmap_over_streams_is_one_run_each(rule, family):
 # Exact answers
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    tiered([("ngvi", "FullRank"), ("ewa", "FullRank"), ("ngvi", "LowRank")], unit=[("ngvi", "FullRank")]),
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "family"), [("ngvi", "FullRank"), ("ewa", "FullRank"), ("ngvi", "LowRank")])
 def test_conjugate_streams_end_at_the_exact_posterior(x64, many, name, family):
     rule = UNBOXED[name]
     x, y = make_stream(30 if many else 6, dtype=jnp.float64)

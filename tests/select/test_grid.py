@@ -108,6 +108,7 @@ def test_all_powers_end_at_their_optimum(method, options):
         check_converged(ALPHAS, fitted, "all data", options)
 
 
+@pytest.mark.full
 def test_without_a_mode_fits_start_where_the_guide_does(monkeypatch):
     """Both where none of the first fits has one, and where later ones have none."""
     monkeypatch.setattr(settle_many, "is_worth_its_steps", lambda descent, starts, inputs, key: np.zeros(2, bool))
