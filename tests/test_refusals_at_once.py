@@ -98,7 +98,12 @@ CASES = {
     "a Lipschitz constant of batches, of squared losses": (
         lambda: nt.bounds.lipschitz_squared(np.ones((2, 3, 4)), np.ones(3), nt.online.Box(loc=1.0, scale=1.0)),
         ValueError,
-        r"^x must have shape \(d,\) or \(T, d\), got \(2, 3, 4\)\.$",
+        r"^expected x of shape \(T, d\) and y of shape \(T,\), got \(2, 3, 4\), \(3,\)\.$",
+    ),
+    "a Lipschitz constant of a column of outcomes": (
+        lambda: nt.bounds.lipschitz_squared(X, np.ones((4, 1)), nt.online.Box(loc=1.0, scale=1.0)),
+        ValueError,
+        r"^expected x of shape \(T, d\) and y of shape \(T,\), got \(4, 2\), \(4, 1\)\.$",
     ),
     "a grid of what is no rule": (
         lambda: nt.online.grid(lambda a: nt.online.ngvi() if a else "rule", a=[0.0, 1.0]),

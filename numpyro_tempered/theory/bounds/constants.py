@@ -18,6 +18,7 @@ from numpyro_tempered.core.typing import ArrayLike
 from numpyro_tempered.gaussian.families.base import Gaussian, able, family_of, supports
 from numpyro_tempered.online.ball import Ball
 from numpyro_tempered.online.base import Box
+from numpyro_tempered.theory.hindsight.base import as_data
 
 NO_SLOPE = "The features must be finite, and not all 0."
 
@@ -46,7 +47,9 @@ def lipschitz(x: ArrayLike, slope: float = 1.0) -> float:
         5.0
     """
     check_positive(slope=slope)
-    rows = _rows(x)
+    rows = np.atleast_2d(np.asarray(x, np.float64))
+    if rows.ndim > 2:
+        raise ValueError(f"x must have shape (d,) or (T, d), got {rows.shape}.")
     constant = slope * math.sqrt(np.max(np.sum(np.square(rows), axis=-1)))
     return float(check_number(constant, "L", "(0, inf)", hint=NO_SLOPE))
 
@@ -67,14 +70,14 @@ def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box | Ball) -> float:
         L, positive.
 
     Raises:
-        ValueError: If a bound is not finite, or the features are of another shape.
+        ValueError: If a bound or a number is not finite, or features or outcomes are of another shape.
 
     Example:
         >>> import numpyro_tempered as nt
         >>> nt.bounds.lipschitz_squared([[1.0]], [2.0], nt.online.Box(loc=1.5, scale=2.0))
         8.06225774829855
     """
-    rows, y = _rows(x), np.asarray(y, np.float64)
+    rows, y = as_data(x, y)
     loc, scale = _finite_box(box, rows.shape[-1])
     lengths = np.sum(np.square(rows), axis=-1)
     if isinstance(box, Ball):
@@ -84,18 +87,6 @@ def lipschitz_squared(x: ArrayLike, y: ArrayLike, box: Box | Ball) -> float:
     in_loc = np.square(np.abs(y) + reach) * lengths
     constant = 2.0 * math.sqrt(np.max(in_loc + in_scale))
     return float(check_number(constant, "L", "(0, inf)", hint=NO_SLOPE))
-
-
-def _rows(x: ArrayLike) -> np.ndarray:
-    """Features as rows.
-
-    Raises:
-        ValueError: If they have more than two axes.
-    """
-    rows = np.atleast_2d(np.asarray(x, np.float64))
-    if rows.ndim > 2:
-        raise ValueError(f"x must have shape (d,) or (T, d), got {rows.shape}.")
-    return rows
 
 
 def diameter(box: Box | Ball, d: int, *, point: bool = False) -> float:
